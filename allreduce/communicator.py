@@ -17,6 +17,7 @@ from allreduce.operations import AnyOperation, Operations
 from allreduce.parts.mesh import PartsOperation, Transfer
 from allreduce.parts.messages import Receive
 from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
+from allreduce.ring.kernel_path import KernelRingPath
 from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
@@ -24,6 +25,7 @@ from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.path import SameHostPath
 from allreduce.sparse.exchange import SparseExchange
 from allreduce.sparse.mesh import SparseOperation
+from allreduce.turns import TurnEvents
 from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.security.identity import member_name
@@ -98,12 +100,14 @@ class Communicator:
     @property
     def sent_bytes(self) -> int:
         """Bytes sent so far, headers included."""
-        return sum(link.sent_bytes for link in self._links.values())
+        by_kernel = self._ring.sent_bytes if self._ring is not None else 0
+        return by_kernel + sum(link.sent_bytes for link in self._links.values())
 
     @property
     def received_bytes(self) -> int:
         """Bytes received so far, headers included."""
-        return self._servicer.received_bytes
+        by_kernel = self._ring.received_bytes if self._ring is not None else 0
+        return by_kernel + self._servicer.received_bytes
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +172,7 @@ class Communicator:
     @property
     def path(self) -> str:
         """`same-host` where shared values are summed in place, else what they take (`FrameLink.path`)."""
-        if self._operations.same_host is not None:
+        if any(isinstance(path, SameHostPath) for path in self._operations.paths):
             return "same-host"
         return " and ".join(sorted({link.path for link in self._links.values()})) or "none"
 
@@ -196,23 +200,31 @@ class Communicator:
             if buffer is not None:
                 buffer.unlink()
         if opened is not None:
-            self._operations.same_host = SameHostPath(
-                self.rank,
-                opened,
-                is_failed=lambda: self._failure,
-                is_left=lambda: self._operations.left,
-                on_finished=self._operations.finish,
-                on_failed=self.fail,
-            )
+            self._operations.paths.append(SameHostPath(self.rank, opened, self._turn_events()))
         return opened is not None
 
-    def open_ring(self) -> KernelRing | None:
+    def _turn_events(self) -> TurnEvents:
+        operations = self._operations
+        return TurnEvents(lambda: self._failure, lambda: operations.left, operations.finish, self.fail)
+
+    def sum_by_kernel(self, *, is_possible: bool = True) -> bool:
+        """Have a kernel sum what needs no word before it is complete; all ranks call this once.
+
+        Returns:
+            Whether it is so: it is possible for all ranks, and they can open what it needs.
+        """
+        ring = self.open_ring(is_possible=is_possible)
+        if ring is not None:
+            self._operations.paths.append(KernelRingPath(ring, self.rank, self._turn_events()))
+        return ring is not None
+
+    def open_ring(self, *, is_possible: bool = True) -> KernelRing | None:
         """A ring of connections for sums that a kernel carries out, if all ranks can have it; all call this once.
 
         One thread at a time uses it, and `close` closes it.
         """
         right = self._links.get((self.rank + 1) % self.size)
-        opened = right.open_for_ring() if right is not None and IS_POSSIBLE else None
+        opened = right.open_for_ring() if right is not None and is_possible and IS_POSSIBLE else None
         agreed = np.array([float(opened is not None)])
         self.allreduce(agreed, ValueType.FP64)
         # Who has opened one was told by its right neighbour that it is welcome: by then that one has it.
@@ -372,8 +384,8 @@ class Communicator:
         with self._changed:
             self._calls = 0
             self._changed.notify_all()
-        if self._operations.same_host is not None:
-            self._operations.same_host.abort(attempt)
+        for path in self._operations.paths:
+            path.abort(attempt)
         self._operations.wait_until_quiet()
         for link in self._links.values():
             read = threading.Event()
@@ -386,8 +398,8 @@ class Communicator:
     def close(self) -> None:
         """Leave in good order; nothing may be under way."""
         self._operations.close()
-        if self._operations.same_host is not None:
-            self._operations.same_host.close()
+        for path in self._operations.paths:
+            path.close()
         if self._ring is not None:
             self._ring.close()
         for link in self._links.values():

@@ -14,6 +14,7 @@ from allreduce.early import EARLY_BYTES, EarlyFrames, Held
 from allreduce.fence import Fence
 from allreduce.parts.mesh import PartsMesh, PartsOperation
 from allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
+from allreduce.ring.kernel_path import KernelRingPath
 from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Segment
 from allreduce.same_host.path import SameHostPath
@@ -44,7 +45,7 @@ class Operations:
             read of its frames then, until these begin.
 
     Attributes:
-        same_host: sums what lies in shared memory, once there is such.
+        paths: those that take sums off the ring of frames, once there are such: in shared memory, or by a kernel.
     """
 
     def __init__(
@@ -80,7 +81,8 @@ class Operations:
         # Those who have said their last word, and those who take nothing any more.
         self._gone: set[int] = set()
         self._deaf: set[int] = set()
-        self.same_host: SameHostPath | None = None
+        self._carrier: Carrier = "grpc"
+        self.paths: list[SameHostPath | KernelRingPath] = []
         self.sink = Sink(
             (RingSegment, Part, SparseMessage), places=self._places, take=self._take, take_frame=self._take_frame
         )
@@ -100,15 +102,21 @@ class Operations:
             FrameError: an early frame does not belong to it.
         """
         with self._lock:
-            if self.same_host is not None and self.same_host.takes(operation):
+            path = self._path_of(operation)
+            if path is not None:
                 self._admit(operation.key)
-                self.same_host.start(operation)
+                path.start(operation)
                 return
             self._fence.begin(operation.key)
             self._start(operation)
             # Who has left has sent all that it had to: what is complete by that needs nobody.
             if operation.key in self._running:
                 self._expect_all()
+
+    def _path_of(self, operation: Operation) -> SameHostPath | KernelRingPath | None:
+        """The path off the ring of frames; a kernel's is one only while frames take connections of their own, too."""
+        usable = (path for path in self.paths if isinstance(path, SameHostPath) or self._carrier == "tcp")
+        return next((path for path in usable if path.takes(operation)), None)
 
     def start_sparse(self, operation: SparseOperation, exchange: SparseExchange) -> None:
         """Begin; raises as `start` does."""
@@ -156,6 +164,7 @@ class Operations:
     def carry(self, carrier: Carrier) -> None:
         """Send frames by `carrier` from now on; what is under way arrives as it was sent."""
         with self._lock:
+            self._carrier = carrier
             for link in self._links.values():
                 link.carry(carrier)
 

@@ -106,10 +106,14 @@ def _of_words(words: NDArray[np.uint64], crc: np.uint64) -> np.uint64:
 
 
 @kernel_part
-def crc32c(address: int, size: int) -> int:
-    """The checksum of `size` bytes at `address`, for kernels; neither is checked."""
+def crc32c(address: int, size: int, before: int = 0) -> int:
+    """The checksum of `size` bytes at `address`, for kernels; neither is checked.
+
+    `before` is that of bytes which come before them.
+    """
     words = size // 8
-    crc = np.uint32(_of_words(memory_at(address, words, np.uint64), np.uint64(0xFFFFFFFF)))
+    start = np.uint64(before) ^ np.uint64(0xFFFFFFFF)
+    crc = np.uint32(_of_words(memory_at(address, words, np.uint64), start))
     for octet in memory_at(address + 8 * words, size - 8 * words, np.uint8):
         crc = _add_byte(crc, octet)
     return int(np.int64(crc ^ np.uint32(0xFFFFFFFF)))

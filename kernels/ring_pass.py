@@ -68,6 +68,7 @@ STATE: Final = np.dtype(
         # All others are zeros then: what has been sent and received, and of the frame that is under way.
         ("sent", np.int64),
         ("sent_bytes", np.int64),
+        ("sent_from", np.int64),
         ("received", np.int64),
         ("received_bytes", np.int64),
         # The frame that is to be repeated, and one more than that which was asked for again; 0 for none.
@@ -100,16 +101,18 @@ _TAKEN: Final = 2
 _HALF: Final = 32
 _LOW: Final = 0xFFFFFFFF
 
+Pieces = NDArray[np.int64]
 Frames = NDArray[np.int64]
 
 
 @kernel
 def run_pass(  # noqa: PLR0917 - kernels take no keywords
     states: NDArray[Any],
+    pieces: Pieces,
     frames: Frames,
     checksums: NDArray[np.int64],
     values: NDArray[Any],
-    room: NDArray[np.uint8],
+    rooms: NDArray[np.uint8],
     fp16: bool,
     scale: float,
     timeout_ms: int,
@@ -118,11 +121,12 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
 
     Args:
         states: shape (1,), of `STATE`.
-        frames: shape (n, 2), int64: offset and bytes in `values` of what is sent, in order, and behind it of the
-            last frames received: what is received is what is sent, but for the first `own` frames.
+        pieces: shape (m, 2), int64: offset and size in bytes of ranges of `values`.
+        frames: shape (n, 3), int64: first piece, the one after the last, and size in bytes of what is sent, in order,
+            and behind it of the last frames received: what is received is what is sent, but for the first `own`.
         checksums: shape (n,), int64, of frames; -1 where unknown.
         values: shape (m,), contiguous: summed in place.
-        room: as many bytes as the largest frame.
+        rooms: shape (2, b), uint8: frames that come and go; b is the size of the largest frame.
         fp16: whether values of uint16 are codes of fp16, else they are ones of bf16.
         scale: of complete sums; 1 takes no product.
         timeout_ms: after this long without anything that moves `WAITING` is returned.
@@ -131,15 +135,14 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
         A `Status`.
     """
     state = states[0]
-    base = values.ctypes.data
     while True:
-        moved = _take_in(state, frames, checksums, values, room, fp16, scale)
+        moved = _take_in(state, pieces, frames, checksums, values, rooms[0], fp16, scale)
         if moved < 0:
             return moved
         damaged, state.damaged = state.damaged, 0
         if damaged:
             return Status.DAMAGED
-        sent = _send_on(state, frames, checksums, base)
+        sent = _send_on(state, pieces, frames, checksums, values, rooms[1])
         heard = 0 if moved + sent > 0 and state.sent < state.sends else _listen(state)
         if sent < 0 or heard < 0:
             return Status.LOST_RIGHT if sent < 0 else heard
@@ -154,6 +157,7 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
 @kernel_part
 def _take_in(  # noqa: PLR0917 - kernels take no keywords
     state: Any,
+    pieces: Pieces,
     frames: Frames,
     checksums: NDArray[np.int64],
     values: NDArray[Any],
@@ -167,8 +171,9 @@ def _take_in(  # noqa: PLR0917 - kernels take no keywords
     if state.dropping:
         return _drop(state, frames, room)
     row = state.own + state.received
-    size = frames[row, 1]
-    place = room.ctypes.data if state.received < state.added else values.ctypes.data + frames[row, 0]
+    own, size = pieces[frames[row, 0] : frames[row, 1]], frames[row, 2]
+    passes_room = state.received < state.added or len(own) > 1
+    place = room.ctypes.data if passes_room else values.ctypes.data + own[0, 0]
     before = state.received_bytes
     header = state.header_in.ctypes.data
     of_header, of_values = min(before, _HEADER_BYTES), max(before - _HEADER_BYTES, 0)
@@ -188,7 +193,9 @@ def _take_in(  # noqa: PLR0917 - kernels take no keywords
             return _refuse(state, count)
         checksums[row] = checksum
         if state.received < state.added:
-            checksums[row] = _merge(state, frames[row], values, room, fp16, scale)
+            checksums[row] = _merge(state, own, values, room, fp16, scale)
+        elif passes_room:
+            _copy(own, values, room, to_room=False)
         state.received += 1
         if state.received == state.receives:
             _say(state, _TAKEN, state.received)
@@ -197,15 +204,32 @@ def _take_in(  # noqa: PLR0917 - kernels take no keywords
 
 @kernel_part
 def _merge(  # noqa: PLR0917 - kernels take no keywords
-    state: Any, frame: NDArray[np.int64], values: NDArray[Any], room: NDArray[np.uint8], fp16: bool, scale: float
+    state: Any, own: Pieces, values: NDArray[Any], room: NDArray[np.uint8], fp16: bool, scale: float
 ) -> int:
     """Add a frame to the own values; returns the checksum of the sum."""
-    begin, count = frame[0] // values.itemsize, frame[1] // values.itemsize
-    total = values[begin : begin + count]
-    accumulate(total, memory_at(room.ctypes.data, count, values.dtype), fp16)
-    if scale != 1.0 and state.received >= state.completed_from:
-        multiply(total, scale, fp16)
-    return crc32c(total.ctypes.data, frame[1])
+    come, checksum = room.ctypes.data, 0
+    for piece in own:
+        begin, count = piece[0] // values.itemsize, piece[1] // values.itemsize
+        total = values[begin : begin + count]
+        accumulate(total, memory_at(come, count, values.dtype), fp16)
+        if scale != 1.0 and state.received >= state.completed_from:
+            multiply(total, scale, fp16)
+        checksum = crc32c(total.ctypes.data, piece[1], checksum)
+        come += piece[1]
+    return checksum
+
+
+@kernel_part
+def _copy(own: Pieces, values: NDArray[Any], room: NDArray[np.uint8], to_room: bool) -> None:
+    """Copy the pieces of a frame to the room in which it is whole, or from there."""
+    at = 0
+    for piece in own:
+        inside, whole = memory_at(values.ctypes.data + piece[0], piece[1], np.uint8), room[at : at + piece[1]]
+        if to_room:
+            whole[:] = inside
+        else:
+            inside[:] = whole
+        at += piece[1]
 
 
 @kernel_part
@@ -261,12 +285,12 @@ def _look_at_dropped(state: Any, frames: Frames, count: int) -> int:
         return Status.DAMAGED_TWICE
     if state.header_in[0] == _MAGIC | _REPEATED << _HALF:
         state.dropping = 0
-        is_asked_for = _is_expected(state, frames[state.own + state.received, 1])
+        is_asked_for = _is_expected(state, frames[state.own + state.received, 2])
         return count if is_asked_for else Status.WRONG_FRAME
     state.position += 1
     state.skipped_bytes = state.header_in[2] >> _HALF & _LOW
     is_next = state.position < state.receives and state.header_in[2] & _LOW == state.position
-    fits = is_next and state.skipped_bytes == frames[state.own + state.position, 1]
+    fits = is_next and state.skipped_bytes == frames[state.own + state.position, 2]
     return count if fits else Status.WRONG_FRAME
 
 
@@ -276,19 +300,30 @@ def _can_send(state: Any) -> bool:
 
 
 @kernel_part
-def _send_on(state: Any, frames: Frames, checksums: NDArray[np.int64], base: int) -> int:
+def _send_on(  # noqa: PLR0917 - kernels take no keywords
+    state: Any,
+    pieces: Pieces,
+    frames: Frames,
+    checksums: NDArray[np.int64],
+    values: NDArray[Any],
+    room: NDArray[np.uint8],
+) -> int:
     """Send what there is room for of the next frame; returns how many bytes, or a negative number."""
     if state.again and not state.sent_bytes:
         state.sent, state.again, state.repeats = state.again - 1, 0, _REPEATED
     if not _can_send(state):
         return 0
     row = state.sent
-    place, size = base + frames[row, 0], frames[row, 1]
+    own, size = pieces[frames[row, 0] : frames[row, 1]], frames[row, 2]
     if not state.sent_bytes:
+        state.sent_from = values.ctypes.data + own[0, 0]
+        if len(own) > 1:
+            _copy(own, values, room, to_room=True)
+            state.sent_from = room.ctypes.data
         if checksums[row] < 0:
-            checksums[row] = crc32c(place, size)
+            checksums[row] = crc32c(state.sent_from, size)
         _set_header(state, size, checksums[row])
-    done = state.sent_bytes
+    place, done = state.sent_from, state.sent_bytes
     of_header, of_values = min(done, _HEADER_BYTES), max(done - _HEADER_BYTES, 0)
     header = state.header_out.ctypes.data + of_header
     count = send_two(state.right, state.call, header, _HEADER_BYTES - of_header, place + of_values, size - of_values)

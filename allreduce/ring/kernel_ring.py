@@ -47,7 +47,7 @@ class KernelRing:
         self._reason_s = reason_s
         self._number = 0
         self._state = np.zeros(1, dtype=STATE)
-        self._room = np.empty(LARGEST_FRAME_BYTES, dtype=np.uint8)
+        self._rooms = np.empty((2, LARGEST_FRAME_BYTES), dtype=np.uint8)
         self.sent_bytes = self.received_bytes = 0
         """Bytes of values so far."""
 
@@ -64,8 +64,15 @@ class KernelRing:
             raise ValueError(
                 f"values of {values.dtype}, shape {values.shape}: expected contiguous {kind}, shape (n,)"
             )
-        self._number += 1
         steps = flat_pass(self._rank, self._size, len(values), values.itemsize)
+        self.run(steps, values, kind, is_failed, mean=mean)
+
+    def run(self, steps: Pass, values: NDArray[Any], kind: ReduceKind, is_failed: IsFailed, *, mean: bool) -> None:
+        """Carry out a pass over `values`, of the kind's dtype; all ranks call this with the passes of one sum.
+
+        Raises as `allreduce` does.
+        """
+        self._number += 1
         self._prepare(steps)
         checksums = np.full(len(steps.frames), -1, dtype=np.int64)
         scale = 1.0 / self._size if mean else 1.0
@@ -74,18 +81,19 @@ class KernelRing:
             status = Status(
                 run_pass(
                     self._state,
+                    steps.pieces,
                     steps.frames,
                     checksums,
                     values,
-                    self._room,
+                    self._rooms,
                     kind == "fp16",
                     scale,
                     _LOOK_AGAIN_MS,
                 )
             )
             self._act_on(status, is_failed)
-        self.sent_bytes += int(steps.frames[: steps.sends, 1].sum())
-        self.received_bytes += int(steps.frames[steps.own :, 1].sum())
+        self.sent_bytes += steps.sent_bytes
+        self.received_bytes += steps.received_bytes
 
     def close(self) -> None:
         """End both connections."""

@@ -74,6 +74,10 @@ class Schedule(Protocol):
         ...
 
 
+def _untold(frame: FrameSpec) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass
 class Operation:
     """An arena of which some ranges are reduced or filled in place; one thread at a time calls `take`.
@@ -99,12 +103,17 @@ class Operation:
     schedule: Schedule
     results: Values | None = None
     scale: float = 1.0
-    on_complete: Callable[[FrameSpec], None] = lambda frame: None
-    on_final: Callable[[FrameSpec], None] = lambda frame: None
+    on_complete: Callable[[FrameSpec], None] = _untold
+    on_final: Callable[[FrameSpec], None] = _untold
     on_finished: Callable[[], None] = lambda: None
     finished: bool = field(default=False, init=False)
     sent_bytes: int = field(default=0, init=False)
     received_bytes: int = field(default=0, init=False)
+
+    @property
+    def is_told_at_end(self) -> bool:
+        """Whether nobody hears of parts, and the result lies where the values do."""
+        return self.on_complete is _untold and self.on_final is _untold and self.results is None
 
     def views(self, segment: Segment) -> list[Values]:
         """The ranges of memory that a segment is sent from or received in, in order."""

@@ -133,6 +133,11 @@ class Ring:
         return not self._missing
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it has both phases."""
+        return len(self._phase) == 2 * self._turn
+
+    @property
     def sent_elements(self) -> int:
         """The number of values that this rank sends in all."""
         return sum(frame.count for hop in self._phase for frame in self._behind(hop))

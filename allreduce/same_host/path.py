@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
-from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -16,77 +14,33 @@ from numpy.typing import NDArray
 from allreduce.ring.operation import IsFailed, Operation, reduce_kind
 from allreduce.ring.schedule import Ring
 from allreduce.same_host.allreduce import SharedAllreduce
-from taihu.errors import SharedMemoryError, StaleError, TaihuError
+from allreduce.turns import InTurn, TurnEvents
+from taihu.errors import SharedMemoryError
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["DESCRIPTOR_BYTES", "SameHostPath", "decode_descriptor", "encode_descriptor", "open_all"]
 
 DESCRIPTOR_BYTES: Final = 512
-_POLL_S: Final = 0.05
-
-
-@dataclass(frozen=True)
-class _Restart:
-    """All ranks have given up attempts before `attempt`; `done` when they know of each other that they have."""
-
-    attempt: int
-    done: threading.Event = field(default_factory=threading.Event)
 
 
 class SameHostPath:
-    """Carries out operations on a shared buffer, one after the other, in a thread of its own.
+    """Carries out operations on a shared buffer, one after the other (`InTurn`).
 
-    Args:
-        rank: the own one.
-        buffers: of all ranks.
-        is_failed: see `SharedAllreduce.allreduce`.
-        is_left: the error once another rank has left in good order, so that nothing can be completed but what it has.
-        on_finished: called with every operation that is complete.
-        on_failed: called with what went wrong.
+    `buffers` are those of all ranks, `rank` is the own one.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        buffers: Sequence[SharedBuffer],
-        *,
-        is_failed: IsFailed,
-        is_left: IsFailed,
-        on_finished: Callable[[Operation], None],
-        on_failed: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, rank: int, buffers: Sequence[SharedBuffer], events: TurnEvents) -> None:
         self._rank = rank
         self._allreduce = SharedAllreduce(rank, buffers)
         self._data = buffers[rank].array(np.uint8, buffers[rank].size_bytes)
-        self._is_failed = is_failed
-        self._is_left = is_left
-        self._on_finished = on_finished
-        self._on_failed = on_failed
-        self._queue: SimpleQueue[Operation | _Restart | None] = SimpleQueue()
-        self._attempt = 0
-        self._thread = threading.Thread(target=self._run, name="same-host", daemon=True)
-        self._thread.start()
+        self._turns = InTurn("same-host", self._carry_out, self._allreduce.restart, events)
+        self.start = self._turns.start
+        self.abort = self._turns.abort
+        self.close = self._turns.close
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation is a sum of values in the shared buffer."""
         return isinstance(operation.schedule, Ring) and self._offset(operation.values) is not None
-
-    def start(self, operation: Operation) -> None:
-        """Queue an operation that `takes` holds for; all ranks start the same ones in the same order."""
-        self._queue.put(operation)
-
-    def abort(self, attempt: int) -> None:
-        """Give up operations of attempts before this one; returns when all ranks have, or when all has failed."""
-        restart = _Restart(attempt)
-        self._attempt = attempt
-        self._queue.put(restart)
-        while not restart.done.wait(_POLL_S) and self._is_failed() is None:
-            pass
-
-    def close(self) -> None:
-        """End when everything queued is done."""
-        self._queue.put(None)
-        self._thread.join()
 
     def _offset(self, values: NDArray[Any]) -> int | None:
         """The first byte of `values` in the shared buffer."""
@@ -94,34 +48,7 @@ class SameHostPath:
         inside = start >= 0 and start + values.nbytes <= size and start % values.itemsize == 0
         return start if inside else None
 
-    def _run(self) -> None:
-        attempt = 0
-        try:
-            while (item := self._queue.get()) is not None:
-                if isinstance(item, _Restart):
-                    self._allreduce.restart(item.attempt, self._is_ended)
-                    attempt = item.attempt
-                    item.done.set()
-                elif item.key.at.attempt >= attempt:
-                    try:
-                        self._carry_out(item)
-                        self._on_finished(item)
-                    except StaleError:
-                        # What follows in this attempt is given up as well.
-                        attempt = item.key.at.attempt + 1
-        except BaseException as error:
-            self._on_failed(error)
-            if not isinstance(error, TaihuError):
-                raise
-
-    def _is_ended(self) -> BaseException | None:
-        return self._is_failed() or self._is_left()
-
-    def _given_up(self, operation: Operation) -> StaleError | None:
-        stale = operation.key.at.attempt < self._attempt
-        return StaleError(f"attempt {operation.key.at.attempt} was given up") if stale else None
-
-    def _carry_out(self, operation: Operation) -> None:
+    def _carry_out(self, operation: Operation, is_failed: IsFailed) -> None:
         ring, offset = operation.schedule, self._offset(operation.values)
         assert isinstance(ring, Ring)  # noqa: S101
         assert offset is not None  # noqa: S101
@@ -134,7 +61,7 @@ class SameHostPath:
                 reduce_kind(operation.value_type),
                 own=[(base + p.start, base + p.stop) for frame in ring.chunks[self._rank] for p in frame.pieces],
                 mean=operation.scale != 1.0,
-                is_failed=lambda: self._is_ended() or self._given_up(operation),
+                is_failed=is_failed,
             )
         for frame in chain.from_iterable(ring.chunks):
             operation.on_final(frame)

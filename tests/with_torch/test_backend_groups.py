@@ -20,6 +20,8 @@ from support.daemons import free_port
 from support.torch_ranks import on_ranks
 from torch.distributed import distributed_c10d
 
+from allreduce.ring.kernel_ring import KernelRing
+from allreduce.same_host.staged import StagedSums
 from taihu.torch.group import exchange
 
 
@@ -245,8 +247,8 @@ def by_ring_and_in_shared_memory(rank: int) -> list[str]:
         patch.setattr(exchange, "share", lambda *_: None)
         ring = dist.new_group()
         after = sums_of_all_types(ring, rank)
-    assert shared._exchange._shared is not None
-    assert ring._exchange._shared is None
+    assert isinstance(shared._exchange._sums, StagedSums)
+    assert isinstance(ring._exchange._sums, KernelRing)
     return [str((a - b).abs().max()) for a, b in zip(before, after, strict=True) if not torch.equal(a, b)]
 
 

@@ -127,6 +127,7 @@ class DisturbedUpdates(RingUpdates):
         self._chaos = chaos
         self.agrees = updates.agrees
         self.shares_sums = updates.shares_sums
+        self.is_told_at_end = False
 
     @override
     def bring(self) -> None:

@@ -34,6 +34,8 @@ class RingUpdates(Protocol):
 
     agrees: bool
     shares_sums: int
+    is_told_at_end: bool
+    """Whether nothing is done with a part of a group before all of it is there."""
 
     def bring(self) -> None:
         """Bring worker 0's parameters to where they belong on all."""
@@ -85,6 +87,7 @@ class RingRoute(Route):
         self._events = events
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
+        self._asks_kernel = job.exchange.returns == "gradients"
         self._chunks: list[Chunks] = []
         self._at = At(0, 0)
         self.agrees = updates.agrees
@@ -94,7 +97,7 @@ class RingRoute(Route):
     def start(self) -> None:
         """Start, and find out whether all workers share memory."""
         self._updates.bring()
-        self.path.open(self._arenas.shared)
+        self.path.open(self._arenas.shared, by_kernel=self._updates.is_told_at_end if self._asks_kernel else None)
 
     @override
     def adopt(self, plan: Plan) -> None:
@@ -168,6 +171,7 @@ class Undivided(RingUpdates):
 
     agrees = False
     shares_sums = 1
+    is_told_at_end = False
 
     def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
         """Do nothing: everybody has everything."""
@@ -224,6 +228,7 @@ class Means(Undivided):
         self._communicator = communicator
         self._arenas = arenas
         self._checks = checks
+        self.is_told_at_end = not checks
 
     @override
     def bring(self) -> None:

@@ -30,8 +30,10 @@ class PeerPath(RoutePath):
     def name(self) -> str:
         return self._communicator.path
 
-    def open(self, shared: SharedBuffer | None) -> None:
+    def open(self, shared: SharedBuffer | None, *, by_kernel: bool | None = None) -> None:
         """Find out whether all workers share memory, which are `shared` if so, and open what the plan needs.
+
+        Where they do not, a kernel sums if `by_kernel` is true for all; it is None for all where that is not asked.
 
         Raises:
             ConfigError: they do not, although the transport says so.
@@ -39,6 +41,9 @@ class PeerPath(RoutePath):
         self._opened = True
         self._prepare()
         self._communicator.choose_path(self._transport, shared)
+        is_connected = self._transport in ("auto", "tcp") and self._communicator.path != "same-host"
+        if by_kernel is not None and is_connected:
+            self._communicator.sum_by_kernel(is_possible=by_kernel)
 
     def adopt(self, plan: Plan) -> None:
         """Go on by what `plan` says of carrying frames."""

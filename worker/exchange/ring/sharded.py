@@ -69,6 +69,7 @@ class Owners(RingUpdates):
         self._largest_norm = job.whole_norm
         self.agrees = job.holds_gradients
         self.shares_sums = communicator.size
+        self.is_told_at_end = False
         self._plan = plan
         self._chunks: list[Chunks] = []
         self._attempt = 0

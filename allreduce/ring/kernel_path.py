@@ -1,0 +1,72 @@
+"""The path of sums around a ring that a kernel carries out: of those that are told of when they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from allreduce.ring.kernel_ring import KernelRing
+from allreduce.ring.operation import IsFailed, Operation, reduce_kind
+from allreduce.ring.passes import Pass, pass_of
+from allreduce.ring.schedule import Chunks, Ring
+from allreduce.turns import InTurn, TurnEvents
+
+__all__ = ["KernelRingPath"]
+
+
+class KernelRingPath:
+    """Carries out operations by `ring`, which belongs to this object, one after the other (`InTurn`).
+
+    Where the run goes back, nobody knows which frames are under way: from then on nothing is taken here, on any rank.
+    """
+
+    def __init__(self, ring: KernelRing, rank: int, events: TurnEvents) -> None:
+        self._ring = ring
+        self._rank = rank
+        self._is_usable = True
+        # Of the plan in use: the chunks of a group are the same objects in each step.
+        self._passes: dict[int, tuple[Chunks, Pass]] = {}
+        self._turns = InTurn("kernel-ring", self._carry_out, self._restart, events)
+        self.start: Callable[[Operation], None] = self._turns.start
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of values so far."""
+        return self._ring.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of values so far."""
+        return self._ring.received_bytes
+
+    def takes(self, operation: Operation) -> bool:
+        """Whether the operation is a sum that may be told of when it is complete."""
+        schedule = operation.schedule
+        return self._is_usable and isinstance(schedule, Ring) and schedule.is_whole and operation.is_told_at_end
+
+    def abort(self, attempt: int) -> None:
+        """Give up operations of attempts before this one, and take none any more."""
+        self._is_usable = False
+        self._turns.abort(attempt)
+
+    def close(self) -> None:
+        """End when everything queued is done."""
+        self._turns.close()
+        self._ring.close()
+
+    def _carry_out(self, operation: Operation, is_failed: IsFailed) -> None:
+        ring = operation.schedule
+        assert isinstance(ring, Ring)  # noqa: S101
+        steps = self._pass(ring.chunks, operation.values.itemsize)
+        kind, mean = reduce_kind(operation.value_type), operation.scale != 1.0
+        self._ring.run(steps, operation.values, kind, is_failed, mean=mean)
+        operation.sent_bytes, operation.received_bytes = steps.sent_bytes, steps.received_bytes
+
+    def _pass(self, chunks: Chunks, itemsize: int) -> Pass:
+        known = self._passes.get(id(chunks))
+        if known is None or known[0] is not chunks:
+            known = self._passes[id(chunks)] = chunks, pass_of(self._rank, chunks, itemsize)
+        return known[1]
+
+    def _restart(self, attempt: int, is_failed: IsFailed) -> None:
+        self._ring.close()
+        self._passes.clear()
