@@ -1,9 +1,9 @@
 """PyTorch loops over shaped links: `python -m benchmarks.torch --help`.
 
-Three workers with a host each (network namespaces with shaped links, as root) make the same steps by several ways in
-turns, in one process each: without any exchange, with a barrier in its place, by DistributedDataParallel over Gloo,
-plain, with the fp16 hook and with the PowerSGD hook (rank 1), and by taihu's adapter, dense around a ring or sparse.
-Rows that the file of --json holds are not measured again.
+Three workers with a host each (network namespaces with shaped links, as root; --workers for another number) make the
+same steps by several ways in turns, in one process each: without any exchange, with a barrier in its place, by
+DistributedDataParallel over Gloo, plain, with the fp16 hook and with the PowerSGD hook (rank 1), and by taihu's
+adapter, dense around a ring or sparse. Rows that the file of --json holds are not measured again.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ _EXCHANGES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
 )
 _COLUMNS: Final = ("no exchange", "only a barrier", "DDP", "DDP, fp16", "DDP, PowerSGD", "taihu")
 
+Wanted = tuple[str, str, str]
+
 _RATIOS: Final = ("to no exchange", "to a barrier", "DDP to it", "best hook to it")
 
 
-def measure(model: str, rate: str, exchange: str, steps: int, rounds: int) -> dict[str, Any]:
-    """A row: median seconds of a step by way."""
-    with tempfile.TemporaryDirectory() as name, ShapedNetwork(_WORKERS, _RATES[rate]) as network:
+def measure(wanted: Wanted, workers: int, steps: int, rounds: int) -> dict[str, Any]:
+    """A row of a model, a rate and an exchange: median seconds of a step by way."""
+    model, rate, exchange = wanted
+    with tempfile.TemporaryDirectory() as name, ShapedNetwork(workers, _RATES[rate]) as network:
         result = Path(name) / "times.json"
         command = [sys.executable, "-m", "benchmarks.torch_ways", "--model", model, "--json", str(result)]
         command += ["--steps", str(steps), "--rounds", str(rounds)]
         run_torch_workers(network, command, _EXCHANGES[exchange])
         times = json.loads(result.read_text())
-    return {"model": model, "rate": rate, "exchange": exchange, "times": times}
+    return {"model": model, "rate": rate, "exchange": exchange, "workers": workers, "times": times}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -57,17 +60,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         of = {name: row["times"][name]["median"] for name in _COLUMNS}
         ours, best = of["taihu"], min(of["DDP, fp16"], of["DDP, PowerSGD"])
         cells = [f"{1e3 * of[name]:.1f}" for name in _COLUMNS]
+        what = f"{row['model']}, {row['rate']}, {row['exchange']}"
+        workers = "" if row["workers"] == _WORKERS else f", {row['workers']} workers"
         ratios = [
             f"{ours / of['no exchange']:.2f}",
             f"{ours / of['only a barrier']:.2f}",
             f"{of['DDP'] / ours:.2f}",
             f"{best / ours:.2f}",
         ]
-        lines.append(f"| {row['model']}, {row['rate']}, {row['exchange']} | {' | '.join([*cells, *ratios])} |")
+        lines.append(f"| {what}{workers} | {' | '.join([*cells, *ratios])} |")
     return "\n".join(lines)
 
 
-def _wanted() -> Iterator[tuple[str, str, str]]:
+def _wanted() -> Iterator[Wanted]:
     for model in ("resnet20", "vgg16"):
         for rate in _RATES:
             for exchange in _EXCHANGES:
@@ -78,16 +83,17 @@ def main() -> None:
     """Measure the rows that are missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="WORDS", default="", help="rows whose name has these words")
+    parser.add_argument("--workers", type=int, default=_WORKERS)
     parser.add_argument("--steps", type=int, default=5, help="of each way in a round")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
     rows = load_rows(options.json)
-    known = {(row["model"], row["rate"], row["exchange"]) for row in rows}
+    known = {(row["model"], row["rate"], row["exchange"]) for row in rows if row["workers"] == options.workers}
     for wanted in _wanted():
         if wanted not in known and options.only in ", ".join(wanted):
-            rows.append(measure(*wanted, options.steps, options.rounds))
+            rows.append(measure(wanted, options.workers, options.steps, options.rounds))
             save_rows(options.json, rows)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     publish(table(rows), _PAGE, options.docs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from allreduce.ring.kernel_ring import KernelRing
 from allreduce.ring.operation import IsFailed, Operation, reduce_kind
@@ -11,6 +12,9 @@ from allreduce.ring.schedule import Chunks, Ring
 from allreduce.turns import InTurn, TurnEvents
 
 __all__ = ["KernelRingPath"]
+
+# Of several plans; a plan has fewer groups.
+_KNOWN_PASSES: Final = 1024
 
 
 class KernelRingPath:
@@ -23,7 +27,7 @@ class KernelRingPath:
         self._ring = ring
         self._rank = rank
         self._is_usable = True
-        # Of the plan in use: the chunks of a group are the same objects in each step.
+        # By the chunks of a group, which are the same objects in each step of a plan.
         self._passes: dict[int, tuple[Chunks, Pass]] = {}
         self._turns = InTurn("kernel-ring", self._carry_out, self._restart, events)
         self.start: Callable[[Operation], None] = self._turns.start
@@ -39,9 +43,13 @@ class KernelRingPath:
         return self._ring.received_bytes
 
     def takes(self, operation: Operation) -> bool:
-        """Whether the operation is a sum that may be told of when it is complete."""
+        """Whether the operation is a group's sum that may be told of when it is complete.
+
+        Calls, which belong to no plan, come in between by other threads, in no order that all ranks have.
+        """
         schedule = operation.schedule
-        return self._is_usable and isinstance(schedule, Ring) and schedule.is_whole and operation.is_told_at_end
+        is_group = operation.key.at.plan > 0 and isinstance(schedule, Ring) and schedule.is_whole
+        return self._is_usable and is_group and operation.is_told_at_end
 
     def abort(self, attempt: int) -> None:
         """Give up operations of attempts before this one, and take none any more."""
@@ -64,6 +72,8 @@ class KernelRingPath:
     def _pass(self, chunks: Chunks, itemsize: int) -> Pass:
         known = self._passes.get(id(chunks))
         if known is None or known[0] is not chunks:
+            if len(self._passes) == _KNOWN_PASSES:
+                self._passes.clear()
             known = self._passes[id(chunks)] = chunks, pass_of(self._rank, chunks, itemsize)
         return known[1]
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.fuzzing import files, services, wire
+from benchmarks.fuzzing import files, ring, services, wire
 from benchmarks.fuzzing.target import Target
 
 __all__ = ["CORPUS", "TARGETS", "corpus_of"]
 
 TARGETS: Final[Mapping[str, Target]] = {
-    target.name: target for target in (*wire.TARGETS, *services.TARGETS, *files.TARGETS)
+    target.name: target for target in (*wire.TARGETS, *ring.TARGETS, *services.TARGETS, *files.TARGETS)
 }
 CORPUS: Final = Path(__file__).parents[2] / "tests" / "testdata" / "fuzz"
 """Inputs that were once more than a documented error, a folder for each target."""

@@ -1,0 +1,148 @@
+"""Groups that a kernel sums between real communicators: the bits of frames, and where frames take over."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.cluster import layout_of
+from support.peers import Peers
+
+from allreduce.communicator import Communicator
+from allreduce.ring.kernel_ring import IS_POSSIBLE
+from allreduce.ring.operation import Operation, OperationKey
+from allreduce.ring.schedule import Ring, cut_chunks
+from taihu.errors import RunError, StaleError, TaihuError
+from taihu.planner.groups import Group
+from taihu.wire.headers import At, ValueType
+
+pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="this machine's kernels cannot drive a ring")
+
+LAYOUT = layout_of(30_000, 7, 200_000, 1, 500)
+GROUPS = (Group(0, 0), Group(1, 3), Group(4, 4))
+
+
+def values_of(rank: int) -> NDArray[np.float32]:
+    return np.random.default_rng(rank).standard_normal(LAYOUT.elements, dtype=np.float32)
+
+
+def operation_of(communicator: Communicator, arena: NDArray[np.float32], number: int, attempt: int = 0) -> Operation:
+    chunks = cut_chunks(LAYOUT, GROUPS[number], communicator.size, 4)
+    scale = 1.0 / communicator.size
+    key = OperationKey(At(1, 1, attempt), number)
+    return Operation(key, arena, ValueType.FP32, Ring(communicator.rank, chunks), scale=scale)
+
+
+def means(communicator: Communicator, attempt: int = 0) -> bytes:
+    """The means of a model's groups, summed one after the other, and of a call in between."""
+    arena = values_of(communicator.rank)
+    operations = [operation_of(communicator, arena, number, attempt) for number in range(len(GROUPS))]
+    for operation in operations:
+        communicator.start(operation)
+    other = values_of(communicator.rank)[:100]
+    communicator.allreduce(other)
+    for operation in operations:
+        communicator.wait(operation)
+    return arena.tobytes() + other.tobytes()
+
+
+def by_frames(size: int) -> list[bytes]:
+    with Peers(size) as peers:
+        return peers.run(means)
+
+
+def bytes_of_frames(communicator: Communicator) -> int:
+    """Bytes that a communicator's links have sent, without those of kernels."""
+    return sum(link.sent_bytes for link in communicator._links.values())
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_kernels_give_the_bits_of_frames_and_send_nothing_by_them(size: int) -> None:
+    def work(communicator: Communicator) -> tuple[bytes, int, int]:
+        assert communicator.sum_by_kernel()
+        before = bytes_of_frames(communicator), communicator.sent_bytes
+        result = means(communicator)
+        return result, bytes_of_frames(communicator) - before[0], communicator.sent_bytes - before[1]
+
+    with Peers(size) as peers:
+        found = peers.run(work)
+    assert [result for result, _, _ in found] == by_frames(size)
+    for _, in_frames, sent in found:
+        # The call's 100 values and words about frames; the groups' chunks go 2 (P - 1) times.
+        assert in_frames < 4000
+        assert abs(sent - in_frames - 8 * LAYOUT.elements * (size - 1) / size) < 4 * 2 * size * len(LAYOUT.layers)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_where_one_rank_cannot_all_send_frames(size: int) -> None:
+    def work(communicator: Communicator) -> tuple[bytes, bool]:
+        chosen = communicator.sum_by_kernel(is_possible=communicator.rank != size - 1)
+        return means(communicator), chosen
+
+    with Peers(size) as peers:
+        found = peers.run(work)
+    assert [result for result, _ in found] == by_frames(size)
+    assert not any(chosen for _, chosen in found)
+
+
+def test_frames_that_go_over_grpc_leave_nothing_to_kernels() -> None:
+    with Peers(3, direct=False) as peers:
+        assert peers.run(lambda communicator: communicator.sum_by_kernel()) == [False] * 3
+
+    def work(communicator: Communicator) -> tuple[bytes, int]:
+        assert communicator.sum_by_kernel()
+        communicator.carry("grpc")
+        before = bytes_of_frames(communicator)
+        return means(communicator), bytes_of_frames(communicator) - before
+
+    with Peers(3) as peers:
+        found = peers.run(work)
+    assert [result for result, _ in found] == by_frames(3)
+    assert all(sent > 4 * LAYOUT.elements for _, sent in found)
+
+
+def test_when_the_run_goes_back_frames_take_over_on_all_ranks() -> None:
+    aborted = threading.Barrier(3, timeout=30)
+
+    def work(communicator: Communicator) -> bytes:
+        assert communicator.sum_by_kernel()
+        first = means(communicator)
+        stale = values_of(communicator.rank)
+        if communicator.rank != 2:  # which has gone back before it came to this
+            operation = operation_of(communicator, stale, 1)
+            communicator.start(operation)
+        communicator.abort(1)
+        if communicator.rank != 2:
+            with pytest.raises(StaleError):
+                communicator.wait(operation)
+        # Nothing of the attempt that was given up is written to any more.
+        left = stale.copy()
+        aborted.wait()
+        again = means(communicator, attempt=1)
+        assert np.array_equal(stale, left)
+        assert again == first
+        return again
+
+    with Peers(3) as peers:
+        assert peers.run(work) == by_frames(3)
+
+
+def test_a_rank_that_fails_ends_the_sums_of_the_others() -> None:
+    def work(communicator: Communicator) -> str:
+        assert communicator.sum_by_kernel()
+        arena = values_of(communicator.rank)
+        operation = operation_of(communicator, arena, 1)
+        if communicator.rank == 1:
+            communicator.fail(RunError("out of paper"))
+        try:
+            communicator.start(operation)
+            communicator.wait(operation)
+        except TaihuError as error:
+            return str(error)
+        return "done"
+
+    with Peers(3) as peers:
+        assert all("out of paper" in result for result in peers.run(work))
+    assert not [thread for thread in threading.enumerate() if thread.name == "kernel-ring"]
