@@ -1,8 +1,9 @@
-"""CRC-32C (Castagnoli) for kernels: by the instruction of x86-64 processors, three streams of it at a time.
+"""CRC-32C (Castagnoli) for kernels of x86-64 processors: by carry-less products, or by its own instruction.
 
-An instruction takes three cycles, and one begins in each: three ranges that lie behind each other keep it busy. Their
-checksums are joined by what a range of zeros makes of the first ones, four lookups a checksum, as the CRC is linear.
-The name is Intel's, "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (2011), section 3.
+Where a processor has no products of 512 bits, three streams of that instruction run at a time. One takes three
+cycles, and one begins in each: three ranges that lie behind each other keep it busy. Their checksums are joined by
+what a range of zeros makes of the first ones, four lookups a checksum, as the CRC is linear. Gopal et al., "Fast CRC
+Computation for iSCSI Polynomial Using CRC32 Instruction" (Intel, 2011), section 3.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from kernels.crc32c_folding import BLOCK_WORDS, HAS_FOLDING, folded
 from kernels.jit import kernel, kernel_part
 from kernels.memory import memory_at
 
@@ -90,7 +92,17 @@ def _shifted(table: NDArray[np.uint32], crc: np.uint64) -> np.uint64:
 
 
 @kernel_part
-def _of_words(words: NDArray[np.uint64], crc: np.uint64) -> np.uint64:
+def _by_folding(words: NDArray[np.uint64], crc: np.uint64) -> np.uint64:
+    blocks = len(words) // BLOCK_WORDS
+    if blocks:
+        crc = folded(words.ctypes.data, blocks, crc)
+    for i in range(blocks * BLOCK_WORDS, len(words)):
+        crc = _add_word(crc, words[i])
+    return crc
+
+
+@kernel_part
+def _in_streams(words: NDArray[np.uint64], crc: np.uint64) -> np.uint64:
     at = 0
     while at + 3 * _STREAM_WORDS <= len(words):
         second, third = np.uint64(0), np.uint64(0)
@@ -103,6 +115,9 @@ def _of_words(words: NDArray[np.uint64], crc: np.uint64) -> np.uint64:
     for i in range(at, len(words)):
         crc = _add_word(crc, words[i])
     return crc
+
+
+_of_words = _by_folding if HAS_FOLDING else _in_streams
 
 
 @kernel_part

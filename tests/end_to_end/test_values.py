@@ -31,4 +31,5 @@ def test_rows_with_values_are_learned_and_tested_by_their_deviations(taihu: Taih
     assert f"test rmse       {scores['rmse']:.4g}" in done.stdout
     evaluated = taihu("evaluate", "m.safetensors", "--data", "values.npz", "--json", "e.json")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert json.loads((tmp_path / "e.json").read_text())["test_metrics"] == scores
+    # A BLAS may add a row's products in another order where it is given another number of rows: two workers had half.
+    assert json.loads((tmp_path / "e.json").read_text())["test_metrics"] == pytest.approx(scores, rel=1e-6)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.crc32c import HAS_INSTRUCTION, checksum_words, crc32c
+from kernels.crc32c import HAS_INSTRUCTION, _in_streams, checksum_words, crc32c
 from kernels.jit import kernel
 
 pytestmark = pytest.mark.skipif(not HAS_INSTRUCTION, reason="this processor has no instruction for it")
@@ -37,6 +37,12 @@ def checksum_at(content: NDArray[np.uint8], start: int, size: int) -> int:
 def checksum_in_parts(content: NDArray[np.uint8], cut: int) -> int:
     """The checksum of all, computed of what lies before and behind a cut."""
     return crc32c(content.ctypes.data + cut, len(content) - cut, crc32c(content.ctypes.data, cut))
+
+
+@kernel
+def checksum_in_streams(words: NDArray[np.uint64]) -> int:
+    """The checksum of words by a processor without products of 512 bits."""
+    return int(np.int64(np.uint32(_in_streams(words, np.uint64(0xFFFFFFFF))) ^ np.uint32(0xFFFFFFFF)))
 
 
 def random_bytes(size: int, seed: int) -> NDArray[np.uint8]:
@@ -71,6 +77,7 @@ def test_it_goes_on_from_what_came_before(first: int, second: int, seed: int) ->
 def test_the_checksum_of_words_is_that_of_their_bytes(count: int, seed: int) -> None:
     words = random_bytes(8 * count, seed).view(np.uint64)
     assert checksum_words(words) == by_package(words.tobytes())
+    assert checksum_in_streams(words) == by_package(words.tobytes())
 
 
 # Streams of zeros or ones are where a table of another shift, or a wrong start, could hide.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ AGAIN, TAKEN = 1, 2
 HEADER_BYTES = 32
 WORD_BYTES = 16
 UNTOUCHED = 0xA5
+# Longer than any of it takes.
+JOIN_S = 60.0
 # Words say its low half.
 NUMBER = 5 << 32 | 0xFFFFFFF0
 
@@ -163,12 +166,20 @@ class Rank:
         state["taken"] = not own + other
         return states
 
-    def go_on(self) -> Status:
-        """Let the kernel do what can be done at once."""
+    def go_on(self, timeout_ms: int = 0) -> Status:
+        """Let the kernel do what can be done at once, or until nothing has moved for so long."""
         frames = self._pieces, self._frames, self._checksums
-        status = run_pass(self._state, *frames, self.memory, self._rooms[1:3], False, self.sum.scale, 0)
+        status = run_pass(self._state, *frames, self.memory, self._rooms[1:3], False, self.sum.scale, timeout_ms)
         assert (self._rooms[[0, 3]] == UNTOUCHED).all()
         return Status(status)
+
+    def fill_left(self) -> int:
+        """Let there be no room for what it says to the left; returns the number of bytes that are in the way."""
+        count = 0
+        with suppress(BlockingIOError):
+            while True:
+                count += self._left.send(bytes(1 << 12), socket.MSG_DONTWAIT)
+        return count
 
     def all_sent(self) -> bytes:
         """The bytes that it has sent to the right."""
@@ -238,6 +249,59 @@ def test_bytes_go_as_they_are_described_however_they_come(of: Sum, lengths: list
             check_end(rank)
 
 
+def test_a_sum_is_not_done_before_it_is_said_that_all_has_come() -> None:
+    of = Sum([[(1, 9)]], [[(9, 20)]], 0, 1.0, 2)
+    with begun(of) as rank:
+        in_the_way = rank.fill_left()
+        rank.left.sendall(b"".join(numbered(of.comes)))
+        assert rank.go_on() is Status.WAITING
+        rank.right.sendall(word_bytes(TAKEN, len(of.goes)))
+        assert rank.go_on() is Status.WAITING
+        assert len(rank.all_said()) == in_the_way
+        assert rank.go_on() is Status.DONE
+        assert rank.all_said() == word_bytes(TAKEN, len(of.comes))
+
+
+def read(connection: socket.socket, size: int) -> bytes:
+    """The next bytes, which are waited for."""
+    connection.settimeout(JOIN_S)
+    content = bytearray()
+    while len(content) < size and (some := connection.recv(size - len(content))):
+        content += some
+    return bytes(content)
+
+
+def play_other_rank(rank: Rank) -> None:
+    """Each frame comes when all that goes before it has been read: the kernel waits for it."""
+    own, of = len(rank.sum.own), rank.sum
+    comes, goes = numbered(of.comes), numbered(of.goes)
+    for frame in goes[:own]:
+        assert read(rank.right, len(frame)) == frame
+    for frame, sum_of_it in zip(comes, goes[own:], strict=False):
+        rank.left.sendall(frame)
+        assert read(rank.right, len(sum_of_it)) == sum_of_it
+    in_the_way = rank.fill_left()
+    rank.left.sendall(b"".join(comes[len(of.other) :]))
+    word = word_bytes(TAKEN, len(goes))
+    rank.right.sendall(word[:20])
+    assert read(rank.left, in_the_way) == bytes(in_the_way)
+    assert read(rank.left, len(word)) == word_bytes(TAKEN, len(comes))
+    rank.right.sendall(word[20:])
+
+
+def test_who_waits_goes_on_when_there_is_something_to_receive_or_room_to_send() -> None:
+    """Time is over much later than this test is; frames are larger than what a connection holds."""
+    of = Sum([[(1, 200_001)], [(200_001, 200_002)]], [[(200_003, 400_001)], [(400_001, 400_009)]], 1, 0.5, 2)
+    statuses: list[Status] = []
+    with begun(of) as rank:
+        kernel = threading.Thread(target=lambda: statuses.append(rank.go_on(1_000_000)), daemon=True)
+        kernel.start()
+        play_other_rank(rank)
+        kernel.join(JOIN_S)
+        assert statuses == [Status.DONE]
+        assert rank.memory.tobytes() == of.after.tobytes()
+
+
 @settings(max_examples=150)
 @given(sums(least=1), st.data())
 def test_a_frame_goes_on_as_soon_as_it_has_come(of: Sum, data: st.DataObject) -> None:
@@ -252,7 +316,7 @@ def test_a_frame_goes_on_as_soon_as_it_has_come(of: Sum, data: st.DataObject) ->
 @settings(max_examples=200)
 @given(sums(least=1), st.data())
 def test_a_frame_that_comes_damaged_is_asked_for_again(of: Sum, data: st.DataObject) -> None:
-    """What comes behind it is dropped until then, whole or not."""
+    """Frames behind it are dropped until then, whole or not."""
     frames = numbered(of.comes)
     index = data.draw(st.integers(0, len(frames) - 1))
     last = data.draw(st.integers(index + 1, len(frames)))

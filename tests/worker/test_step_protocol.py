@@ -340,8 +340,8 @@ class Training(RuleBasedStateMachine):
     @rule(data=st.data())
     def free(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(sorted(self.held)))
-        self.protocol.parameters.free(group)
         self.held.discard(group)
+        self.do(self.protocol.parameters.free(group))
 
     def _ready(self, group: int) -> bool:
         self.current = None

@@ -93,6 +93,7 @@ class StepParameters:
         self._live = 0
         # What stays whatever is turned to; it takes of the room of what is fetched ahead.
         self._held: set[int] = set()
+        self._turned_to: int | None = None
         self._at = At(0, 0)
         self._given_up = False
 
@@ -146,12 +147,20 @@ class StepParameters:
         return ()
 
     def free(self, group: int) -> Sequence[Action]:
-        """The group stays no longer than others."""
+        """The group stays no longer than others; it goes now where there is no room for it beside what is used."""
         self._held.discard(group)
-        return ()
+        known = self._groups[group]
+        # What is on its way counts as what is here: workers that gather must decide alike.
+        counted = {each for each, other in enumerate(self._groups) if other.place is not Place.AWAY}
+        in_use = sum(self._sizes[each] for each in counted - (self._held - {self._turned_to}))
+        if known.place is not Place.HERE or group == self._turned_to or in_use <= self._live:
+            return ()
+        known.place = Place.AWAY
+        return (Drop(group),)
 
     def turn(self, reading: Reading) -> Sequence[Action]:
         """Use what `reading` says until the next call; `may_turn` said so."""
+        self._turned_to = reading.group
         actions: list[Action] = []
         wanted = reading.wanted
         staying = self._held.union(wanted, reading.staying)
@@ -198,6 +207,7 @@ class StepParameters:
         is_kept = bool(self._groups) and all(known.is_kept for known in self._groups)
         actions = (DropAll(),) if self._groups and self._rules.fetches else ()
         self._held.clear()
+        self._turned_to = None
         self._groups = [_Group(count, self._at.step, is_kept=is_kept) for count in parts]
         self._phases = phases
         self._sizes = list(sizes)
