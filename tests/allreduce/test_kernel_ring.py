@@ -8,12 +8,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -378,11 +379,8 @@ def test_when_a_link_breaks_in_a_sum_nobody_waits_for_ever(
 def alone(reason_s: float = 0.0) -> Iterator[tuple[KernelRing, socket.socket, socket.socket]]:
     """Rank 1 of three, and the other ends of its connections to rank 0 and to rank 2."""
     (far_left, left), (right, far_right) = socket.socketpair(), socket.socketpair()
-    ring = KernelRing(1, 3, left, right, reason_s)
-    yield ring, far_left, far_right
-    ring.close()
-    far_left.close()
-    far_right.close()
+    with far_left, far_right, closing(KernelRing(1, 3, left, right, reason_s)) as ring:
+        yield ring, far_left, far_right
 
 
 def ones(count: int = 6) -> Values:
@@ -395,6 +393,18 @@ def test_the_neighbour_whose_connection_ends_is_named(leaves: int, name: str) ->
         ends[leaves].close()
         with pytest.raises(MemberLostError, match=f"^{name} was lost: its connection ended$"):
             ring.allreduce(ones(), "fp32", never, mean=False)
+
+
+# A header that is whole but empty, and a word neither of whose copies is whole.
+@pytest.mark.parametrize(
+    ("side", "content", "name"),
+    [(0, bytes(28) + crc32c(bytes(28)).to_bytes(4, "little"), "worker 0"), (1, bytes(32), "worker 2")],
+)
+def test_the_neighbour_that_sends_what_does_not_belong_there_is_named(side: int, content: bytes, name: str) -> None:
+    with alone() as (ring, *ends):
+        ends[side].sendall(content)
+        with pytest.raises(FrameError, match=f"^{name} sent what does not belong to sum 1: "):
+            ring.allreduce(ones(), "fp32", lambda: AssertionError("it waits"), mean=False)
 
 
 @pytest.mark.parametrize("leaves", [0, 1])
