@@ -7,7 +7,7 @@ are repeated from it on, from where the values lie: a partial sum is not replace
 neighbour has taken it, because the result comes through that one. A word is said twice in one breath, and one of the
 two is enough: nobody would be there to repeat the last one of a pass.
 
-A header has four words of 64 bits, little-endian: a magic number and flags, the number of the pass, the frame's index
+A header has four words of 64 bits, little-endian: a magic number and flags, the pass's number, the frame's index
 and bytes, the checksums of the values and of the header before it. A word has two: its kind and the index of a frame,
 the low half of the pass's number and a checksum.
 """
@@ -394,7 +394,7 @@ def _hear(state: Any) -> bool:
         state.taken = 1
         return True
     state.again = index + 1
-    return bool(kind == _AGAIN and index <= state.sent)
+    return bool(kind == _AGAIN and index < state.sent)
 
 
 @kernel_part

@@ -10,6 +10,7 @@ import socket
 import time
 from contextlib import suppress
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 import structlog
@@ -23,11 +24,17 @@ from kernels.sums import ReduceKind, dtype_of
 from taihu.errors import FrameError, MemberLostError, TaihuError
 from taihu.wire.repetition import DAMAGED, damaged_error
 
-__all__ = ["IS_POSSIBLE", "KernelRing"]
+__all__ = ["IS_POSSIBLE", "KernelRing", "sum_number"]
 
 IS_POSSIBLE: Final = HAS_INSTRUCTION
 """Whether this machine's kernels can drive a ring."""
 _LOOK_AGAIN_MS: Final = 50
+
+
+def sum_number(number: int, steps: Pass, kind: ReduceKind, *, mean: bool) -> int:
+    """The number that frames of the `number`-th sum say: no other sum of other values has it, or hardly one."""
+    stamp = crc32(f"{kind} {mean}".encode(), steps.stamp) & 0x7FFFFFFF
+    return stamp << 32 | number & 0xFFFFFFFF
 
 
 class KernelRing:
@@ -60,7 +67,8 @@ class KernelRing:
             FrameError: a neighbour sums something else.
             DamagedFrameError: a frame came damaged twice.
         """
-        if values.dtype != dtype_of(kind) or values.ndim != 1 or not values.flags.c_contiguous:
+        usable = values.ndim == 1 and values.flags.c_contiguous and values.flags.writeable
+        if values.dtype != dtype_of(kind) or not usable:
             raise ValueError(
                 f"values of {values.dtype}, shape {values.shape}: expected contiguous {kind}, shape (n,)"
             )
@@ -73,7 +81,7 @@ class KernelRing:
         Raises as `allreduce` does.
         """
         self._number += 1
-        self._prepare(steps)
+        self._prepare(steps, sum_number(self._number, steps, kind, mean=mean))
         checksums = np.full(len(steps.frames), -1, dtype=np.int64)
         scale = 1.0 / self._size if mean else 1.0
         status = Status.WAITING
@@ -102,11 +110,11 @@ class KernelRing:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
-    def _prepare(self, steps: Pass) -> None:
+    def _prepare(self, steps: Pass, number: int) -> None:
         self._state[:] = 0
         state = self._state[0]
         state["left"], state["right"] = self._left.fileno(), self._right.fileno()
-        state["number"] = self._number
+        state["number"] = number
         state["sends"], state["receives"], state["own"] = steps.sends, steps.receives, steps.own
         state["added"], state["completed_from"] = steps.added, steps.completed_from
         state["taken"] = not steps.sends
@@ -124,6 +132,7 @@ class KernelRing:
                 DAMAGED.add()
                 structlog.get_logger().warning("a frame came damaged", link=link, frame=frame, sum=self._number)
             case Status.DAMAGED_TWICE:
+                DAMAGED.add()
                 raise damaged_error(link, f"frame {frame} of sum {self._number} came damaged twice")
             case Status.LOST_LEFT | Status.LOST_RIGHT:
                 lost = left if status is Status.LOST_LEFT else right

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class Pass:
         sends, receives: numbers of frames.
         added: so many of those received are added, the others replace what is there.
         completed_from: from this one on sums are complete.
+        stamp: 32 bits of what all ranks have alike: which elements of how many bytes are in which frame.
     """
 
     pieces: NDArray[np.int64]
@@ -44,6 +46,7 @@ class Pass:
     receives: int
     added: int
     completed_from: int
+    stamp: int
 
     @property
     def own(self) -> int:
@@ -94,6 +97,7 @@ def _pass(rank: int, chunks: Sequence[Sequence[Range]], itemsize: int) -> Pass:
         receives=sum(lengths[1:]),
         added=sum(lengths[1:size]),
         completed_from=sum(lengths[1 : size - 1]),
+        stamp=crc32(repr((itemsize, cut)).encode()),
     )
 
 

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing
+from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, sum_number
+from allreduce.ring.passes import flat_pass
 from benchmarks.fuzzing.target import Target
 from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.checksum import checksum_of
@@ -29,14 +30,15 @@ def _sealed(covered: bytes) -> bytes:
     return covered + _CHECKSUM.pack(checksum_of(covered))
 
 
-def frame(index: int, values: bytes, *, number: int = 1, flags: int = 0) -> bytes:
-    """A frame of sum `number` as a neighbour sends it."""
+def frame(index: int, values: bytes, *, flags: int = 0) -> bytes:
+    """A frame of the first sum as a neighbour sends it."""
+    number = sum_number(1, flat_pass(0, 2, _COUNT, 4), "fp32", mean=False)
     return _sealed(_HEADER.pack(_MAGIC, flags, number, index, len(values), checksum_of(values))) + values
 
 
-def word(kind: int, index: int, *, number: int = 1) -> bytes:
-    """A word as a neighbour says it, twice."""
-    return 2 * _sealed(_WORD.pack(kind, index, number))
+def word(kind: int, index: int) -> bytes:
+    """A word on the first sum as a neighbour says it, twice."""
+    return 2 * _sealed(_WORD.pack(kind, index, 1))
 
 
 def _whole(data: bytes) -> bytes:

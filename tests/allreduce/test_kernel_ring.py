@@ -498,6 +498,37 @@ def test_ranks_that_sum_in_another_order_are_refused(size: int, count: int, more
     check_disagreement(run_calls(calls))
 
 
+@pytest.mark.parametrize("counts", [(3, 3, 2), (3, 3, 3, 2), (2, 2, 3)])
+def test_nobody_takes_or_awaits_the_rest_of_another_sum(counts: tuple[int, ...]) -> None:
+    """A rank whose own frames are all alike in both sums would end well, or wait for ever."""
+    ended = run_calls([[ones(count)] for count in counts])
+    check_disagreement(ended)
+    assert None not in ended
+
+
+CODES = np.full(4, 0x3C00, dtype=np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((np.ones(4, dtype=np.float32), "fp32", False), (np.ones(2, dtype=np.float64), "fp64", False)),
+        ((CODES.copy(), "fp16", False), (CODES.copy(), "bf16", False)),
+        ((np.ones(4, dtype=np.float32), "fp32", True), (np.ones(4, dtype=np.float32), "fp32", False)),
+    ],
+)
+def test_ranks_that_sum_values_of_different_kinds_are_refused(
+    first: tuple[Values, ReduceKind, bool], second: tuple[Values, ReduceKind, bool]
+) -> None:
+    def call(ring: KernelRing, values: Values, kind: ReduceKind, mean: bool) -> None:
+        sum_all(ring, [values], kind, mean=mean)
+
+    with rings(2) as made:
+        ended = outcomes([partial(call, ring, *each) for ring, each in zip(made, (first, second), strict=True)])
+    check_disagreement(ended)
+    assert None not in ended
+
+
 def test_ranks_in_different_sums_of_as_many_values_are_refused() -> None:
     """Frames say of which sum they are. Of no values nothing is sent, by which that would be seen at once."""
     check_disagreement(run_calls([[ones(0), ones()], [ones()]]))
@@ -524,6 +555,7 @@ def nothing_to_read(connection: socket.socket) -> bool:
         (np.ones(12, dtype=np.float16), "fp16"),
         (np.ones(12, dtype=np.int16), "bf16"),
         (np.ones(12, dtype=np.int8), "int8"),
+        (np.frombuffer(bytes(48), dtype=np.float32), "fp32"),
     ],
 )
 def test_values_of_another_form_are_refused_and_nothing_is_sent(values: Values, kind: ReduceKind) -> None:

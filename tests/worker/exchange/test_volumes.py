@@ -33,6 +33,8 @@ def moved_in_a_step(job: Job, layout: Layout) -> float:
             arrived.wait(20)
             totals = exchange.totals()
             moved.append(totals.sent_bytes + totals.received_bytes)
+            # Nobody sends before all have counted.
+            arrived.wait(20)
             exchange.begin(step)
             for group in range(len(exchange.plan.groups)):
                 exchange.prepare(group)
