@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,8 @@ __all__ = ["Bytes", "Exchange", "Turn"]
 
 _RING_BYTES: Final = 1 << 20
 """From this size on a broadcast goes around a ring: its root sends everything once."""
+_AHEAD_BYTES: Final = 8 << 20
+"""The most bytes of smaller ones that wait for others to come to them, in copies."""
 
 Bytes = NDArray[np.uint8]
 
@@ -44,6 +47,8 @@ class Exchange:
         self._communicator.on_failure(self._failed)
         self._roll_call = RollCall(store, place)
         self._number = 0
+        # Broadcasts of this rank that others have not taken yet, with their sizes.
+        self._ahead: deque[tuple[int, PartsOperation]] = deque()
         self._sums: StagedSums | KernelRing | None = None
         self._has_chosen = False
 
@@ -90,11 +95,28 @@ class Exchange:
             self._bounded(what, timeout_s, lambda: ring(place.values, ValueType.FP16, root=root))
             place.unpack()
             return
+        if self.rank == root and len(data) < _RING_BYTES:
+            self._send_ahead(what, data.copy(), timeout_s)
+            return
         others: list[list[Bytes]] = [[] for _ in range(self.size)]
         everybody = [[data] for _ in range(self.size)]
         from_root = [[data] if rank == root else [] for rank in range(self.size)]
         is_root = self.rank == root
         self.swap(what, everybody if is_root else others, others if is_root else from_root, timeout_s)
+
+    def _send_ahead(self, what: str, data: Bytes, timeout_s: float) -> None:
+        """Send all others `data`, which nobody changes any more, without waiting until they have come to it."""
+        self._number += 1
+        words = letter(data)
+        letters = [[words] if rank != self.rank else [] for rank in range(self.size)]
+        transfer = Transfer(letters, [[] for _ in range(self.size)])
+        self._ahead.append((len(data), self._communicator.start_parts(transfer, ValueType.FP16)))
+        if self._failure is not None:
+            raise self._failure
+        while self._ahead and self._ahead[0][1].finished:
+            self._ahead.popleft()
+        while sum(size for size, _ in self._ahead) > _AHEAD_BYTES:
+            self._wait(what, self._ahead.popleft()[1], timeout_s)
 
     def swap(
         self, what: str, sends: Sequence[Sequence[Bytes]], receives: Sequence[Sequence[Bytes]], timeout_s: float
