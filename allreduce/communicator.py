@@ -18,8 +18,8 @@ from allreduce.parts.mesh import PartsOperation, Transfer
 from allreduce.parts.messages import Receive
 from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
 from allreduce.ring.kernel_path import KernelRingPath
-from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing
-from allreduce.ring.operation import Operation, OperationKey
+from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
+from allreduce.ring.operation import Operation, OperationKey, reduce_kind
 from allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
 from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.path import SameHostPath
@@ -207,14 +207,17 @@ class Communicator:
         operations = self._operations
         return TurnEvents(lambda: self._failure, lambda: operations.left, operations.finish, self.fail)
 
-    def sum_by_kernel(self, *, is_possible: bool = True) -> bool:
+    def sum_by_kernel(self, value_type: ValueType = ValueType.FP32, *, is_possible: bool = True) -> bool:
         """Have a kernel sum what needs no word before it is complete; all ranks call this once.
+
+        That of `value_type` is made ready.
 
         Returns:
             Whether it is so: it is possible for all ranks, and they can open what it needs.
         """
         ring = self.open_ring(is_possible=is_possible)
         if ring is not None:
+            warm_up(reduce_kind(value_type))
             self._operations.paths.append(KernelRingPath(ring, self.rank, self._turn_events()))
         return ring is not None
 

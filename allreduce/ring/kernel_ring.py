@@ -24,7 +24,7 @@ from kernels.sums import ReduceKind, dtype_of
 from taihu.errors import FrameError, MemberLostError, TaihuError
 from taihu.wire.repetition import DAMAGED, damaged_error
 
-__all__ = ["IS_POSSIBLE", "KernelRing", "sum_number"]
+__all__ = ["IS_POSSIBLE", "KernelRing", "sum_number", "warm_up"]
 
 IS_POSSIBLE: Final = HAS_INSTRUCTION
 """Whether this machine's kernels can drive a ring."""
@@ -35,6 +35,19 @@ def sum_number(number: int, steps: Pass, kind: ReduceKind, *, mean: bool) -> int
     """The number that frames of the `number`-th sum say: no other sum of other values has it, or hardly one."""
     stamp = crc32(f"{kind} {mean}".encode(), steps.stamp) & 0x7FFFFFFF
     return stamp << 32 | number & 0xFFFFFFFF
+
+
+def warm_up(kind: ReduceKind) -> None:
+    """Compile the kernel of a kind, or load it from the disk cache, so that no sum that is measured waits for it."""
+    state = np.zeros(1, dtype=STATE)
+    state["taken"] = 1
+    nothing = flat_pass(0, 1, 0, 1)
+    values = np.empty(0, dtype=dtype_of(kind))
+    rooms = np.empty((2, 0), dtype=np.uint8)
+    status = run_pass(
+        state, nothing.pieces, nothing.frames, np.empty(0, dtype=np.int64), values, rooms, kind == "fp16", 1.0, 0
+    )
+    assert status == Status.DONE  # noqa: S101
 
 
 class KernelRing:

@@ -18,7 +18,7 @@ from taihu.security.security import Security
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import open_connection
 from taihu.wire.direct_frames import DirectReceiver, DirectSender
-from taihu.wire.frame_faults import FrameFaults
+from taihu.wire.frame_faults import FrameFaults, NoFrameFaults
 from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import WorkerIdentity, identity_to_metadata
 from taihu.wire.repetition import OutgoingFrame
@@ -290,10 +290,11 @@ class FrameLink:
     def open_for_ring(self) -> socket.socket | None:
         """A connection to the other side beside this link, which takes no frames; None where there cannot be one.
 
-        There is none where frames go over gRPC: under TLS, or through a firewall. The caller closes it.
+        There is none under TLS, through a firewall, which is waited for, or where frames have faults. The caller
+        closes it.
         """
         end = self._end
-        if self.path == "grpc" or self._faults is not None:
+        if end.security.encrypts or not isinstance(self._faults, NoFrameFaults | None):
             return None
         return open_connection(
             self.channel, end.service, end.address, self._identity, end.origin, for_ring=True, track=self.track

@@ -97,7 +97,8 @@ class RingRoute(Route):
     def start(self) -> None:
         """Start, and find out whether all workers share memory."""
         self._updates.bring()
-        self.path.open(self._arenas.shared, by_kernel=self._updates.is_told_at_end if self._asks_kernel else None)
+        by_kernel = self._updates.is_told_at_end if self._asks_kernel else None
+        self.path.open(self._arenas.shared, self._arenas.value_type, by_kernel=by_kernel)
 
     @override
     def adopt(self, plan: Plan) -> None:

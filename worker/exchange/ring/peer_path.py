@@ -8,7 +8,7 @@ from allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
 from taihu.planner.carriage import carrier_in
 from taihu.settings import Transport
-from taihu.wire.headers import At
+from taihu.wire.headers import At, ValueType
 from taihu.wire.shared_memory import SharedBuffer
 from worker.exchange.route import ExchangeTotals, RouteEvents, RoutePath
 
@@ -30,10 +30,17 @@ class PeerPath(RoutePath):
     def name(self) -> str:
         return self._communicator.path
 
-    def open(self, shared: SharedBuffer | None, *, by_kernel: bool | None = None) -> None:
+    def open(
+        self,
+        shared: SharedBuffer | None,
+        value_type: ValueType = ValueType.FP32,
+        *,
+        by_kernel: bool | None = None,
+    ) -> None:
         """Find out whether all workers share memory, which are `shared` if so, and open what the plan needs.
 
-        Where they do not, a kernel sums if `by_kernel` is true for all; it is None for all where that is not asked.
+        Where they do not, a kernel sums values of `value_type` if `by_kernel` is true for all; it is None for all where
+        that is not asked.
 
         Raises:
             ConfigError: they do not, although the transport says so.
@@ -43,7 +50,7 @@ class PeerPath(RoutePath):
         self._communicator.choose_path(self._transport, shared)
         is_connected = self._transport in ("auto", "tcp") and self._communicator.path != "same-host"
         if by_kernel is not None and is_connected:
-            self._communicator.sum_by_kernel(is_possible=by_kernel)
+            self._communicator.sum_by_kernel(value_type, is_possible=by_kernel)
 
     def adopt(self, plan: Plan) -> None:
         """Go on by what `plan` says of carrying frames."""
