@@ -39,8 +39,8 @@ class PeerPath(RoutePath):
     ) -> None:
         """Find out whether all workers share memory, which are `shared` if so, and open what the plan needs.
 
-        Where they do not, a kernel sums values of `value_type` if `by_kernel` is true for all; it is None for all where
-        that is not asked.
+        Where they do not, a kernel sums values of `value_type` if `by_kernel` is true for all; it is None for all
+        where that is not asked.
 
         Raises:
             ConfigError: they do not, although the transport says so.
