@@ -208,26 +208,26 @@ class Communicator:
         return TurnEvents(lambda: self._failure, lambda: operations.left, operations.finish, self.fail)
 
     def sum_by_kernel(self, value_type: ValueType = ValueType.FP32, *, is_possible: bool = True) -> bool:
-        """Have a kernel sum what needs no word before it is complete; all ranks call this once.
-
-        That of `value_type` is made ready.
+        """Have a kernel sum what needs no word before it is complete; all ranks call this once, as `open_ring`.
 
         Returns:
             Whether it is so: it is possible for all ranks, and they can open what it needs.
         """
-        ring = self.open_ring(is_possible=is_possible)
+        ring = self.open_ring(value_type, is_possible=is_possible)
         if ring is not None:
-            warm_up(reduce_kind(value_type))
             self._operations.paths.append(KernelRingPath(ring, self.rank, self._turn_events()))
         return ring is not None
 
-    def open_ring(self, *, is_possible: bool = True) -> KernelRing | None:
+    def open_ring(self, value_type: ValueType = ValueType.FP32, *, is_possible: bool = True) -> KernelRing | None:
         """A ring of connections for sums that a kernel carries out, if all ranks can have it; all call this once.
 
-        One thread at a time uses it, and `close` closes it.
+        The kernel of `value_type` is made ready, so that no sum is measured with that in it. One thread at a time
+        uses the ring, and `close` closes it.
         """
         right = self._links.get((self.rank + 1) % self.size)
         opened = right.open_for_ring() if right is not None and is_possible and IS_POSSIBLE else None
+        if opened is not None:
+            warm_up(reduce_kind(value_type))
         agreed = np.array([float(opened is not None)])
         self.allreduce(agreed, ValueType.FP64)
         # Who has opened one was told by its right neighbour that it is welcome: by then that one has it.

@@ -104,9 +104,11 @@ class PeerServicer:
         self.end(None)
         self._listener.close()
         with self._lock:
-            connections = list(self._connections.values())
+            connections, for_ring = list(self._connections.values()), list(self._for_ring.values())
         for connection in connections:
             connection.close()
+        for each in for_ring:
+            each.close()
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -179,7 +181,7 @@ class PeerServicer:
             self._for_ring[peer.rank] = connection
 
     def connection_for_ring(self, rank: int) -> socket.socket | None:
-        """The connection that a peer has opened for sums around a ring, if it has; the caller closes it."""
+        """The connection that a peer has opened for sums around a ring, if it has; it is closed with this at last."""
         with self._lock:
             return self._for_ring.get(rank)
 

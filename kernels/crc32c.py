@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from kernels.crc32c_folding import BLOCK_WORDS, HAS_FOLDING, folded
+from kernels.crc32c_folding import BLOCK_WORDS, HAS_FOLDING, folded, times_x
 from kernels.jit import kernel, kernel_part
 from kernels.memory import memory_at
 
@@ -33,16 +33,9 @@ HAS_INSTRUCTION: Final = (
 )
 """Whether this machine's kernels can compute it; elsewhere none of this module may be called."""
 
-_POLYNOMIAL: Final = 0x82F63B78
 _BITS: Final = 32
 # Of each of three streams: a block's join costs little beside it, and a rest, which goes in one stream, is short.
 _STREAM_WORDS: Final = 256
-
-
-def _zero_byte(row: int) -> int:
-    for _ in range(8):
-        row = row >> 1 ^ (_POLYNOMIAL if row & 1 else 0)
-    return row
 
 
 def _applied(matrix: list[int], vector: int) -> int:
@@ -55,7 +48,7 @@ def _applied(matrix: list[int], vector: int) -> int:
 
 def _shift_tables(zero_bytes: int) -> NDArray[np.uint32]:
     """Tables, shape (4, 256), of what so many zeros (a power of two) make of each byte of a checksum."""
-    matrix = [_zero_byte(1 << bit) for bit in range(_BITS)]
+    matrix = [times_x(1 << bit, 8) for bit in range(_BITS)]
     for _ in range(zero_bytes.bit_length() - 1):
         matrix = [_applied(matrix, column) for column in matrix]
     table = [[_applied(matrix, value << 8 * octet) for value in range(256)] for octet in range(4)]

@@ -16,13 +16,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["BLOCK_WORDS", "HAS_FOLDING", "folded"]
+__all__ = ["BLOCK_WORDS", "HAS_FOLDING", "folded", "times_x"]
 
 HAS_FOLDING: Final = all(binding.get_host_cpu_features().get(each, False) for each in ("avx512f", "vpclmulqdq"))
 """Whether this machine's kernels can fold; elsewhere `folded` may not be compiled."""
 BLOCK_WORDS: Final = 32
 """Words of 64 bits that are folded at a time."""
 
+# Castagnoli's, its bits reflected.
 _POLYNOMIAL: Final = 0x82F63B78
 _VECTORS: Final = 4
 _VECTOR_BITS: Final = 512
@@ -35,12 +36,16 @@ _Imm: Final = ir.IntType(8)
 _Vector: Final = ir.VectorType(_Word, _VECTOR_BITS // 64)
 
 
-def _power(exponent: int) -> int:
-    """The remainder of x to the `exponent`, its bits reflected, and shifted by one as their products are."""
-    remainder = 1 << 31
+def times_x(remainder: int, exponent: int) -> int:
+    """A remainder, its bits reflected, times x to the `exponent`: what so many bits of zeros make of a checksum."""
     for _ in range(exponent):
         remainder = remainder >> 1 ^ (_POLYNOMIAL if remainder & 1 else 0)
-    return remainder << 1
+    return remainder
+
+
+def _power(exponent: int) -> int:
+    """The remainder of x to the `exponent`, shifted by one as products of reflected bits are."""
+    return times_x(1 << 31, exponent) << 1
 
 
 def _factors(distances: Sequence[int]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from allreduce.ring.kernel_ring import KernelRing
@@ -18,9 +17,10 @@ _KNOWN_PASSES: Final = 1024
 
 
 class KernelRingPath:
-    """Carries out operations by `ring`, which belongs to this object, one after the other (`InTurn`).
+    """Carries out operations by `ring`, one after the other, in a thread of its own (`InTurn`).
 
-    Where the run goes back, nobody knows which frames are under way: from then on nothing is taken here, on any rank.
+    Where the run goes back, nobody knows which frames are under way: the ring is closed, and from then on nothing is
+    taken here, on any rank.
     """
 
     def __init__(self, ring: KernelRing, rank: int, events: TurnEvents) -> None:
@@ -30,17 +30,10 @@ class KernelRingPath:
         # By the chunks of a group, which are the same objects in each step of a plan.
         self._passes: dict[int, tuple[Chunks, Pass]] = {}
         self._turns = InTurn("kernel-ring", self._carry_out, self._restart, events)
-        self.start: Callable[[Operation], None] = self._turns.start
 
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of values so far."""
-        return self._ring.sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of values so far."""
-        return self._ring.received_bytes
+    def start(self, operation: Operation) -> None:
+        """Queue an operation that `takes` holds for."""
+        self._turns.start(operation)
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation is a group's sum that may be told of when it is complete.
@@ -59,7 +52,6 @@ class KernelRingPath:
     def close(self) -> None:
         """End when everything queued is done."""
         self._turns.close()
-        self._ring.close()
 
     def _carry_out(self, operation: Operation, is_failed: IsFailed) -> None:
         ring = operation.schedule

@@ -34,13 +34,22 @@ class SameHostPath:
         self._allreduce = SharedAllreduce(rank, buffers)
         self._data = buffers[rank].array(np.uint8, buffers[rank].size_bytes)
         self._turns = InTurn("same-host", self._carry_out, self._allreduce.restart, events)
-        self.start = self._turns.start
-        self.abort = self._turns.abort
-        self.close = self._turns.close
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation is a sum of values in the shared buffer."""
         return isinstance(operation.schedule, Ring) and self._offset(operation.values) is not None
+
+    def start(self, operation: Operation) -> None:
+        """Queue an operation that `takes` holds for."""
+        self._turns.start(operation)
+
+    def abort(self, attempt: int) -> None:
+        """Give up operations of attempts before this one; returns when all ranks have, or when all has failed."""
+        self._turns.abort(attempt)
+
+    def close(self) -> None:
+        """End when everything queued is done."""
+        self._turns.close()
 
     def _offset(self, values: NDArray[Any]) -> int | None:
         """The first byte of `values` in the shared buffer."""

@@ -77,7 +77,7 @@ class Exchange:
             return
         if not self._has_chosen:
             self._has_chosen = True
-            self._bounded(what, timeout_s, self._choose)
+            self._bounded(what, timeout_s, lambda: self._choose(value_type))
         sums, kind = self._sums, reduce_kind(value_type)
         if sums is None:
             self._bounded(what, timeout_s, lambda: self._communicator.allreduce(values, value_type, mean=mean))
@@ -162,8 +162,9 @@ class Exchange:
     def _failed(self, error: BaseException) -> None:
         self._failure = error
 
-    def _choose(self) -> None:
-        self._sums = share(self._communicator, self.rank, self.size) or self._communicator.open_ring()
+    def _choose(self, value_type: ValueType) -> None:
+        communicator = self._communicator
+        self._sums = share(communicator, self.rank, self.size) or communicator.open_ring(value_type)
 
     def _wait(self, what: str, operation: PartsOperation, timeout_s: float) -> None:
         wait = self._communicator.wait
