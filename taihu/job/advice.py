@@ -70,12 +70,18 @@ RULES: Final = (
     Rule("data.path", lambda job: job.data.name == TEXT_DATA, "is not read for the sources that Python brings"),
     Rule("data.path", lambda job: job.data.name.startswith("synthetic:"), "is not read for data that are computed"),
     Rule(
-        "data.test_share data.split_seed data.target data.task",
+        "data.test_share data.split_seed data.target data.task data.drop data.fill data.texts data.header "
+        "data.encoding data.decimal data.skip_bad",
         lambda job: own_data(job.data.name) is None,
         "is for data of your own",
     ),
     Rule("data.path", lambda job: _own_kind(job) not in {"", "function"}, "is for built-in data and functions"),
-    Rule("data.target", lambda job: _own_kind(job) in {"function", "arrays", "text"}, "is for tables"),
+    Rule(
+        "data.target data.drop data.fill data.texts data.header data.encoding data.decimal",
+        lambda job: _own_kind(job) in {"function", "arrays", "text"},
+        "is for tables",
+    ),
+    Rule("data.skip_bad", lambda job: _own_kind(job) in {"function", "arrays", "text"}, "is for tables and images"),
     Rule("data.task", lambda job: _own_kind(job) == "text", "is for data with targets"),
     Rule(
         "data.sequence",
@@ -124,7 +130,7 @@ RULES: Final = (
     Rule("cluster.core_groups", lambda job: not job.models_compute, "is for cluster.compute sw26010"),
 )
 # With a factor rather than a switch no value means that it is off.
-_NEVER_OFF: Final = ("optimizer.beta1", "optimizer.beta2")
+_NEVER_OFF: Final = ("optimizer.beta1", "optimizer.beta2", "data.header")
 
 
 def advice(job: Job, length: RunLength | None = None) -> tuple[str, ...]:
