@@ -26,7 +26,7 @@ def test_one_is_told_by_its_place() -> None:
         "t.csv: row 7, column a: the value is missing; fill it in; or leave 1 row out with data.skip_bad = 1"
     )
     assert defects.check(1) == (
-        "t.csv: 1 row left out by data.skip_bad: row 7, column a: the value is missing; fill it in"
+        "1 row left out by data.skip_bad: t.csv: row 7, column a: the value is missing; fill it in"
     )
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from taihu.errors import DataError
-from taihu.words import counted
+from taihu.words import counted, one_line
 
-__all__ = ["Defects", "Fault"]
+__all__ = ["Defects", "Fault", "check_all"]
 
 _PLACES_TOLD: Final = 3
+_LONGEST_SEEN: Final = 40
 _FAULTS_TOLD: Final = 6
 _MOST_TOLD: Final = 1200
 
@@ -40,6 +41,11 @@ class _Found:
     count: int = 0
 
 
+def _short(text: str) -> str:
+    text = one_line(text)
+    return repr(text if len(text) <= _LONGEST_SEEN else f"{text[:_LONGEST_SEEN]}...")
+
+
 class Defects:
     """Defects of the samples of a data set, or of a part of it, and of the data as a whole.
 
@@ -66,14 +72,19 @@ class Defects:
         """Take down a defect that leaving out samples does not mend."""
         self._found.setdefault(fault, _Found())
 
-    def of_samples(self, fault: Fault, samples: Iterable[Any]) -> None:
-        """Take down a defect of `samples`, each as it is called in messages: a row's number, a file's name."""
+    def of_samples(self, fault: Fault, samples: Iterable[Any], seen: Iterable[str] = ()) -> None:
+        """Take down a defect of `samples`, each as it is called in messages: a row's number, a file's name.
+
+        `seen` are texts of the first of them that are to be told.
+        """
         found = self._found.setdefault(fault, _Found())
+        texts = iter(seen)
         for sample in samples:
             found.count += 1
             self._bad.add(sample)
             if len(found.places) < _PLACES_TOLD:
-                found.places.append(str(sample))
+                text = next(texts, None)
+                found.places.append(str(sample) if text is None else f"{sample} ({_short(text)})")
 
     def lines(self) -> Iterator[str]:
         """A line for each kind of defect, with its remedy."""
@@ -95,36 +106,23 @@ class Defects:
         ]
 
     def check(self, skip_bad: int) -> str:
-        """Whether samples may be left out, so that nothing is wrong with the others.
+        """Whether samples may be left out so that nothing is wrong with the others: see `check_all`."""
+        return check_all([self], skip_bad)
 
-        Args:
-            skip_bad: how many may be.
+    @property
+    def may_skip(self) -> bool:
+        """Whether leaving samples out mends all of it."""
+        return all(found.count for found in self._found.values())
 
-        Returns:
-            What is left out, in words; nothing where there are no defects.
-
-        Raises:
-            DataError: there are others, or more; one line tells all of them.
-        """
-        whole = any(not found.count for found in self._found.values())
-        if self._found and (whole or len(self._bad) > skip_bad):
-            raise DataError(self._message(skip_bad, may_skip=not whole))
-        if not self._found:
-            return ""
-        return f"{self.where}: {counted(len(self._bad), self._noun)} left out by data.skip_bad: {self._told()}"
-
-    def _message(self, skip_bad: int, *, may_skip: bool) -> str:
+    def told(self) -> str:
+        """All kinds of defects in one line of bounded length."""
         kinds = len(self._found)
-        text = (
-            f"{self.where}: {self._told()}"
-            if kinds == 1
-            else f"{self.where}: {kinds} kinds of defects: {self._told()}"
-        )
-        if not may_skip:
-            return text
-        bad = len(self._bad)
-        allowed = f", which is {skip_bad}" if skip_bad else ""
-        return f"{text}; or leave {counted(bad, self._noun)} out with data.skip_bad = {bad}{allowed}"
+        return f"{self.where}: {f'{kinds} kinds of defects: ' if kinds > 1 else ''}{self._told()}"
+
+    @property
+    def counted_bad(self) -> str:
+        """The number of bad samples, in words."""
+        return counted(len(self._bad), self._noun)
 
     def _told(self) -> str:
         told = [f"({number}) {line}" for number, line in enumerate(self.lines(), 1)]
@@ -134,3 +132,30 @@ class Defects:
             told = [*told[:_FAULTS_TOLD], f"and {len(told) - _FAULTS_TOLD} more; taihu check-data tells all"]
         text = " ".join(told)
         return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]} ...; taihu check-data tells all"
+
+
+def check_all(parts: Sequence[Defects], skip_bad: int) -> str:
+    """Whether samples may be left out of the parts of a data set so that nothing is wrong with the others.
+
+    Args:
+        parts: the defects of each.
+        skip_bad: how many samples may be left out, of all parts together.
+
+    Returns:
+        What is left out, in words; nothing where there are no defects.
+
+    Raises:
+        DataError: there are more, or others; one line tells all of them.
+    """
+    faulty = [part for part in parts if part]
+    text = "; ".join(part.told() for part in faulty)
+    if not faulty:
+        return ""
+    bad = sum(len(part.bad) for part in faulty)
+    if not all(part.may_skip for part in faulty):
+        raise DataError(text)
+    if bad > skip_bad:
+        allowed = f", which is {skip_bad}" if skip_bad else ""
+        left = " and ".join(part.counted_bad for part in faulty)
+        raise DataError(f"{text}; or leave {left} out with data.skip_bad = {bad}{allowed}")
+    return "; ".join(f"{part.counted_bad} left out by data.skip_bad: {part.told()}" for part in faulty)
