@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core import environment
+from numba.core import config, environment
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 
+from kernels.cache import enable_cache
+
 __all__ = ["kernel", "kernel_part", "kernel_reassociating", "sources_stamp"]
+
+_NUMBA: Any = config
+if _NUMBA.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT is set, and kernels are compiled or nothing; unset it", name=__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PACKAGE = Path(__file__).parent
 # Nobody takes a kernel's address as a C function: its wrapper would hold the code once more, and take a third of the
 # time in which kernels are compiled.
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _OPTIONS_OF_PARTS: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True}
 
 
@@ -63,9 +69,9 @@ def _compiled_once(dispatcher: Any) -> Any:
     Otherwise a run's first start compiles everything in each of its processes, and of two that write the cache's
     index at once one is forgotten.
     """
+    if not enable_cache(dispatcher, sources_stamp(_PACKAGE)):
+        return dispatcher
     cache = dispatcher._cache
-    stored = cache._cache_file
-    stored._source_stamp = stored._source_stamp, sources_stamp(_PACKAGE)
     compile_or_load = dispatcher.compile
     calls: list[ExitStack] = []
 

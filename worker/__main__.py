@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from taihu.process.guard import check_installation
+from taihu.process.guard import check_installation, check_surroundings
 from taihu.process.preparation import prepare_process
 
 __all__ = ["main", "run"]
@@ -13,6 +13,7 @@ __all__ = ["main", "run"]
 
 def main() -> None:
     """Check whose packages these are and prepare the process, before anything else is imported; run the command."""
+    check_surroundings(os.environ)
     check_installation()
     prepare_process(os.environ)
     run()

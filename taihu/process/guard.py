@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-__all__ = ["PACKAGES", "check_installation", "foreign_packages", "leave_starting_folder"]
+__all__ = ["PACKAGES", "check_installation", "check_surroundings", "foreign_packages", "leave_starting_folder"]
 
 PACKAGES = ("protos", "kernels", "taihu", "allreduce", "ps_server", "worker")
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -31,6 +32,19 @@ def check_installation() -> None:
         _refuse(elsewhere)
     modules = {name: importlib.import_module(name) for name in PACKAGES}
     _refuse({name: str(modules[name].__file__) for name in foreign_packages(modules)})
+
+
+def check_surroundings(environment: Mapping[str, str]) -> None:
+    """Exit with a clear message where no command could run: the current folder is gone, or numba would not work."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        sys.exit(f"error: the current folder: {error.strerror}; change to one that is there")
+    if environment.get("NUMBA_DISABLE_JIT", "0").strip() not in {"", "0"}:
+        sys.exit("error: NUMBA_DISABLE_JIT is set, and kernels are compiled or nothing; unset it")
+    threads = environment.get("NUMBA_NUM_THREADS", "1").strip()
+    if not (threads.isascii() and threads.isdecimal() and int(threads)):
+        sys.exit(f"error: NUMBA_NUM_THREADS: expected a number of threads from 1, got {threads!r}; unset it")
 
 
 def leave_starting_folder(path: list[str]) -> None:

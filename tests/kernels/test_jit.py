@@ -111,7 +111,7 @@ for module in pkgutil.walk_packages(kernels.__path__, "kernels."):
     for each in vars(importlib.import_module(module.name)).values():
         if isinstance(each, CPUDispatcher) and each.py_func.__module__ == module.name:
             here = each.targetctx.codegen().magic_tuple()
-            cached = [key[0] for key in each._cache._cache_file._load_index() if key[1] == here]
+            cached = [key[0] for key in each._cache._cache_file.overloads() if key[1] == here]
             for signature in cached[:1]:
                 each.compile(signature)
                 found.append(each)
@@ -150,4 +150,4 @@ def test_machine_code_does_not_outlive_what_it_was_made_from(tmp_path: Path) -> 
     of_package = sources_stamp(Path(reduce.__file__).parent)
     kernels: list[Any] = [value for value in vars(reduce).values() if isinstance(value, Dispatcher)]
     assert kernels
-    assert all(each._cache._cache_file._source_stamp[1] == of_package for each in kernels)
+    assert all(each._cache._cache_file.source_stamp[1] == of_package for each in kernels)

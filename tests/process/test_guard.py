@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from taihu.job.environment import without_settings
-from taihu.process.guard import PACKAGES, foreign_packages, leave_starting_folder
+from taihu.process.guard import PACKAGES, check_surroundings, foreign_packages, leave_starting_folder
 
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in PACKAGES if name != "taihu"]
@@ -125,3 +125,35 @@ def test_the_current_folder_stays_where_taihu_lies(tmp_path: Path, monkeypatch: 
     empty: list[str] = []
     leave_starting_folder(empty)
     assert not empty
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("NUMBA_DISABLE_JIT", "1", "NUMBA_DISABLE_JIT is set, and kernels are compiled or nothing; unset it"),
+        ("NUMBA_NUM_THREADS", "0", "NUMBA_NUM_THREADS: expected a number of threads from 1, got '0'; unset it"),
+        ("NUMBA_NUM_THREADS", "-1", "NUMBA_NUM_THREADS: expected a number of threads from 1, got '-1'; unset it"),
+        ("NUMBA_NUM_THREADS", "x", "NUMBA_NUM_THREADS: expected a number of threads from 1, got 'x'; unset it"),
+    ],
+)
+def test_variables_that_numba_would_fail_by_are_named(variable: str, value: str, told: str) -> None:
+    with pytest.raises(SystemExit, match=f"error: {told}"):
+        check_surroundings({variable: value})
+
+
+def test_variables_that_numba_takes_are_no_matter(tmp_path: Path) -> None:
+    check_surroundings({"NUMBA_DISABLE_JIT": "0", "NUMBA_NUM_THREADS": " 4 "})
+    check_surroundings({"NUMBA_DISABLE_JIT": ""})
+    done = python(tmp_path, "-c", "import kernels.reduce", NUMBA_DISABLE_JIT="1")
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: NUMBA_DISABLE_JIT is set, and kernels are compiled or nothing; unset it"
+    )
+
+
+def test_a_current_folder_that_is_gone_is_said_in_one_line(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program = f"import os; os.rmdir({str(gone)!r}); from taihu.__main__ import main; main()"
+    done = python(gone, "-P", "-c", program)
+    told = "error: the current folder: No such file or directory; change to one that is there\n"
+    assert (done.returncode, done.stderr) == (1, told)
