@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
-import numpy as np
 import typer
 
 from taihu.checkpoint.places import Place, place_of
@@ -20,7 +18,7 @@ from taihu.scores import ACCURACY, score_lines
 from taihu.settings import DataSettings
 from taihu.words import counted
 from worker.data.dataset import Dataset
-from worker.data.load import load_dataset
+from worker.data.load import load_dataset, with_statistics
 from worker.saved.metadata import SavedModel
 from worker.saved.reading import load_model
 from worker.training.evaluation import evaluate, samples_at_once
@@ -106,7 +104,7 @@ def _as_trained(dataset: Dataset, saved: SavedModel, file: Place) -> Dataset:
         )
     if not saved.mean:
         return dataset
-    return replace(dataset, mean=np.array(saved.mean, np.float32), scale=np.array(saved.scale, np.float32))
+    return with_statistics(dataset, saved.statistics)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -105,11 +105,12 @@ class Batches:
         shifts, flips = self._parameters(step)
         _, height, width, _ = self.shape
         source = np.empty(self.shape[1:], np.float32)
+        black = 0 if self._dataset.offset is None else -self._dataset.offset
         for image, (dy, dx), flip in zip(images, shifts.tolist(), flips.tolist(), strict=True):
             if not (dy or dx or flip):
                 continue
             source[...] = image
-            image.fill(0)
+            image[...] = black
             target = image[:, ::-1] if flip else image
             from_y, to_y = _overlap(dy, height)
             from_x, to_x = _overlap(dx, width)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.losses import TargetKind
+from worker.data.reading import TableReading
 from worker.data.statistics import image_statistics
 
 __all__ = [
@@ -43,7 +44,7 @@ class Examples(Protocol):
         ...
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """Write the raw inputs of `rows` (n,) into `out` (n, *input_shape), float32, not yet normalised.
+        """Write the inputs of `rows` (n,) into `out` (n, *input_shape), float32: raw, but for `Dataset.offset`.
 
         Rows may come in any order and more than once. Several threads may call this at the same time.
 
@@ -92,12 +93,16 @@ class Dataset:
         outputs: what a model has to compute for an example: one logit per class, or so many values.
         targets: whether targets are the numbers of classes, 0 to outputs - 1, or values to come near to, or tokens:
             the number of a class for every place of a sequence.
-        mean: of the training inputs, float32 (channels,) or (features,), in the units of the raw inputs.
-        scale: standard deviation, like `mean`; 1 where all inputs are the same.
+        mean: of the training inputs as they are read, float32 (channels,) or (features,).
+        scale: standard deviation, like `mean`, in the units of the raw inputs; 1 where all inputs are the same.
         class_names: names of the classes in the order of their numbers; empty where they have none.
         load_ahead: whether reading takes so long that the next batch should be made while one is computed.
         columns: of a table that became the features: name, and the texts that it may have, one feature each; empty
             texts for a column of numbers.
+        reading: of a table, how its columns are read.
+        offset: what is taken away from raw inputs when they are read, float64 like `mean`: see `Statistics`. None
+            where nothing is.
+        left_out: the samples that were left out for their defects, in words.
     """
 
     name: str
@@ -111,11 +116,14 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     load_ahead: bool = False
     columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    reading: TableReading | None = None
+    offset: NDArray[np.float64] | None = None
+    left_out: str = ""
 
 
 def build_dataset(name: str, train: tuple[Images, Labels], test: tuple[Images, Labels], classes: int) -> Dataset:
     """Put a data set of classes together from checked (images, labels) pairs, and compute its statistics."""
-    mean, scale = image_statistics(train[0])
+    mean, scale, _ = image_statistics(train[0])
     shape = train[0].shape[1:]
     return Dataset(name, ArrayExamples(*train), ArrayExamples(*test), shape, classes, "classes", mean, scale)
 
@@ -138,7 +146,7 @@ def check_labels(labels: NDArray[np.integer], images: int, classes: int, source:
 
 
 def standardise(dataset: Dataset, inputs: NDArray[np.float32]) -> None:
-    """Turn raw `inputs` (n, *input_shape) into (x - mean) / scale per channel or feature, in place."""
+    """Turn `inputs` (n, *input_shape) as they are read into (x - mean) / scale per channel or feature, in place."""
     np.subtract(inputs, dataset.mean, out=inputs)
     np.divide(inputs, dataset.scale, out=inputs)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.model_defaults import smallest_size
@@ -18,11 +19,13 @@ from worker.data.built_in.synthetic import load_synthetic
 from worker.data.dataset import Dataset
 from worker.data.own.arrays import load_own_arrays
 from worker.data.own.function import load_own_function
+from worker.data.own.inputs import Paired
 from worker.data.own.text_files import load_own_text
 from worker.data.resize import ResizedExamples
 from worker.data.sources import folder_kind, missing_package
+from worker.data.statistics import Statistics, no_statistics
 
-__all__ = ["load_dataset"]
+__all__ = ["load_dataset", "with_statistics"]
 
 
 def load_dataset(settings: DataSettings, model: str = "") -> Dataset:
@@ -38,11 +41,24 @@ def load_dataset(settings: DataSettings, model: str = "") -> Dataset:
     own = own_data(settings.name)
     dataset = _load(settings) if own is None else _load_own(settings, own)
     if settings.normalise == "none":
-        dataset = replace(dataset, mean=np.zeros_like(dataset.mean), scale=np.ones_like(dataset.scale))
+        mean, scale, _ = no_statistics(dataset.input_shape)
+        dataset = replace(dataset, mean=mean, scale=scale)
     size = settings.size or smallest_size(model, dataset.input_shape)
     if size is not None and size != dataset.input_shape[:2]:
         dataset = _resized(dataset, size)
     return dataset
+
+
+def with_statistics(dataset: Dataset, statistics: Statistics) -> Dataset:
+    """The data set with other statistics than its own: those of the inputs that a model was trained on."""
+    mean, scale, offset = statistics
+    if isinstance(dataset.train, Paired) and isinstance(dataset.test, Paired):
+        train, test = dataset.train.moved(offset), dataset.test.moved(offset)
+        return replace(dataset, train=train, test=test, mean=mean, scale=scale, offset=offset)
+    # Resized images, and data of taihu's own.
+    there, wanted = (0.0 if each is None else each for each in (dataset.offset, offset))
+    moved: NDArray[np.float32] = (mean + (wanted - there)).astype(np.float32)
+    return replace(dataset, mean=mean if offset is dataset.offset is None else moved, scale=scale)
 
 
 def _load(settings: DataSettings) -> Dataset:

@@ -77,5 +77,5 @@ def sequences(text: NDArray[np.uint8], sizes: Sequence[int], length: int, where:
 def text_dataset(name: str, train: TextExamples, test: TextExamples) -> Dataset:
     """The data set of two parts; tokens stay as they are."""
     shape = (train.length,)
-    mean, scale = no_statistics(shape)
+    mean, scale, _ = no_statistics(shape)
     return Dataset(name, train, test, shape, TOKENS, "tokens", mean, scale)

@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from taihu.errors import ModelError
+from worker.data.statistics import Statistics
 
 __all__ = ["LARGEST_METADATA", "LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
 
@@ -46,6 +48,8 @@ class SavedModel(BaseModel):
         loss: that it was trained for: cross-entropy, mse, bce.
         mean: of the training inputs by channel or feature, in units of the raw inputs; empty if not known.
         scale: standard deviation, like `mean`: the first layer gets (x - mean) / scale.
+        offset: what is taken away from raw inputs in float64, before they are rounded to float32, and is part of
+            `mean`; empty where nothing is.
         class_names: in the order of the outputs; may be empty.
         columns: of a table that became the features, see `Dataset.columns`.
         data: the name of the data set that it was trained on.
@@ -64,6 +68,7 @@ class SavedModel(BaseModel):
     loss: Literal["cross-entropy", "mse", "bce"] = "cross-entropy"
     mean: tuple[float, ...] = ()
     scale: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    offset: tuple[float, ...] = ()
     class_names: tuple[_Text, ...] = ()
     columns: tuple[tuple[_Text, _Categories], ...] = ()
     data: _Text
@@ -79,6 +84,8 @@ class SavedModel(BaseModel):
                 f"mean and scale: expected {self.input_shape[-1]} values each, seen {len(self.mean)} and "
                 f"{len(self.scale)}"
             )
+        if len(self.offset) not in (0, len(self.mean)):
+            raise ValueError(f"offset: expected {len(self.mean)} values as mean has, seen {len(self.offset)}")
         if len(self.class_names) not in (0, self.classes):
             raise ValueError(f"class_names: expected {self.classes} names, seen {len(self.class_names)}")
         features = sum(len(texts) or 1 for _, texts in self.columns)
@@ -92,6 +99,13 @@ class SavedModel(BaseModel):
         if self.targets == "values":
             return 0
         return 2 if self.loss == "bce" else self.outputs
+
+    @property
+    def statistics(self) -> Statistics:
+        """The normalisation of inputs, whose mean is that of inputs less the offset."""
+        offset = np.array(self.offset) if self.offset else None
+        mean = np.array(self.mean) - (0.0 if offset is None else offset)
+        return Statistics(mean.astype(np.float32), np.array(self.scale, np.float32), offset)
 
     def to_metadata(self) -> str:
         """The text that `parse_metadata` reads."""

@@ -36,8 +36,7 @@ class LoadedModel:
                 f"{path}: saved by an older taihu, without the normalisation of its inputs; train and save it again"
             )
         self._stored = stored
-        self._mean = np.array(stored.saved.mean, dtype=np.float32)
-        self._scale = np.array(stored.saved.scale, dtype=np.float32)
+        self._statistics = stored.saved.statistics
 
     @property
     def info(self) -> SavedModel:
@@ -79,9 +78,7 @@ class LoadedModel:
         width = self.info.classes or self.info.outputs
         answers = np.empty((len(inputs), *self.network.output_shape[:-1], width), dtype=np.float32)
         for start in range(0, len(inputs), batch):
-            part = inputs[start : start + batch].astype(np.float32)
-            np.subtract(part, self._mean, out=part)
-            np.divide(part, self._scale, out=part)
+            part = self._normalised(inputs[start : start + batch])
             answers[start : start + batch] = self._answer(self.network.forward(part, _CONTEXT))
         return answers
 
@@ -111,6 +108,14 @@ class LoadedModel:
         if inputs.dtype.kind not in "buif":
             raise DataError(f"expected an array of real numbers, seen {inputs.dtype}")
         return inputs
+
+    def _normalised(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """Raw inputs as training had them, bit by bit."""
+        mean, scale, offset = self._statistics
+        part = raw.astype(np.float32) if offset is None else (raw.astype(np.float64) - offset).astype(np.float32)
+        np.subtract(part, mean, out=part)
+        np.divide(part, scale, out=part)
+        return part
 
     def _shape(self) -> str:
         return ", ".join(map(str, self.input_shape))

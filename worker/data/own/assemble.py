@@ -48,7 +48,9 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
         training = Paired(train.inputs, targets.parts[0])
         testing = Paired(test.inputs, targets.parts[1])
     shape = train.inputs.shape
-    mean, scale = train.inputs.statistics(rows) if settings.normalise == "auto" else no_statistics(shape)
+    mean, scale, offset = train.inputs.statistics(rows) if settings.normalise == "auto" else no_statistics(shape)
+    if offset is not None:
+        training, testing = training.moved(offset), testing.moved(offset)
     names = tuple(class_names) if targets.kind == "classes" else ()
     return Dataset(
         settings.name,
@@ -61,6 +63,7 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
         scale,
         class_names=names,
         load_ahead=not train.inputs.in_memory,
+        offset=offset,
     )
 
 

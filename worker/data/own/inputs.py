@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
@@ -39,8 +39,8 @@ class Inputs(Protocol):
         """Number of inputs."""
         ...
 
-    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
-        """Write the raw inputs of `rows` (n,) into `out` (n, *shape), float32; as `Examples.read`."""
+    def read(self, rows: Rows, out: NDArray[Any]) -> None:
+        """Write the raw inputs of `rows` (n,) into `out` (n, *shape), float32 or float64; as `Examples.read`."""
         ...
 
     def statistics(self, rows: Rows) -> Statistics:
@@ -50,23 +50,37 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """Inputs with their targets; where `rows` are given, only those of the inputs, in this order."""
+    """Inputs with their targets; where `rows` are given, only those of the inputs, in this order.
+
+    `offset`, float64 (channels,) or (features,), is taken away from inputs before they are rounded to float32.
+    """
 
     inputs: Inputs
     values: Targets
     rows: Rows | None = None
+    offset: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
     def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
         """Read the inputs that belong to `rows`."""
-        self.inputs.read(rows if self.rows is None else self.rows[rows], out)
+        own = rows if self.rows is None else self.rows[rows]
+        if self.offset is None:
+            self.inputs.read(own, out)
+            return
+        raw = np.empty(out.shape)
+        self.inputs.read(own, raw)
+        np.subtract(raw, self.offset, out=out, casting="same_kind")
 
     def targets(self, rows: Rows) -> Targets:
         """The values of `rows`."""
         found: Targets = self.values[rows]
         return found
+
+    def moved(self, offset: NDArray[np.float64] | None) -> Paired:
+        """The same with another `offset`."""
+        return replace(self, offset=offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +103,7 @@ class ArrayInputs:
     def __len__(self) -> int:
         return len(self.array)
 
-    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+    def read(self, rows: Rows, out: NDArray[Any]) -> None:
         """Copy rows of the array."""
         out[...] = self.array[rows]
 
@@ -149,7 +163,7 @@ class ItemInputs:
     def __len__(self) -> int:
         return self.count
 
-    def read(self, rows: Rows, out: NDArray[np.float32]) -> None:
+    def read(self, rows: Rows, out: NDArray[Any]) -> None:
         """Call the user's code for each of `rows`."""
         for place, row in enumerate(rows.tolist()):
             item = _item(self.get, row, self.code)

@@ -1,0 +1,45 @@
+"""The reading of a table's columns: decided once, by the rows for training, and the same for every later file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Column", "Form", "TableReading"]
+
+Form = Literal["whole", "number", "percent", "truth", "date", "text"]
+"""Of a column: whole numbers, others, percentages, true and false, moments in seconds since 1970, or texts."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that becomes inputs: a number, or 1 at the place of its text among `texts`.
+
+    Attributes:
+        name: in the first line of a file.
+        form: of its values.
+        texts: that it may have, in the order of their inputs; empty for numbers.
+        fill: the value in the place of a missing one; None where there must be none missing.
+    """
+
+    name: str
+    form: Form
+    texts: tuple[str, ...] = ()
+    fill: float | str | None = None
+
+    @property
+    def width(self) -> int:
+        """The number of inputs that it becomes."""
+        return len(self.texts) or 1
+
+
+@dataclass(frozen=True)
+class TableReading:
+    """The columns of a table that become inputs, in their order.
+
+    `decimal` is the sign before decimals in a file that does not tell; `wide` says that inputs are kept as float64.
+    """
+
+    columns: tuple[Column, ...]
+    decimal: Literal[".", ","] = "."
+    wide: bool = False
