@@ -102,7 +102,7 @@ def train(
         own["checkpoint"] = {"resume": setting_of(resumed.checkpoint.folder.absolute())}
         own["model"] = {"init_from": None, "init_skip": ()}
     job = flags.resolve(job_file, own)
-    check_job(job)
+    check_job(job, aside=True)
     check_folder(job)
     check_writable(json_file, save, trace)
     check_folder_writable(logs)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,12 +54,20 @@ def prepare_to_fork(modules: Sequence[str] = _DAEMONS) -> bool:
     return before == after
 
 
-def _native_threads() -> int | None:
-    """The number of this process's threads, Python's and others; None where the system does not tell."""
+def _native_threads() -> int:
+    """The number of this process's threads, Python's and others; 0 where the system does not tell."""
     try:
         return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
-        return None
+        return 0
+
+
+def _threads_of_openblas() -> int:
+    """The number of threads here where all but one are OpenBLAS's, which starts its own when they have work."""
+    from threadpoolctl import threadpool_info  # noqa: PLC0415 - who starts no forks does not ask
+
+    pools = [pool for pool in threadpool_info() if pool["internal_api"] == "openblas"]
+    return 1 + sum(int(pool["num_threads"]) - 1 for pool in pools)
 
 
 class DaemonFailedError(RunError):
@@ -136,12 +144,14 @@ class LocalProcesses:
         self._stopped = LastingNames(lost_after_s)
         self._imported = _DAEMONS if isinstance(fork, bool) else fork
         self._forks = bool(fork)
+        self._threads = 0
         self._daemons: list[_Daemon] = []
         self._spare: SpareProcess | None = None
 
     def __enter__(self) -> Self:
         if self._forks:
             self._forks = prepare_to_fork(self._imported)
+            self._threads = max(_native_threads(), _threads_of_openblas())
         return self
 
     def __exit__(
@@ -170,11 +180,12 @@ class LocalProcesses:
         What it writes goes to `<name>.log`, or where this process's output goes if it `is_shown`.
         """
         module, *arguments = command
+        forks = self.forks
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
         log_file = log.open("wb")
         stdout, stderr = (_STDOUT, _STDERR) if is_shown else (log_file.fileno(), log_file.fileno())
         process: Process
-        if self.forks:
+        if forks:
             process = ForkedProcess.start(module, arguments, stderr, environment, stdout=stdout)
         else:
             process = subprocess.Popen(  # noqa: S603
@@ -217,9 +228,10 @@ class LocalProcesses:
         if former is not None:
             self._daemons.remove(former)
             _close(former)
+        forks = self.forks
         log = self.log_dir / f"{name.replace(' ', '-')}.log"
         log_file = log.open("wb" if former is None else "ab")
-        process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file)
+        process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file, forks=forks)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process
 
@@ -230,15 +242,18 @@ class LocalProcesses:
 
     @property
     def forks(self) -> bool:
-        """Whether the next process would be a fork of this one."""
-        return self._forks and can_fork()
+        """Whether the next process would be a fork of this one: nothing but imports has come to this one since."""
+        if not self._forks:
+            return False
+        own = [stream.fileno() for daemon in self._daemons for stream in _streams(daemon) if not stream.closed]
+        return can_fork(own) and _native_threads() <= self._threads
 
-    def _launch(self, module: str, arguments: Sequence[str], log_file: IO[bytes]) -> Process:
+    def _launch(self, module: str, arguments: Sequence[str], log_file: IO[bytes], *, forks: bool) -> Process:
         environment = self.environment()
         if self._spare is not None:
             with contextlib.suppress(OSError):  # it has been killed: it takes longer then
                 return self._spare.start(module, arguments, log_file.fileno(), environment)
-        if self.forks:
+        if forks:
             return ForkedProcess.start(module, arguments, log_file.fileno(), environment)
         return subprocess.Popen(  # noqa: S603
             [sys.executable, "-P", "-m", module, *arguments],
@@ -340,11 +355,17 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _close(daemon: _Daemon) -> None:
+def _streams(daemon: _Daemon) -> Iterator[IO[bytes]]:
+    """The files that this process has opened for it."""
     for stream in (daemon.process.stdin, daemon.process.stdout, daemon.log_file):
         if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
+            yield stream
+
+
+def _close(daemon: _Daemon) -> None:
+    for stream in _streams(daemon):
+        with contextlib.suppress(OSError):
+            stream.close()
 
 
 def _rank_as_cause(daemon: _Daemon) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from taihu.job.advice import advice
 from taihu.job.machine import check_processes, check_threads
 from taihu.local.display import Display
 from taihu.local.training import LocalTraining
+from taihu.process.aside import asked_aside
 from taihu.results import write_json
 from taihu.run_folder import RunFiles, note_failure, prepare_run
 from taihu.words import one_line
@@ -48,15 +50,20 @@ class LocalRun:
         return results
 
 
-def check_job(job: Job) -> None:
+def check_job(job: Job, *, aside: bool = False) -> None:
     """Say all that can be known to be wrong before anything is made or started.
+
+    Files of the user's are read in a process `aside`, where this one is to be forked, or here.
 
     Raises:
         ConfigError: there is not room for so many threads or processes, or an input is missing.
     """
     check_threads(job)
     check_processes(job)
-    check_inputs(job)
+    if aside:
+        asked_aside(partial(check_inputs, job), "it looked at model and data")
+    else:
+        check_inputs(job)
 
 
 def prepare(training: LocalTraining, job_file: Path | None) -> LocalRun:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,8 +93,8 @@ class ScriptRun:
         # PyTorch is imported once for all of them; a single one imports it as Python does.
         imported = (_SCRIPT, *(_SERVER if self.job.servers else ())) if self._is_forked else ()
         security = security_of_run(self.job)
-        with log_folder(self.logs, self.files) as logs, _passing_folder() as folder:
-            files = ProcessFiles(folder, self.trace, self.trace_steps)
+        with log_folder(self.logs, self.files) as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
+            files = ProcessFiles(Path(name), self.trace, self.trace_steps)
             try:
                 with LocalProcesses(logs, fork=imported, token=security.token) as processes:
                     coordinator = self._start(processes, files)
@@ -201,13 +199,3 @@ class ScriptRun:
     @property
     def _servers(self) -> list[str]:
         return [f"server {index}" for index in range(self.job.servers)]
-
-
-@contextmanager
-def _passing_folder() -> Iterator[Path]:
-    """A folder for the block alone. Unlike `tempfile.TemporaryDirectory` it is not removed by forks that end."""
-    folder = Path(tempfile.mkdtemp(prefix="taihu-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

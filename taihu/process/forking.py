@@ -1,8 +1,9 @@
 """Commands in forks of this process, which has imported what they need.
 
 Python, NumPy and numba take longer to import than a small run takes to train. A fork has them at once, and shares
-their memory. It is made before gRPC is used and while this is the only thread: what other threads hold is lost in a
-fork. From there on it lives as a process that was started by its command line.
+their memory. It is made before anything but imports was done here: what other threads hold is lost in a fork, and a
+library that has opened files would use the numbers of closed ones. From there on it lives, and ends, as a process of
+its command line.
 """
 
 from __future__ import annotations
@@ -18,17 +19,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Final, NoReturn, Self
 
-__all__ = ["ForkedProcess", "Streams", "as_a_program", "can_fork", "close_files_from", "exit_code_of", "fork_command"]
+__all__ = [
+    "ForkedProcess",
+    "Streams",
+    "can_fork",
+    "close_files_from",
+    "end_as_program",
+    "files_of_libraries",
+    "fork_command",
+]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.005
 _MOST_FILES = 1 << 16
+_STDERR: Final = 2
+# The interpreter's own, where what was written cannot be written out.
+_NOT_FLUSHED: Final = 120
 # Fields of /proc/self/stat, counted from the one after the program's name: where the command line lies.
 _ARG_START, _ARG_END = 45, 46
 
@@ -42,12 +56,33 @@ class Streams:
     stderr: int
 
 
-def can_fork() -> bool:
-    """Whether a fork of this process has all that it needs: only the thread that forks is in it.
+def can_fork(own_files: Collection[int] = ()) -> bool:
+    """Whether a fork of this process has all that it needs: one thread of Python's, and no files of libraries.
 
-    Threads that are not Python's are not seen from here.
+    Threads that are not Python's are not seen from here. Of files, those with the numbers `own_files` may be open.
     """
-    return threading.active_count() == 1
+    return threading.active_count() == 1 and not files_of_libraries(own_files)
+
+
+def files_of_libraries(own: Collection[int] = ()) -> list[int]:
+    """The numbers of files that were opened in this process and are open, but for `own` and the standard streams.
+
+    A file that is passed on to programs was passed on to this one: those of libraries are not. Empty where the system
+    does not tell.
+    """
+    try:
+        numbers = [int(each.name) for each in Path("/proc/self/fd").iterdir()]
+    except OSError:
+        return []
+    return [number for number in numbers if number > _STDERR and number not in own and _is_private(number)]
+
+
+def _is_private(number: int) -> bool:
+    """Whether a file is open, and not for other programs."""
+    try:
+        return bool(fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC)
+    except OSError:  # the folder that was listed
+        return False
 
 
 def fork_command(
@@ -69,7 +104,8 @@ def fork_command(
     try:
         pid = os.fork()
         if pid == 0:
-            _live(module, arguments, streams, environment, folder, new_session=new_session)
+            live = partial(_live, module, arguments, streams, environment, folder, new_session=new_session)
+            end_as_program(live)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
@@ -144,31 +180,59 @@ class ForkedProcess:
         return self.returncode
 
 
-def exit_code_of(ended: SystemExit) -> int:
-    """The exit code that Python makes of it; words of it go to stderr."""
-    if ended.code is None or isinstance(ended.code, int):
-        return ended.code or 0
-    sys.stderr.write(f"{ended.code}\n")
-    return 1
+def end_as_program(main: Callable[[], object]) -> NoReturn:
+    """Run `main` in a fork as Python runs a program, and end as it does: what is not caught is told.
 
-
-def as_a_program(main: Callable[[], None]) -> NoReturn:
-    """Run `main` in a fork, and do at its end what the interpreter does at its own, exit handlers included.
-
-    Nothing but imports may have come before the fork: what is done then is what modules, and `main`, have asked for.
+    Nothing of the process before the fork is freed or finalized: it may own files that are closed here.
     """
-    code = 0
+    code, is_interrupted = 1, False
+    try:
+        gc.freeze()
+        for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+            each.atexit = False
+        code, is_interrupted = _code_of(main)
+    finally:
+        _end(code, is_interrupted=is_interrupted)
+
+
+def _code_of(main: Callable[[], object]) -> tuple[int, bool]:
+    """The exit code of a program that has come to its end, and whether it was Ctrl-C's."""
     try:
         main()
     except SystemExit as ended:
-        code = exit_code_of(ended)
-    except BaseException:
-        code = 1
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0, False
+        sys.stderr.write(f"{ended.code}\n")
+        return 1, False
+    except BaseException as error:
         sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
-        sys.excepthook(*sys.exc_info())
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    raise SystemExit(code)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1, isinstance(error, KeyboardInterrupt)
+    return 0, False
+
+
+def _end(code: int, *, is_interrupted: bool) -> NoReturn:
+    """End this fork as the interpreter ends, in its order, but for taking modules apart.
+
+    Libraries' hooks end the threads that are waited for; then come exit handlers, then what is not written out yet.
+    Nothing but imports may have come before the fork: these handlers are those that modules, and the fork, asked for.
+    """
+    try:
+        for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+            try:
+                step()
+            except BaseException:  # a signal's, as hooks tell their own
+                sys.excepthook(*sys.exc_info())
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                code = code or _NOT_FLUSHED
+        if is_interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        os._exit(code & 0xFF)
 
 
 def _live(
@@ -179,57 +243,35 @@ def _live(
     folder: Path | None,
     *,
     new_session: bool,
-) -> NoReturn:
-    """The whole life of the fork: nothing of what called `fork_command` goes on in it."""
-    code = 1
-    try:
-        # What the process before the fork still held is never freed here: it may own files that are closed now.
-        gc.freeze()
-        _take_over(streams, environment)
-        if new_session:
-            os.setsid()
-        if folder is not None:
-            os.chdir(folder)
-        main = importlib.import_module(module)
-        if hasattr(main, "__path__"):
-            main = importlib.import_module(f"{module}.__main__")
-        sys.modules["__main__"] = main
-        sys.argv = [str(main.__file__), *arguments]
-        _show_command_line(f"python -P -m {module} {' '.join(arguments)}")
-        _ready_for_signals()
-        main.run()
-        code = 0
-    except SystemExit as ended:
-        code = exit_code_of(ended)
-    except BaseException:  # as the interpreter does at its top
-        sys.excepthook(*sys.exc_info())
-    finally:
-        _end(code)
-
-
-def _end(code: int) -> NoReturn:
-    """Wait for other threads as the interpreter does at its end, and leave without taking everything apart."""
-    try:
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+) -> None:
+    """Become the process of a command line, and be it to the end."""
+    _take_over(streams, environment)
+    if new_session:
+        os.setsid()
+    if folder is not None:
+        os.chdir(folder)
+    main = importlib.import_module(module)
+    if hasattr(main, "__path__"):
+        main = importlib.import_module(f"{module}.__main__")
+    sys.modules["__main__"] = main
+    sys.argv = [str(main.__file__), *arguments]
+    _show_command_line(f"python -P -m {module} {' '.join(arguments)}")
+    _ready_for_signals()
+    main.run()
 
 
 def _take_over(streams: Streams, environment: Mapping[str, str]) -> None:
     """Make `streams` the standard ones, close all other files, and take another environment."""
-    encoding = sys.stdout.encoding
+    # Those that Python chose for this process, whatever stands in the place of the stream now.
+    encoding, errors = getattr(sys.__stdout__, "encoding", None), getattr(sys.__stdout__, "errors", None)
     # Numbers from 3 on, as the next lines replace 0, 1, 2.
     given = [fcntl.fcntl(each, fcntl.F_DUPFD, 3) for each in (streams.stdin, streams.stdout, streams.stderr)]
     for number, each in enumerate(given):
         os.dup2(each, number)
     close_files_from(3)
     lines = 1 if os.isatty(1) or "PYTHONUNBUFFERED" in environment else -1
-    sys.stdin = os.fdopen(0, encoding=encoding, closefd=False)
-    sys.stdout = os.fdopen(1, "w", lines, encoding=encoding, closefd=False)
+    sys.stdin = os.fdopen(0, encoding=encoding, errors=errors, closefd=False)
+    sys.stdout = os.fdopen(1, "w", lines, encoding=encoding, errors=errors, closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding=encoding, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(environment)
@@ -267,5 +309,5 @@ def _show_command_line(text: str) -> None:
     except (OSError, ValueError, IndexError):
         return
     room = end - start
-    words = text.encode().replace(b" ", b"\0")[: room - 1]
+    words = os.fsencode(text).replace(b" ", b"\0")[: room - 1]
     ctypes.memmove(start, words.ljust(room, b"\0"), room)

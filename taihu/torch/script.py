@@ -7,13 +7,10 @@ import runpy
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
-
-from taihu.process.forking import as_a_program
 
 __all__ = ["main", "run"]
 
@@ -27,10 +24,10 @@ def main() -> None:
     runpy.run_path(script, run_name="__main__")
 
 
-def run() -> NoReturn:
-    """Do so in a fork of a process that has imported PyTorch; the end is that of a process of its own."""
+def run() -> None:
+    """Do so in a fork of a process that has imported PyTorch."""
     _be_as_new()
-    as_a_program(main)
+    main()
 
 
 def _be_as_new() -> None:

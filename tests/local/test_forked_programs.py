@@ -19,8 +19,6 @@ import sys
 import threading
 import weakref
 
-from taihu.process.forking import as_a_program
-
 
 class Thing:
     pass
@@ -49,7 +47,7 @@ def main():
 
 
 def run():
-    as_a_program(main)
+    main()
 
 
 if __name__ == "__main__":

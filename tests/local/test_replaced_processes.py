@@ -15,18 +15,18 @@ from taihu.local.processes import LocalProcesses
 
 def test_who_takes_a_place_is_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork waits for the threads of gRPC, of which Python knows nothing: it was never seen to return."""
-    forks: list[bool] = []
+    forked: list[bool] = []
 
     def launch(
-        self: LocalProcesses, module: str, arguments: Sequence[str], log_file: IO[bytes]
+        self: LocalProcesses, module: str, arguments: Sequence[str], log_file: IO[bytes], *, forks: bool
     ) -> subprocess.Popen[bytes]:
-        forks.append(self.forks)
+        forked.append(forks)
         return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    monkeypatch.setattr("taihu.local.processes.can_fork", lambda: True)
+    monkeypatch.setattr("taihu.local.processes.can_fork", lambda own: True)
     monkeypatch.setattr("taihu.local.processes.prepare_to_fork", lambda _: True)
     monkeypatch.setattr(LocalProcesses, "_launch", launch)
     with LocalProcesses(tmp_path, fork=True) as processes:
         processes.start("worker 0", "worker", ()).wait()
         processes.replace("worker 0")
-    assert forks == [True, False]
+    assert forked == [True, False]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 # Its `run` does what its first argument says.
 PROBE = """
-import json, os, signal, sys, threading, time
+import atexit, concurrent.futures, json, os, signal, sys, threading, time
 def told():
     return {
         "arguments": sys.argv[1:], "main": sys.modules["__main__"].__package__, "folder": os.getcwd(),
@@ -19,7 +22,7 @@ def told():
         "terminates": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "interrupts": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        "command_line": open("/proc/self/cmdline").read().replace(chr(0), " ").strip(),
+        "command_line": open("/proc/self/cmdline", encoding="utf-8").read().replace(chr(0), " ").strip(),
     }
 def run():
     how = sys.argv[1]
@@ -37,6 +40,13 @@ def run():
     elif how == "threads":
         threading.Thread(target=lambda: (time.sleep(0.2), print("at last"))).start()
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    elif how == "pool":
+        global pool  # which nobody shuts down
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        print(pool.submit(os.path.basename, "a/word").result())
+        atexit.register(print, "exit handler")
+    elif how == "interrupted":
+        os.kill(os.getpid(), signal.SIGINT)
 """
 # Forks the probe for each of its arguments, and prints what became of it.
 PARENT = """
@@ -44,6 +54,7 @@ import json, os, signal, sys, tempfile, time
 from pathlib import Path
 from taihu.process.forking import ForkedProcess, Streams, can_fork, fork_command
 open_all_the_time = open(sys.argv[0])
+folder = tempfile.TemporaryDirectory()
 signal.signal(signal.SIGTERM, lambda *_: None)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 outcomes = {}
@@ -60,10 +71,11 @@ with open("out", "w+") as out, open("empty", "w+") as empty:
     streams = Streams(empty.fileno(), out.fileno(), out.fileno())
     pid = fork_command("probe", ["words"], streams, environment={}, folder=Path(sys.argv[1]))
     outcomes["elsewhere"] = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), open("out").read(), ""]
-assert can_fork()
+assert os.path.isdir(folder.name)
+assert can_fork([open_all_the_time.fileno()]) and not can_fork()
 print(json.dumps(outcomes))
 """
-HOWS = ("tell", "words", "code", "error", "signal", "threads")
+HOWS = ("tell", "words", "code", "error", "signal", "threads", "pool", "interrupted")
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +128,38 @@ def test_a_mistake_in_it_is_told_and_nothing_of_the_process_before_goes_on(
 
 def test_its_threads_are_waited_for_unless_they_are_daemons(outcomes: dict[str, tuple[int, str, str]]) -> None:
     assert outcomes["threads"] == (0, "at last\n", "")
+
+
+def test_it_ends_as_the_interpreter_does(outcomes: dict[str, tuple[int, str, str]]) -> None:
+    """The hooks by which a library ends its threads come before these are waited for, and exit handlers behind."""
+    assert outcomes["pool"] == (0, "word\nexit handler\n", "")
+    code, output, errors = outcomes["interrupted"]
+    assert (code, output) == (-signal.SIGINT, "")
+    assert errors.endswith("KeyboardInterrupt\n")
+
+
+def test_words_that_the_locale_cannot_read_are_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text(f"import json{PROBE}")
+    asks = f"""
+import sys
+sys.path.append({str(tmp_path)!r})
+from taihu.process.forking import ForkedProcess
+with open("err", "wb") as err:
+    process = ForkedProcess.start("probe", ["tell", *sys.argv[1:]], err.fileno(), {{}})
+process.stdin.close()
+sys.stdout.buffer.write(process.stdout.read())
+sys.exit(process.wait(20))
+"""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", asks, "öl/tïny.py"],
+        cwd=tmp_path,
+        env={**os.environ, **locale},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, (done.stderr, (tmp_path / "err").read_text())
+    told = json.loads(done.stdout)
+    assert os.fsencode("öl/tïny.py") == told["arguments"][1].encode("ascii", "surrogateescape")
+    assert told["command_line"].endswith(" tell öl/tïny.py")

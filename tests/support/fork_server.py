@@ -11,6 +11,7 @@ import json
 import os
 import selectors
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +32,7 @@ _LARGEST_REQUEST = 1 << 18
 def main() -> None:
     """Serve the socket that is this program's stdin until its other end is closed."""
     prepare_process(os.environ)
+    sys.path.append(str(Path(__file__).parents[1]))  # for programs of the tests
     with importing_much():
         prepare_to_fork()
         for module in _COMMANDS:
