@@ -6,32 +6,65 @@ Scripts for CPUs run as they do with gloo (docs/torch_backend.md).
 from __future__ import annotations
 
 import os
-from typing import Any
+import threading
+from typing import Any, Final
 
 import torch.distributed as dist
 
-from taihu.torch.group.meeting import Place
+from taihu.torch.group.ending import Present
+from taihu.torch.group.place import Place
 from taihu.torch.group.process_group import TaihuGroup
 from taihu.torch.reports import begin_results, options_of
 
-__all__ = ["create_group", "register"]
+__all__ = ["Groups", "register"]
+
+_KEPT_S: Final = 5.0
 
 
-def create_group(options: Any, _: Any = None) -> TaihuGroup:
-    """A connected group, as torch.distributed asks for it; `options` are c10d's DistributedBackendOptions.
+class Groups:
+    """The groups of a process, as torch.distributed asks for them.
 
-    Raises:
-        TaihuError: the group's processes do not find each other within its timeout.
+    Where a script destroys its groups and makes others, its ranks come to that at different times: who is first meets
+    the store of rank 0's old group, which would go with it, and take along who has come to it. So the last group's
+    store is kept until another group is made, for a moment at most: PyTorch hands a store that is there on to the
+    next group of its process and port.
     """
-    name = options.group_id or "default"
-    # The group of all has no list of them.
-    members = options.global_ranks_in_group
-    rank = members[options.group_rank] if members else options.group_rank
-    begin_results(options_of(os.environ).results, rank)
-    place = Place(name, options.group_rank, options.group_size, options.timeout.total_seconds())
-    return TaihuGroup(options.store, place, members)
+
+    def __init__(self) -> None:
+        self._present = Present()
+        self._kept: Any = None
+        self._timer: threading.Timer | None = None
+
+    def create(self, options: Any, _: Any = None) -> TaihuGroup:
+        """A connected group; `options` are c10d's DistributedBackendOptions.
+
+        Raises:
+            TaihuError: the group's processes do not find each other within its timeout.
+        """
+        name = options.group_id or "default"
+        # The group of all has no list of them.
+        members = options.global_ranks_in_group
+        rank = members[options.group_rank] if members else options.group_rank
+        begin_results(options_of(os.environ).results, rank)
+        place = Place(name, options.group_rank, options.group_size, options.timeout.total_seconds())
+        group = TaihuGroup(options.store, place, members, on_end=self._keep)
+        self._present.add(group)
+        self._let_go()
+        return group
+
+    def _keep(self, store: Any) -> None:
+        self._let_go()
+        self._kept = store
+        self._timer = threading.Timer(_KEPT_S, self._let_go)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _let_go(self) -> None:
+        timer, self._kept, self._timer = self._timer, None, None
+        if timer is not None:
+            timer.cancel()
 
 
 def register() -> None:
     """Have torch.distributed know the backend; `import taihu.torch` does so."""
-    dist.Backend.register_backend("taihu", create_group, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("taihu", Groups().create, extended_api=True, devices=["cpu"])

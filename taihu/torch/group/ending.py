@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["leave_at_exit"]
+__all__ = ["Leaving", "Present"]
 
 
 class Leaving(Protocol):
@@ -23,22 +23,28 @@ class Leaving(Protocol):
         ...
 
 
-def leave_at_exit(group: Leaving) -> None:
-    """Have `group` leave when the process ends, if it lives until then.
+class Present:
+    """The groups of a process, which leave when it ends, if they live until then.
 
     That has to be before Python waits for threads that serve other ranks, which end when those leave: `atexit` comes
     after it, and all would wait for each other.
     """
-    known = weakref.ref(group)
 
-    def leave() -> None:
-        left = known()
-        if left is None:
-            return
+    def __init__(self) -> None:
+        self._groups: weakref.WeakSet[Leaving] = weakref.WeakSet()
+        self._is_known = False
+
+    def add(self, group: Leaving) -> None:
+        """Have `group` leave at the end."""
+        self._groups.add(group)
+        if not self._is_known:
+            self._is_known = True
+            register = getattr(threading, "_register_atexit", atexit.register)
+            register(self._leave)
+
+    def _leave(self) -> None:
         error = getattr(sys, "last_value", None)
-        if error is not None:
-            left.give_up(f"has ended with {error!r}")
-        left.shutdown()
-
-    register = getattr(threading, "_register_atexit", atexit.register)
-    register(leave)
+        for group in list(self._groups):
+            if error is not None:
+                group.give_up(f"has ended with {error!r}")
+            group.shutdown()

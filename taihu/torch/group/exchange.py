@@ -18,7 +18,8 @@ from allreduce.ring.operation import IsFailed, reduce_kind
 from allreduce.same_host.staged import StagedSums, share
 from taihu.errors import ExchangeError
 from taihu.torch.group.bits import letter, parcel
-from taihu.torch.group.meeting import Place, meet
+from taihu.torch.group.meeting import meet
+from taihu.torch.group.place import Place
 from taihu.torch.group.roll_call import RollCall
 from taihu.wire.headers import ValueType
 
@@ -45,7 +46,7 @@ class Exchange:
         self._communicator = self._meeting.communicator
         self._failure: BaseException | None = None
         self._communicator.on_failure(self._failed)
-        self._roll_call = RollCall(store, place)
+        self._roll_call = RollCall(store, place, self._meeting.word)
         self._number = 0
         # Broadcasts of this rank that others have not taken yet, with their sizes.
         self._ahead: deque[tuple[int, PartsOperation]] = deque()

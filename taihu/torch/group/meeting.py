@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
-import time
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 
 from allreduce.communicator import Communicator
 from allreduce.peer_service import PEER_SERVICE
 from taihu.coordination.listener import Listener, ListenOptions, open_listener
-from taihu.errors import ConfigError, PeerUnreachableError
+from taihu.errors import ConfigError
 from taihu.security.security import Security
 from taihu.security.token import find_token
+from taihu.torch.group.agreement import Life, Roster
+from taihu.torch.group.board import Board
+from taihu.torch.group.place import Place
 from taihu.wire.address import advertised_host, is_loopback, join_address
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.patience import Patience
 
-__all__ = ["Meeting", "Place", "meet"]
+__all__ = ["Meeting", "meet"]
 
-_SPARE_THREADS = 4
-_LONGEST_SILENCE_S = 15.0
-
-
-@dataclass(frozen=True)
-class Place:
-    """A process's place in a group: `rank` of `size`; `name` is the group's, `timeout_s` that of its operations."""
-
-    name: str
-    rank: int
-    size: int
-    timeout_s: float
+_SPARE_THREADS: Final = 4
+_LONGEST_SILENCE_S: Final = 15.0
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """A connected group: its communicator, and what listens for the others, which a group of one has not."""
+    """A connected group: its communicator, what listens for the others, which a group of one has not, and its word.
+
+    `word` is the same on all ranks, and no other group's, whatever their names are.
+    """
 
     communicator: Communicator
     listener: Listener | None
+    word: str
 
     def close(self) -> None:
         """Leave in good order."""
@@ -59,25 +53,37 @@ def meet(store: Any, place: Place) -> Meeting:
         PeerUnreachableError: a process has not come within the group's timeout; it is named.
         ConfigError: this machine has no address to listen on.
     """
-    deadline = time.monotonic() + place.timeout_s
-    if place.rank == 0:
-        store.set("job", f"torch-{secrets.token_hex(8)}")
-    patience = Patience(max(1.0, min(_LONGEST_SILENCE_S, place.timeout_s)))
     if place.size == 1:
-        identity = WorkerIdentity(_get(store, "job", "rank 0", place, deadline), 0, 0)
-        return Meeting(Communicator(identity, 1, timeout_s=place.timeout_s), None)
+        word = _new_word()
+        return Meeting(Communicator(WorkerIdentity(word, 0, 0), 1, timeout_s=place.timeout_s), None, word)
+    patience = Patience(max(1.0, min(_LONGEST_SILENCE_S, place.timeout_s)))
+    board = Board(store, place)
     listener = _listen(store, place, patience)
     try:
-        communicator = _connect(store, place, listener, deadline)
+        life = Life(secrets.randbits(62), listener.address)
+        roster = board.join(life) if place.rank else board.host(life, _new_word)
+        communicator = _connect(roster, place, listener)
     except BaseException:
         listener.close(grace_s=0.0)
         raise
-    return Meeting(communicator, listener)
+    meeting = Meeting(communicator, listener, roster.word)
+    try:
+        # Nobody may leave, however little it has to do, while others are about to connect to it.
+        board.wait_for_all("connected", roster)
+    except BaseException as error:
+        communicator.fail(error)
+        meeting.close()
+        raise
+    return meeting
 
 
-def _connect(store: Any, place: Place, listener: Listener, deadline: float) -> Communicator:
-    job = _get(store, "job", "rank 0", place, deadline)
-    identity = WorkerIdentity(job, place.rank, secrets.randbits(62))
+def _new_word() -> str:
+    return f"torch-{secrets.token_hex(8)}"
+
+
+def _connect(roster: Roster, place: Place, listener: Listener) -> Communicator:
+    lives = [life for life in roster.lives if life is not None]
+    identity = WorkerIdentity(roster.word, place.rank, lives[place.rank].incarnation)
     communicator = Communicator(
         identity,
         place.size,
@@ -87,18 +93,10 @@ def _connect(store: Any, place: Place, listener: Listener, deadline: float) -> C
     )
     communicator.register(listener.rpc.grpc_server)
     listener.rpc.start([PEER_SERVICE])
-    store.set(f"incarnation/{place.rank}", str(identity.incarnation))
-    store.set(f"address/{place.rank}", listener.address)
-    ranks = range(place.size)
-    addresses = [_get(store, f"address/{rank}", f"rank {rank}", place, deadline) for rank in ranks]
+    addresses = [life.address for life in lives]
     _check_reach(addresses, place)
-    lives = [int(_get(store, f"incarnation/{rank}", f"rank {rank}", place, deadline)) for rank in ranks]
-    communicator.admit(lives, mesh=True)
+    communicator.admit([life.incarnation for life in lives], mesh=True)
     communicator.connect(addresses, mesh=True)
-    # Nobody may leave, however little it has to do, while others are about to connect to it.
-    store.set(f"connected/{place.rank}", "")
-    for rank in ranks:
-        _get(store, f"connected/{rank}", f"rank {rank}", place, deadline)
     return communicator
 
 
@@ -128,16 +126,3 @@ def _check_reach(addresses: list[str], place: Place) -> None:
             f"group {place.name!r}: rank {local[0]} is reached at {addresses[local[0]]}, others at other machines' "
             "addresses; give MASTER_ADDR as an address that all machines reach"
         )
-
-
-def _get(store: Any, key: str, owner: str, place: Place, deadline: float) -> str:
-    """The store's value of `key`, which `owner` sets."""
-    left_ms = max(1, math.ceil(1000.0 * (deadline - time.monotonic())))
-    try:
-        store.wait([key], timedelta(milliseconds=left_ms))
-        return bytes(store.get(key)).decode()
-    except dist.DistError as error:
-        raise PeerUnreachableError(
-            f"group {place.name!r}: {owner} has not come within {place.timeout_s:g} s; start all {place.size} "
-            f"processes, or give a longer timeout ({error.__class__.__name__})"
-        ) from None

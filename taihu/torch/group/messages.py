@@ -8,6 +8,7 @@ from typing import Any
 
 from taihu.errors import ExchangeError
 from taihu.torch.group.bits import bytes_of
+from taihu.torch.group.callers import Callers
 from taihu.torch.group.exchange import Exchange
 from taihu.torch.group.moves import filled
 from taihu.torch.group.work import GroupWork
@@ -21,11 +22,15 @@ class Messages:
     Args:
         exchange: the group's.
         explain: makes the error that a work raises of what has ended it.
+        callers: the threads for callbacks: those that messages come by must not wait.
     """
 
-    def __init__(self, exchange: Exchange, explain: Callable[[str, BaseException], BaseException]) -> None:
+    def __init__(
+        self, exchange: Exchange, explain: Callable[[str, BaseException], BaseException], callers: Callers
+    ) -> None:
         self._exchange = exchange
         self._explain = explain
+        self._callers = callers
         self._lock = threading.Lock()
         self._open: set[GroupWork] = set()
         exchange.on_failure(self._failed)
@@ -45,27 +50,29 @@ class Messages:
         def arrived(source: int) -> None:
             if not tensor.is_contiguous():
                 tensor.detach().copy_(place)
-            self._end(work, source)
+            self._end(work, source=source)
 
         self._exchange.receive(rank, tag, bytes_of(place), arrived)
         return work
 
     def _begin(self, what: str, result: list[Any], who: str, timeout_s: float) -> GroupWork:
         error = ExchangeError(f"{who} not come to {what}: Timed out after {timeout_s:g} s; see what it does")
-        work = GroupWork(what, result, lambda: self._exchange.fail(error), timeout_s)
+        work = GroupWork(what, result, late=lambda: self._exchange.fail(error), limit_s=timeout_s)
         with self._lock:
             self._open.add(work)
         if self._exchange.failure is not None:
             self._failed(self._exchange.failure)
         return work
 
-    def _end(self, work: GroupWork, source: int = -1) -> None:
+    def _end(self, work: GroupWork, error: BaseException | None = None, *, source: int = -1) -> None:
         with self._lock:
             self._open.discard(work)
-        work.finish(source=source)
+        tell = work.end(error, source=source)
+        if tell is not None:
+            self._callers.call(tell)
 
     def _failed(self, error: BaseException) -> None:
         with self._lock:
-            failed, self._open = self._open, set()
+            failed = list(self._open)
         for work in failed:
-            work.finish(self._explain(work.what, error))
+            self._end(work, self._explain(work.what, error))

@@ -5,6 +5,7 @@ Names and arguments of methods are PyTorch's, of which some have several names f
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from taihu.errors import ExchangeError
 from taihu.torch.group import moves, sparse, sums
+from taihu.torch.group.callers import Callers
 from taihu.torch.group.checks import (
     check_dense,
     check_one,
@@ -26,11 +28,10 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
-from taihu.torch.group.ending import leave_at_exit
 from taihu.torch.group.exchange import Exchange, Turn
-from taihu.torch.group.meeting import Place
 from taihu.torch.group.messages import Messages
 from taihu.torch.group.order import Order
+from taihu.torch.group.place import Place
 from taihu.torch.group.work import GroupWork
 
 __all__ = ["TaihuGroup"]
@@ -52,12 +53,19 @@ class TaihuGroup(dist.ProcessGroup):
         store: the group's part of torch's store.
         place: of this process in the group.
         global_ranks: the group's ranks in the whole run, in order.
+        on_end: is called with `store` when this process has left a group of several.
 
     Raises:
         TaihuError: the group's processes do not find each other.
     """
 
-    def __init__(self, store: Any, place: Place, global_ranks: Sequence[int]) -> None:
+    def __init__(
+        self,
+        store: Any,
+        place: Place,
+        global_ranks: Sequence[int],
+        on_end: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         super().__init__(place.rank, place.size)
         self._store = store
         self._place = place
@@ -65,10 +73,12 @@ class TaihuGroup(dist.ProcessGroup):
         self._names = {"name": place.name, "description": ""}
         self._timeout_s = place.timeout_s
         self._exchange = Exchange(store, place)
-        self._messages = Messages(self._exchange, self._explain)
-        self._order = Order(f"taihu-{place.name}", self._explain)
+        self._callers = Callers(f"taihu-{place.name}-callback")
+        self._messages = Messages(self._exchange, self._explain, self._callers)
+        self._order = Order(f"taihu-{place.name}", self._explain, self._callers)
+        self._on_end = on_end
+        self._process = os.getpid()
         self._closed = False
-        leave_at_exit(self)
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place; a sparse COO tensor is summed, and coalesced then."""
@@ -253,6 +263,7 @@ class TaihuGroup(dist.ProcessGroup):
         return self._messages.receive(self._one_of("recv_anysource", tensors, None), None, tag, self._timeout_s)
 
     def _one_of(self, what: str, tensors: Tensors, other: int | None) -> Tensor:
+        self._check_process(what)
         check_dense(what, tensors)
         if other == self._place.rank or (other is not None and not 0 <= other < self._place.size):
             raise ValueError(f"taihu {what}: rank {other} of the group; expected another one of {self._place.size}")
@@ -272,9 +283,17 @@ class TaihuGroup(dist.ProcessGroup):
 
     def _queue(self, what: str, result: Tensors, run: Run, opts: Any) -> GroupWork:
         timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
-        return self._order.issue(
-            GroupWork(what, result), partial(self._run, run, Turn(self._exchange, what, timeout_s))
-        )
+        self._check_process(what)
+        return self._order.issue(what, result, partial(self._run, run, Turn(self._exchange, what, timeout_s)))
+
+    def _check_process(self, what: str) -> None:
+        """Raise unless this process made the group: a fork has neither its threads nor its place."""
+        if os.getpid() != self._process:
+            rank = self._global_rank(self._place.rank)
+            raise dist.DistBackendError(
+                f"taihu group {self._names['name']!r}, {what}: this process is a fork of rank {rank}, and has no "
+                f"connection to the others; let rank {rank} call it"
+            )
 
     def _run(self, run: Run, turn: Turn) -> None:
         if self._exchange.failure is not None:
@@ -298,10 +317,13 @@ class TaihuGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave in good order when what was issued has ended; may be called again."""
-        if not self._closed:
+        if not self._closed and os.getpid() == self._process:
             self._closed = True
             self._order.close(_FAREWELL_S)
+            self._callers.close()
             self._exchange.close()
+            if self._place.size > 1:
+                self._on_end(self._store)
 
     def abort(self) -> None:
         """End every operation with an error, on all ranks."""
@@ -309,7 +331,8 @@ class TaihuGroup(dist.ProcessGroup):
 
     def give_up(self, reason: str) -> None:
         """End every operation on all ranks with an error that says that this rank `reason`."""
-        self._exchange.fail(ExchangeError(f"worker {self._place.rank} {reason}"))
+        if os.getpid() == self._process:
+            self._exchange.fail(ExchangeError(f"worker {self._place.rank} {reason}"))
 
     def set_timeout(self, timeout: Any) -> None:
         """Give operations that are issued from now on another timeout."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from taihu.errors import ExchangeError
-from taihu.torch.group.meeting import Place
+from taihu.torch.group.place import Place
 from taihu.words import listed
 
 __all__ = ["RollCall"]
@@ -19,10 +19,14 @@ _LONGEST_S: Final = 1.0
 
 
 class RollCall:
-    """The ranks of a group that wait for the same operation; `store` is the group's part of torch's."""
+    """The ranks of a group that wait for the same operation.
 
-    def __init__(self, store: Any, place: Place) -> None:
+    `store` is the group's part of torch's, which may have keys of former groups; `word` is this group's alone.
+    """
+
+    def __init__(self, store: Any, place: Place, word: str) -> None:
         self._store = store
+        self._keys = f"waits/{word}"
         self._place = place
 
     def missing(self, number: int) -> list[int]:
@@ -47,9 +51,9 @@ class RollCall:
         others = [rank for rank in range(self._place.size) if rank != self._place.rank]
         deadline = time.monotonic() + min(_LONGEST_S, self._place.timeout_s)
         try:
-            self._store.set(f"waits/{number}/{self._place.rank}", "")
+            self._store.set(f"{self._keys}/{number}/{self._place.rank}", "")
             while time.monotonic() < deadline and others:
-                others = [rank for rank in others if not self._store.check([f"waits/{number}/{rank}"])]
+                others = [rank for rank in others if not self._store.check([f"{self._keys}/{number}/{rank}"])]
                 threading.Event().wait(_LOOK_AGAIN_S)
         except dist.DistError:
             return

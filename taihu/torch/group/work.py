@@ -20,37 +20,48 @@ class GroupWork(dist.Work):
     Args:
         what: names it in messages.
         result: the tensors that it fills.
+        on_wait: is called by a thread that is about to wait.
         late: called once by who has waited for `limit_s`, and ends it; None where something else watches the time.
         limit_s: seconds from now on.
     """
 
     def __init__(
-        self, what: str, result: list[Any], late: Callable[[], None] | None = None, limit_s: float = 0.0
+        self,
+        what: str,
+        result: list[Any],
+        *,
+        on_wait: Callable[[], None] = lambda: None,
+        late: Callable[[], None] | None = None,
+        limit_s: float = 0.0,
     ) -> None:
         super().__init__()
         self.what = what
         self._result = result
+        self._on_wait = on_wait
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._source = -1
         self._late = late
         self._deadline = time.monotonic() + limit_s
-        # The callback runs as soon as the first future has a value; what it raises becomes an error of C++'s too.
-        self._told: Any = torch.futures.Future()
-        self._future: Any = self._told.then(self._outcome)
+        self._future: _Told | None = None
 
-    def finish(self, error: BaseException | None = None, *, source: int = -1) -> None:
-        """Tell the end, once; later calls change nothing. `source` is the rank that a message came from."""
+    def end(self, error: BaseException | None = None, *, source: int = -1) -> Callable[[], None] | None:
+        """Tell the end, once; later calls change nothing. `source` is the rank that a message came from.
+
+        Returns:
+            The telling of its future, which runs callbacks that may wait for anything; None where nobody has asked
+            for one.
+        """
         with self._lock:
             if self._done.is_set():
-                return
+                return None
             self._error = error
             self._source = source
             self._done.set()
-        self._told.set_result(None)
+            return None if self._future is None else self._future.tell
 
-    def _outcome(self, _: Any) -> list[Any]:
+    def _outcome(self) -> list[Any]:
         if self._error is not None:
             raise self._error
         return self._result
@@ -62,6 +73,7 @@ class GroupWork(dist.Work):
             DistBackendError: it failed, or did not end within `timeout`; zero and none mean the group's timeout.
         """
         limit = timeout.total_seconds() if timeout is not None else 0.0
+        self._on_wait()
         if not self._wait(limit if limit > 0.0 else None):
             raise dist.DistBackendError(f"{self.what} did not end within {limit:g} s; wait longer, or see its group")
         if self._error is not None:
@@ -81,11 +93,17 @@ class GroupWork(dist.Work):
 
     def get_future(self) -> Any:
         """A torch.futures.Future of the tensors, or of the error."""
-        if self._late is not None and not self._done.is_set():
+        with self._lock:
+            told, ended = self._future, self._done.is_set()
+            if told is None:
+                told = self._future = _Told(self._outcome)
+                if ended:
+                    told.tell()  # nobody has added a callback yet
+        if self._late is not None and not ended:
             timer = threading.Timer(max(0.0, self._deadline - time.monotonic()), self._look)
             timer.daemon = True
             timer.start()
-        return self._future
+        return told.future
 
     def _look(self) -> None:
         if self._late is not None and not self._done.is_set():
@@ -117,3 +135,16 @@ class GroupWork(dist.Work):
 
     def _source_rank(self) -> int:
         return self._source
+
+
+class _Told:
+    """A future of an operation's outcome, which runs callbacks where `tell` is called."""
+
+    def __init__(self, outcome: Callable[[], list[Any]]) -> None:
+        self._ended: Any = torch.futures.Future()
+        # What a callback raises becomes an error for C++, too; what `set_exception` is given does not.
+        self.future: Any = self._ended.then(lambda _: outcome())
+
+    def tell(self) -> None:
+        """The operation has ended."""
+        self._ended.set_result(None)
