@@ -316,6 +316,11 @@ class Communicator:
                 )
 
     @property
+    def begun(self) -> tuple[int, int]:
+        """The numbers of calls and of transfers of all ranks that this one has begun: others begin as many."""
+        return self._calls, self._operations.transfers
+
+    @property
     def left(self) -> MemberLostError | None:
         """The error of what needs everybody, once a worker has left in good order."""
         return self._operations.left

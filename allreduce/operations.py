@@ -93,6 +93,11 @@ class Operations:
         """The present attempt, see `Fence`."""
         return self._fence.attempt
 
+    @property
+    def transfers(self) -> int:
+        """The number of transfers that have begun in this attempt."""
+        return self._parts.begun
+
     def start(self, operation: Operation) -> None:
         """Begin, or hand to the thread that sums in shared memory.
 

@@ -498,6 +498,8 @@ class Progress(_message.Message):
     BUSY_WITH_FIELD_NUMBER: _builtins.int
     IN_STEP_SECONDS_FIELD_NUMBER: _builtins.int
     SLOW_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
+    WAITS_IN_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     test_accuracy: _builtins.float
@@ -533,6 +535,12 @@ class Progress(_message.Message):
     in_step_seconds: _builtins.float
     """Time since the step before ended, and the time that none of the recent ones took (median + k MAD); 0 if unknown."""
     slow_after_seconds: _builtins.float
+    waits_in: _builtins.str
+    """Scripts: the one of them that it waits in; empty when it does not."""
+    @_builtins.property
+    def begun(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Scripts: numbers of operations of each kind that it has begun and that all workers take part in: its backwards first."""
+
     def __init__(
         self,
         *,
@@ -560,10 +568,12 @@ class Progress(_message.Message):
         busy_with: _builtins.str = ...,
         in_step_seconds: _builtins.float = ...,
         slow_after_seconds: _builtins.float = ...,
+        begun: _abc.Iterable[_builtins.int] | None = ...,
+        waits_in: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_with", b"busy_with", "bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "in_step_seconds", b"in_step_seconds", "loss", b"loss", "moves", b"moves", "path", b"path", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "slow_after_seconds", b"slow_after_seconds", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "test_metric", b"test_metric", "test_value", b"test_value", "tests", b"tests", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "busy_with", b"busy_with", "bytes_received_per_step", b"bytes_received_per_step", "bytes_sent_per_step", b"bytes_sent_per_step", "compress_seconds", b"compress_seconds", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "in_step_seconds", b"in_step_seconds", "loss", b"loss", "moves", b"moves", "path", b"path", "samples_per_second", b"samples_per_second", "selected_ratio", b"selected_ratio", "slow_after_seconds", b"slow_after_seconds", "step", b"step", "step_seconds", b"step_seconds", "test_accuracy", b"test_accuracy", "test_metric", b"test_metric", "test_value", b"test_value", "tests", b"tests", "threshold_drift_ratio", b"threshold_drift_ratio", "total_steps", b"total_steps", "update_seconds", b"update_seconds", "wait_seconds", b"wait_seconds", "waits_for", b"waits_for", "waits_in", b"waits_in"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1263,6 +1273,7 @@ class FinishRequest(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     UNTIL_END_FIELD_NUMBER: _builtins.int
     HAS_LOST_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     parameters_sha256: _builtins.str
     """Workers: SHA-256 over the final parameters."""
@@ -1272,6 +1283,8 @@ class FinishRequest(_message.Message):
     """The answer is to wait until the run has ended."""
     has_lost: _builtins.bool
     """It failed because it has lost another member: it would begin again with all others."""
+    exit_code: _builtins.int
+    """What its process ends with, where that is known."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -1286,12 +1299,15 @@ class FinishRequest(_message.Message):
         failure: _builtins.str = ...,
         until_end: _builtins.bool = ...,
         has_lost: _builtins.bool = ...,
+        exit_code: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "member", b"member", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "has_lost", b"has_lost", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress", "until_end", b"until_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "failure", b"failure", "has_lost", b"has_lost", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress", "until_end", b"until_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
+    _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exit_code) -> _WhichOneofReturnType__exit_code | None: ...
 
 Global___FinishRequest: _TypeAlias = FinishRequest  # noqa: Y015
 

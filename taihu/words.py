@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["aligned", "counted", "listed", "one_line", "parse_bytes", "parse_rate", "said_by", "told"]
+__all__ = ["aligned", "counted", "listed", "one_line", "ordinal", "parse_bytes", "parse_rate", "said_by", "told"]
 
 _UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
 _MOST_TOLD: Final = 2000
@@ -17,6 +17,12 @@ _RATES: Final = MappingProxyType({"k": 1e3, "m": 1e6, "g": 1e9})
 def counted(number: int, thing: str) -> str:
     """`1 group`, `2 groups`, `1,000 groups`."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
+def ordinal(number: int) -> str:
+    """`1st`, `2nd`, `3rd`, `4th`, `11th`."""
+    ends_in_th = 10 <= number % 100 <= 20
+    return f"{number:,}{'th' if ends_in_th else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 
 
 def listed(things: Sequence[str]) -> str:

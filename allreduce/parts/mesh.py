@@ -99,7 +99,8 @@ class PartsOperation:
 class PartsMesh:
     """The running transfers of one rank; frames of those that it has not begun yet wait for it. Not thread-safe.
 
-    Only its order among frames of one operation matters to a receiver. `held` counts what waits.
+    Only its order among frames of one operation matters to a receiver. `held` counts what waits; `begun` are the
+    transfers of this attempt.
     """
 
     def __init__(self, identity: WorkerIdentity, send: Send, after: After, held: Held) -> None:
@@ -107,19 +108,19 @@ class PartsMesh:
         self._send = send
         self._after = after
         self._attempt = 0
-        self._begun = 0
+        self.begun = 0
         self._running: dict[OperationKey, PartsOperation] = {}
         self._early: EarlyFrames[tuple[FrameHeader, Values]] = EarlyFrames(held)
 
     def next_key(self) -> OperationKey:
         """The key of the next operation, the same on all ranks."""
-        self._begun += 1
-        return OperationKey(At(0, 0, self._attempt), self._begun)
+        self.begun += 1
+        return OperationKey(At(0, 0, self._attempt), self.begun)
 
     def abort(self, attempt: int) -> None:
         """Forget what is under way or early of attempts before `attempt`, in which transfers are counted anew."""
         self._attempt = attempt
-        self._begun = 0
+        self.begun = 0
         self._running.clear()
         self._early.abort(attempt)
 
@@ -169,11 +170,11 @@ class PartsMesh:
         key = OperationKey.of(header)
         operation = self._running.get(key)
         if operation is None:
-            ahead = key.group - (self._begun if key.at.attempt == self._attempt else 0)
+            ahead = key.group - (self.begun if key.at.attempt == self._attempt else 0)
             if key.at.step or not 0 < ahead <= _MOST_AHEAD:
                 raise FrameError(
                     f"{header.sender.label} sent a part of transfer {key.group}, step {key.at.step}: "
-                    f"expected one of the {_MOST_AHEAD} after {self._begun}"
+                    f"expected one of the {_MOST_AHEAD} after {self.begun}"
                 )
             if values is not None:
                 self._early.put(key, header.sender.rank, values.nbytes, (header, values.copy()))

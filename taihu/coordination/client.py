@@ -336,14 +336,16 @@ class CoordinatorClient:
             with suppress(TaihuError):  # who fails says so again, and may be heard then
                 self._finish(said, None, _LOOK_S)
 
-    def finish_with_all(self, *, progress: Progress, parameters_sha256: str) -> None:
+    def finish_with_all(self, *, progress: Progress, parameters_sha256: str, exit_code: int | None = None) -> None:
         """Say that this worker has done its part; returns when all have, and the run has ended.
+
+        Its process ends with `exit_code`, where that is known.
 
         Raises:
             RunError: the run failed.
             RecoveringError: another one was lost before it had done its part.
         """
-        said = pb.FinishRequest(parameters_sha256=parameters_sha256, until_end=True)
+        said = pb.FinishRequest(parameters_sha256=parameters_sha256, until_end=True, exit_code=exit_code)
         response = self._finish(said, progress, None)
         while not (state := messages.state_from_message(response.state)).is_final:
             response = self._finish(said, progress, None)  # it has been held for as long as one call is

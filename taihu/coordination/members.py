@@ -61,6 +61,9 @@ class Progress:
     `moves` grows with everything that the member gets on by; `waits_for` is what it waits for, "" where it waits for
     nobody; `busy_with` what it does that takes long without `moves`. `in_step_seconds` is the time since the step
     before ended; one that takes longer than `slow_after_seconds` is unlike the recent ones, 0 where these are few.
+
+    A script tells of operations that all workers take part in, each at its own time: `begun` are the numbers of those
+    that it has come to, by kinds, its backwards first; `waits_in` is the one that it waits in, "" where it does not.
     """
 
     step: int = 0
@@ -87,17 +90,20 @@ class Progress:
     busy_with: str = ""
     in_step_seconds: float = 0.0
     slow_after_seconds: float = 0.0
+    begun: tuple[int, ...] = ()
+    waits_in: str = ""
 
 
 @dataclass
 class MemberRecord:
-    """The record of one member."""
+    """The record of one member. One that has `finished` ends with `exit_code`, where it has told that."""
 
     incarnation: int
     address: str
     last_seen_s: float
     progress: Progress = field(default_factory=Progress)
     finished: bool = False
+    exit_code: int | None = None
     parameters_sha256: str = ""
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from taihu.coordination.agreement import Agreement
+from taihu.coordination.farewells import CrossedWaits, left_behind
 from taihu.coordination.hashes import HashBook, difference
 from taihu.coordination.members import MemberId, MemberRecord, Progress, Role, RunState, error_of
 from taihu.coordination.standstill import Standstill, stall_of
@@ -26,6 +27,8 @@ TICK_S: Final = 0.2
 _DIFFERENCE: Final = "memory, a link or a processor is at fault, or taihu: please report it"
 # Who has not been heard of for so many heartbeats leaves its place to another process that asks for it.
 _REPLACED_AFTER: Final = 4
+# Who waits for each other is sure to when it is the same for so many.
+_SURE_AFTER: Final = 4
 # Processes that ask for a place; who asks once and never again is forgotten.
 _MOST_ASKING: Final = 1024
 
@@ -75,6 +78,7 @@ class Membership:
         self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
         self._hashes = HashBook(workers)
         self._standstill = Standstill(still_after_s)
+        self._crossed_waits = CrossedWaits(_SURE_AFTER * heartbeat_s)
         self._withdrawn: set[tuple[MemberId, int]] = set()
         self._asked_s: dict[tuple[MemberId, int], float] = {}
         self._layout_follows = layout_follows
@@ -209,7 +213,8 @@ class Membership:
         """
         record = self._record(member, incarnation, job)
         record.last_seen_s = now
-        record.progress = progress
+        if not record.finished:  # else it has been on its way for longer than the last word
+            record.progress = progress
         self._standstill.heard(member, progress, now)
 
     def finish(
@@ -223,10 +228,12 @@ class Membership:
         parameters_sha256: str = "",
         failure: str = "",
         has_lost: bool = False,
+        exit_code: int | None = None,
     ) -> None:
         """A member has done its part, or failed; the first failure becomes the run's reason.
 
-        `has_lost` says that it failed because it has lost another one, and would begin again.
+        `has_lost` says that it failed because it has lost another one, and would begin again; its process ends with
+        `exit_code`.
 
         Raises:
             StaleError: no such member with this incarnation has joined.
@@ -238,6 +245,7 @@ class Membership:
         record = self._record(member, incarnation, job)
         record.last_seen_s = now
         record.finished = True
+        record.exit_code = exit_code
         record.parameters_sha256 = parameters_sha256
         if progress is not None:
             record.progress = progress
@@ -291,7 +299,7 @@ class Membership:
             self.end_generation(f"{member} was lost after step {record.progress.step}: {how}")
 
     def expire(self, now: float) -> None:
-        """Fail the run when a member has been silent, or missing, for too long.
+        """Fail the run when a member has been silent, or missing, for too long, or others wait for it in vain.
 
         Workers are not silent while `peer_addresses` are not known.
         """
@@ -299,8 +307,11 @@ class Membership:
         for member, record in self.members.items():
             if now - record.last_seen_s > self._lost_after_s:
                 self.lost(member, f"no heartbeat for {self._lost_after_s:g} s")
-        if self.state is RunState.RUNNING and (still := self._standstill.look(now, self.members)):
-            self.end_generation(still)
+        if self.state is RunState.RUNNING:
+            if in_vain := left_behind(self.members) or self._crossed_waits.look(now, self.members):
+                self.fail(in_vain)
+            elif still := self._standstill.look(now, self.members):
+                self.end_generation(still)
         if self.waiting_s(now) > self._join_timeout_s:
             names = ", ".join(map(str, self.missing()))
             self.fail(f"{names} did not join within {self._join_timeout_s:g} s; start all members of the job")

@@ -109,7 +109,8 @@ def progress_to_message(progress: Progress) -> pb.Progress:
 
 def progress_from_message(message: pb.Progress) -> Progress:
     """Convert a progress report."""
-    return Progress(**{item.name: getattr(message, item.name) for item in fields(Progress)})
+    values = {item.name: getattr(message, item.name) for item in fields(Progress)}
+    return Progress(**{**values, "begun": tuple(message.begun)})
 
 
 def state_to_message(state: RunState) -> pb.RunState.ValueType:

@@ -355,6 +355,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     parameters_sha256=request.parameters_sha256,
                     failure=request.failure,
                     has_lost=request.has_lost,
+                    exit_code=request.exit_code if request.HasField("exit_code") else None,
                 )
             if request.until_end:
                 self._coordinator.wait_for(lambda m: m.state.is_final, remaining_s(context))

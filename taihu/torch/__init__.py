@@ -21,6 +21,7 @@ import structlog
 import torch
 
 from taihu.errors import RunError
+from taihu.process.ending import known_exit_code
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
@@ -61,7 +62,7 @@ class _Present:
 
     def leave(self, error: BaseException | None = None) -> None:
         if self.world is not None:
-            self.world.leave(error)
+            self.world.leave(error, known_exit_code())
 
 
 _present = _Present()

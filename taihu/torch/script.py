@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from taihu.process.ending import note_end
+
 __all__ = ["main", "run"]
 
 
@@ -21,7 +23,12 @@ def main() -> None:
     _end_with_stdin()
     sys.argv = [script, *arguments]
     sys.path[0:0] = [str(Path(script).resolve().parent)]
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        note_end(ended)
+        raise
+    note_end()
 
 
 def run() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -26,6 +26,7 @@ from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
+from taihu.words import ordinal
 from worker.fc.mover import PeerMover
 from worker.memory.arenas import arenas_of
 from worker.reporting.activity import Activity
@@ -53,6 +54,8 @@ class World:
         self._steps: BackwardSteps | None = None
         self._models: list[torch.nn.Module | None] = []
         self._is_waiting = False
+        # The operation of all workers that this one waits in, where it is none of backward's.
+        self._waits_in = ""
         self._has_left = False
         self._activity = Activity(SystemClock())
         self._last_will = LastWill(place.job.patience.still_after_s)
@@ -89,7 +92,7 @@ class World:
                 "shard_linear comes too late: call it before the optimizer and DistributedOptimizer are made"
             )
         if self._spread is None:
-            self._spread = Spread(PeerMover(self.meet(mesh=True), SystemClock()), self._waits)
+            self._spread = Spread(PeerMover(self.meet(mesh=True), SystemClock()), self._waits_in_spread)
         return self._spread
 
     @property
@@ -132,7 +135,8 @@ class World:
             )
         job = settled(self.job, None if updates is None else updates.script.rules)
         communicator = self.meet()
-        bring(communicator, brings)
+        with self._waiting_in("the beginning of a DistributedOptimizer"):
+            bring(communicator, brings)
         if self._steps is None:
             self._reports.joined(job)
             self._steps = BackwardSteps(
@@ -199,10 +203,16 @@ class World:
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
         if self._meeting is not None:
-            bring(self._meeting.communicator, tensors, root)
+            with self._waiting_in("broadcast_parameters()"):
+                bring(self._meeting.communicator, tensors, root)
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """End this process's part: in order when all others have done theirs, or with what went wrong here."""
+    def leave(self, error: BaseException | None = None, exit_code: int | None = None) -> None:
+        """End this process's part: in order when all others have done theirs, or with what went wrong here.
+
+        Args:
+            error: that ends this process.
+            exit_code: of this process, where it is known and there is no error.
+        """
         # A process that the script has forked, as loaders of data are, has no part of its own.
         if self._has_left or self._process != os.getpid():
             return
@@ -217,7 +227,9 @@ class World:
                     self._steps.settle()
                 if self._session is not None:
                     self._reports.tell_results(self._session)
-                self._meeting.client.finish_with_all(progress=self._progress(), parameters_sha256="")
+                self._meeting.client.finish_with_all(
+                    progress=self._progress(), parameters_sha256="", exit_code=exit_code
+                )
             except TaihuError as failure:
                 kind, error, trace = type(failure), failure, failure.__traceback__
         if self._meeting is None and self._listener is not None:
@@ -235,16 +247,37 @@ class World:
             self._progress, reports.observer.compressed, reports.tracer, self._last_will.begin, reports.hosting
         )
 
+    def _waits_in_spread(self, is_waiting: bool) -> None:
+        self._waits_in = "a call of layers that shard_linear has spread" if is_waiting else ""
+        self._waits(is_waiting)
+
+    @contextmanager
+    def _waiting_in(self, what: str) -> Iterator[None]:
+        self._waits_in = what
+        self._waits(True)
+        try:
+            yield
+        finally:
+            self._waits(False)
+            self._waits_in = ""
+
     def _progress(self) -> Progress:
+        meeting, steps = self._meeting, self._steps
+        backwards = 0 if steps is None else steps.step
+        calls = () if meeting is None else meeting.communicator.begun
         if self._is_waiting:
-            progress = self._reports.observer.progress()
-            if self._session is not None or self._meeting is None:
+            joins = steps is not None and steps.is_joined
+            backward = "a block of join()" if joins else f"its {ordinal(max(1, backwards))} backward"
+            waits_in = self._waits_in or backward
+            progress = replace(self._reports.observer.progress(), begun=(backwards, *calls), waits_in=waits_in)
+            if self._session is not None or meeting is None:
                 return progress
             # The first backward has not ended everywhere.
-            return replace(progress, waits_for=self._meeting.communicator.awaited)
+            return replace(progress, waits_for=meeting.communicator.awaited)
         # What the script does between two steps is its own affair, however long it takes.
         self._activity.moved()
-        return replace(self._reports.observer.progress(), waits_for="", in_step_seconds=0.0)
+        progress = self._reports.observer.progress()
+        return replace(progress, waits_for="", in_step_seconds=0.0, begun=(backwards, *calls))
 
 
 def _agree(communicator: Communicator, order: Sequence[int]) -> tuple[int, ...]:

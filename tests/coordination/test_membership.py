@@ -44,8 +44,10 @@ _BEAT = {
     "busy-with": "",
     "in-step": "0",
     "slow-after": "0",
+    "begun": "",
+    "waits-in": "",
 }
-_FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0"}
+_FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0", "begun": "", "exit-code": ""}
 
 
 class Interpreter:
@@ -131,6 +133,8 @@ class Interpreter:
                     busy_with=options["busy-with"],
                     in_step_seconds=float(options["in-step"]),
                     slow_after_seconds=float(options["slow-after"]),
+                    begun=tuple(map(int, options["begun"].split())),
+                    waits_in=options["waits-in"],
                 )
                 self._membership.heartbeat(member, int(options["incarnation"]), progress, job=options["job"], now=now)
                 self._membership.stop.learnt(member.rank, int(options["knowing"]))
@@ -184,12 +188,15 @@ class Interpreter:
     def _finish(
         self, now: float, member: MemberId, options: Mapping[str, str], failure: str, *, has_lost: bool = False
     ) -> None:
+        begun = tuple(map(int, options["begun"].split()))
+        told = Progress(step=int(options["step"] or 0), total_steps=int(options["of"]), begun=begun)
         self._membership.finish(
             member,
             int(options["incarnation"]),
             job=options["job"],
             now=now,
-            progress=Progress(step=int(options["step"]), total_steps=int(options["of"])) if options["step"] else None,
+            progress=told if options["step"] or begun else None,
+            exit_code=int(options["exit-code"]) if options["exit-code"] else None,
             parameters_sha256=options["parameters"],
             failure=failure,
             has_lost=has_lost,

@@ -38,8 +38,9 @@ TENSORS = st.builds(TensorSpec, NAMES, st.lists(st.integers(0, 9), max_size=4).m
 LAYERS = st.builds(LayerSpec, NAMES, st.lists(TENSORS, max_size=3).map(tuple))
 WHOLE = {"step", "tests", "moves", "total_steps", "bytes_sent_per_step", "bytes_received_per_step"}
 FLOATS = {f.name: UINT64 if f.name in WHOLE else FLOAT32 for f in fields(Progress)}
-WORDS = ("test_metric", "path", "waits_for", "busy_with")
-PROGRESS = st.builds(Progress, **{**FLOATS, **dict.fromkeys(WORDS, NAMES)})
+WORDS = ("test_metric", "path", "waits_for", "busy_with", "waits_in")
+COUNTS = st.lists(UINT64, max_size=4).map(tuple)
+PROGRESS = st.builds(Progress, **{**FLOATS, **dict.fromkeys(WORDS, NAMES), "begun": COUNTS})
 
 
 @st.composite
