@@ -7,8 +7,23 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["aligned", "counted", "listed", "one_line", "ordinal", "parse_bytes", "parse_rate", "said_by", "told"]
+__all__ = [
+    "aligned",
+    "blamed",
+    "counted",
+    "listed",
+    "one_line",
+    "ordinal",
+    "parse_bytes",
+    "parse_rate",
+    "said_by",
+    "told",
+]
 
+# Errors are said as tracebacks end, and by groups of torch.distributed.
+_BLAMED: Final = re.compile(
+    r"(?:[\w.]+(?:Error|Exception): )?(?:taihu group '[^']*', [^:]*: )?(server|worker|rank) ([0-9]+)\b"
+)
 _UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
 _MOST_TOLD: Final = 2000
 _RATES: Final = MappingProxyType({"k": 1e3, "m": 1e6, "g": 1e9})
@@ -64,6 +79,12 @@ def _printable(character: str) -> str:
 def said_by(member: str, failure: str) -> str:
     """`worker 1: failure`; words that begin with a member stay as they are, however often they are passed on."""
     return failure if re.match(r"(?:server|worker) [0-9]+\b", failure) else f"{member}: {failure}"
+
+
+def blamed(failure: str) -> str | None:
+    """The member that an error begins with: the one that it is due to, `worker 1`; None where it names none."""
+    found = _BLAMED.match(failure)
+    return None if found is None else f"{'server' if found[1] == 'server' else 'worker'} {found[2]}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> Iterator[str]:

@@ -20,6 +20,7 @@ from typing import IO, Final, Self
 
 from taihu.errors import RunError
 from taihu.job.environment import without_settings
+from taihu.local.causes import Ended, cause_of, end_in_words
 from taihu.local.stuck import LastingNames
 from taihu.process.entry import EXIT_INTERRUPTED
 from taihu.process.forking import ForkedProcess, can_fork
@@ -31,7 +32,6 @@ __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 
 _POLL_S = 0.05
 _STDOUT, _STDERR = 1, 2
-_OF_OTHERS: Final = "taihu.errors."
 # What a daemon imports when its command runs.
 _DAEMONS: Final = ("ps_server.command", "ps_server.daemon", "worker.command", "worker.daemon")
 
@@ -93,28 +93,24 @@ class _Daemon:
     process: Process
     log: Path
     log_file: IO[bytes]
-    is_shown: bool = False
-    """Whether what it says goes where this process's output goes: the log has none of it."""
+    is_script: bool = False
+    """Whether it is a script of the user's."""
     is_settled: bool = False
     """Whether nothing is said of its end any more."""
     given_up: str = ""
     """The reason for which it was killed from here, in words that follow its name."""
 
     @property
-    def exit_code(self) -> int:
-        """The exit code of a daemon that has ended."""
-        code = self.process.returncode
-        assert code is not None  # noqa: S101
-        return code
-
-    @property
     def last_words(self) -> str:
-        """The error, or else the last line, that its log ends with; "" where it is shown."""
-        if self.is_shown:
-            return ""
+        """The error, or else the last line, that its log ends with; a script's own lines are none."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return errors[-1] if errors else lines[-1] if lines else ""
+        return errors[-1] if errors else lines[-1] if lines and not self.is_script else ""
+
+    @property
+    def end(self) -> Ended:
+        """Its end, as far as it has come to it."""
+        return Ended(self.name, self.process.returncode or 0, self.last_words, self.log, self.given_up)
 
 
 class LocalProcesses:
@@ -181,8 +177,9 @@ class LocalProcesses:
         """
         module, *arguments = command
         forks = self.forks
-        log = self.log_dir / f"{name.replace(' ', '-')}.log"
-        log_file = log.open("wb")
+        log = self.log_of(name)
+        log.write_bytes(b"")
+        log_file = log.open("ab")  # as others write to it, too
         stdout, stderr = (_STDOUT, _STDERR) if is_shown else (log_file.fileno(), log_file.fileno())
         process: Process
         if forks:
@@ -196,7 +193,11 @@ class LocalProcesses:
                 env=environment,
                 start_new_session=True,
             )
-        self._daemons.append(_Daemon(name, module, arguments, process, log, log_file, is_shown))
+        self._daemons.append(_Daemon(name, module, arguments, process, log, log_file, is_script=True))
+
+    def log_of(self, name: str) -> Path:
+        """The log of a process."""
+        return self.log_dir / f"{name.replace(' ', '-')}.log"
 
     def kill(self, name: str) -> None:
         """End a daemon at once, if it has not ended."""
@@ -229,7 +230,7 @@ class LocalProcesses:
             self._daemons.remove(former)
             _close(former)
         forks = self.forks
-        log = self.log_dir / f"{name.replace(' ', '-')}.log"
+        log = self.log_of(name)
         log_file = log.open("wb" if former is None else "ab")
         process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file, forks=forks)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
@@ -323,8 +324,10 @@ class LocalProcesses:
             if daemon.process.returncode not in accepted and daemon.name not in apart_from and not daemon.is_settled
         ]
         if failed:
-            # Prefer the cause to its consequences: a kill first, then a wrong setting, then a failed run.
-            raise _failure(min(failed, key=_rank_as_cause), self._daemons)
+            cause = cause_of([daemon.end for daemon in failed])
+            message = end_in_words(cause, [daemon.end for daemon in self._daemons])
+            code, was_killed = max(1, cause.exit_code), cause.exit_code < 0
+            raise DaemonFailedError(message, cause.name, code, was_killed=was_killed)
 
     def wait(self, timeout_s: float) -> None:
         """Return when all daemons have ended or `timeout_s` has passed."""
@@ -366,30 +369,3 @@ def _close(daemon: _Daemon) -> None:
     for stream in _streams(daemon):
         with contextlib.suppress(OSError):
             stream.close()
-
-
-def _rank_as_cause(daemon: _Daemon) -> int:
-    code = daemon.exit_code
-    if code < 0 or code == 2:
-        return 0 if code < 0 else 1
-    words = daemon.last_words
-    # A script that ended because another one did says so by an error of this project.
-    return 3 if not words or words.startswith(_OF_OTHERS) else 2
-
-
-def _failure(daemon: _Daemon, daemons: Sequence[_Daemon]) -> DaemonFailedError:
-    code = daemon.exit_code
-    if code < 0:
-        end = daemon.given_up or f"was killed by {signal.Signals(-code).name}"
-        return DaemonFailedError(
-            f"{daemon.name} {end}; log: {daemon.log}",
-            daemon.name,
-            1,
-            was_killed=True,
-        )
-    words = daemon.last_words or f"ended with exit code {code}"
-    # Server 0 tells for which member's sake the run failed; that member's log has the rest.
-    culprit = next((other for other in daemons if words.startswith(f"{other.name}: ")), None)
-    if culprit is None:
-        return DaemonFailedError(f"{daemon.name}: {words}; log: {daemon.log}", daemon.name, code)
-    return DaemonFailedError(f"{words}; log: {culprit.log}", daemon.name, code)

@@ -153,7 +153,7 @@ class ScriptRun:
                 "RANK": str(rank),
                 "CLUSTER__COORDINATOR": coordinator,
                 **self._options(rank, files),
-                **({} if rank else {"LOG": str(processes.log_dir.absolute() / "worker-0.log")}),
+                "LOG": str(processes.log_of(name).absolute()),
             }
             environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
             # Libraries take all cores otherwise.

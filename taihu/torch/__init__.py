@@ -20,8 +20,9 @@ from typing import Literal
 import structlog
 import torch
 
+from taihu.coordination.client import LOSSES
 from taihu.errors import RunError
-from taihu.process.ending import known_exit_code
+from taihu.process.ending import is_due_to_others_than, known_exit_code, tell
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
@@ -30,6 +31,7 @@ from taihu.torch.sharded_linear import AT_LEAST, Choice
 from taihu.torch.sharded_linear import shard_linear as _shard_linear
 from taihu.torch.world import World
 from taihu.wire.log import configure_logs
+from taihu.words import one_line
 
 __all__ = [
     "DistributedOptimizer",
@@ -87,7 +89,7 @@ def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mappi
         stream = None if log is None else Path(log).open("a", buffering=1)  # noqa: SIM115 - it lives as this process does
         configure_logs("auto", stream=stream, role="worker", rank=place.rank)
     _present.world = World(place)
-    _tell_of_errors()
+    _tell_of_errors(_present.world)
     # What the atexit module is told comes too late: the threads that answer other workers have ended then.
     threading._register_atexit(shutdown)  # type: ignore[attr-defined]
 
@@ -179,12 +181,21 @@ def shutdown() -> None:
     _present.leave()
 
 
-def _tell_of_errors() -> None:
-    """Have what ends this script end the other workers, too, with the same message."""
+def _tell_of_errors(world: World) -> None:
+    """Have what ends this script end the other workers, too, with the same message.
+
+    Where they are to blame one line is enough, unless somebody keeps a log.
+    """
     former = sys.excepthook
 
     def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        former(kind, error, trace)
-        _present.leave(error)
+        is_due_to_others = is_due_to_others_than(world.rank, error)
+        if is_due_to_others and isinstance(error, LOSSES) and world.was_in and " while " not in str(error):
+            error.args = (f"{error}, while worker {world.rank} was in {world.was_in}",)
+        if is_due_to_others and former is sys.__excepthook__:
+            tell(f"error: {one_line(str(error))}", None)
+        else:
+            former(kind, error, trace)
+        world.leave(error)
 
     sys.excepthook = told

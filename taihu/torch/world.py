@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -17,7 +18,9 @@ from allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.coordination.members import Progress
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job, settled
+from taihu.job.variables import variable_of
 from taihu.layout import Layout
+from taihu.process.ending import tell
 from taihu.process.last_will import LastWill
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import Place
@@ -26,7 +29,7 @@ from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
-from taihu.words import ordinal
+from taihu.words import one_line, ordinal
 from worker.fc.mover import PeerMover
 from worker.memory.arenas import arenas_of
 from worker.reporting.activity import Activity
@@ -56,6 +59,9 @@ class World:
         self._is_waiting = False
         # The operation of all workers that this one waits in, where it is none of backward's.
         self._waits_in = ""
+        self.was_in = ""
+        """The operation of all workers in which this one has waited last, in words."""
+        self._log = None if (log := os.environ.get(variable_of("LOG"))) is None else Path(log)
         self._has_left = False
         self._activity = Activity(SystemClock())
         self._last_will = LastWill(place.job.patience.still_after_s)
@@ -232,6 +238,7 @@ class World:
                 )
             except TaihuError as failure:
                 kind, error, trace = type(failure), failure, failure.__traceback__
+                tell(f"error: {one_line(str(failure))}", self._log)
         if self._meeting is None and self._listener is not None:
             self._listener.close()
         self._last_will.cancel()
@@ -239,6 +246,16 @@ class World:
 
     def _waits(self, is_waiting: bool) -> None:
         self._is_waiting = is_waiting
+        if is_waiting:
+            self.was_in = self._operation
+
+    @property
+    def _operation(self) -> str:
+        """The operation of all workers that this one is in, in words."""
+        steps = self._steps
+        if self._waits_in or steps is None:
+            return self._waits_in
+        return "a block of join()" if steps.is_joined else f"its {ordinal(max(1, steps.step))} backward"
 
     @property
     def _reporting(self) -> Reporting:
@@ -266,10 +283,7 @@ class World:
         backwards = 0 if steps is None else steps.step
         calls = () if meeting is None else meeting.communicator.begun
         if self._is_waiting:
-            joins = steps is not None and steps.is_joined
-            backward = "a block of join()" if joins else f"its {ordinal(max(1, backwards))} backward"
-            waits_in = self._waits_in or backward
-            progress = replace(self._reports.observer.progress(), begun=(backwards, *calls), waits_in=waits_in)
+            progress = replace(self._reports.observer.progress(), begun=(backwards, *calls), waits_in=self._operation)
             if self._session is not None or meeting is None:
                 return progress
             # The first backward has not ended everywhere.

@@ -1,0 +1,74 @@
+"""The process that a run's end is due to, of all that have ended, and its end in words: pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from taihu.errors import ConfigError
+from taihu.words import blamed, said_by
+
+__all__ = ["Ended", "cause_of", "end_in_words"]
+
+_PREFIX = re.compile(r"^[\w.]+(?:Error|Exception): (?=(?:server|worker) [0-9])")
+_CONTEXT = re.compile(r"\bwhile (?:server|worker|workers) [0-9].*")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended, not well, or is about to.
+
+    Attributes:
+        name: its own, `worker 1`.
+        exit_code: -N where signal N has ended it; 0 where it has not ended, or well.
+        words: its last ones, "" where it left none.
+        log: where they stand.
+        given_up: the reason for which it was killed from here, in words that follow its name.
+    """
+
+    name: str
+    exit_code: int
+    words: str
+    log: Path
+    given_up: str = ""
+
+    @property
+    def blames(self) -> str | None:
+        """Another member by which it ended, as it says."""
+        name = blamed(self.words)
+        return None if name == self.name else name
+
+
+def cause_of(ended: Sequence[Ended]) -> Ended:
+    """The first of those that did not end because another one had: whoever was killed before all others."""
+    return min(ended, key=_rank)
+
+
+def _rank(ended: Ended) -> int:
+    """A kill comes first, then a wrong setting, words of its own, an exit code alone, and consequences last."""
+    if ended.exit_code < 0:
+        return 0
+    if ended.exit_code == ConfigError.exit_code and ended.blames is None:
+        return 1
+    return 4 if ended.blames is not None else 2 if ended.words else 3
+
+
+def end_in_words(cause: Ended, everybody: Sequence[Ended]) -> str:
+    """The end of `cause` in one line, the member that it is due to first, with that one's log.
+
+    Args:
+        cause: see `cause_of`.
+        everybody: all processes of the run. Where one was killed, what others were about then is known by them alone.
+    """
+    log = next((each.log for each in everybody if each.name == cause.blames), cause.log)
+    if cause.exit_code >= 0 and cause.words:
+        return f"{said_by(cause.name, _PREFIX.sub('', cause.words))}; log: {log}"
+    others = (_CONTEXT.search(each.words) for each in everybody if each.blames == cause.name)
+    context = next((f", {found[0]}" for found in others if found is not None), "")
+    if cause.exit_code >= 0:
+        return f"{cause.name}: ended with exit code {cause.exit_code}{context}; log: {log}"
+    end = cause.given_up or f"was killed by {signal.Signals(-cause.exit_code).name}"
+    return f"{cause.name} {end}{context}; log: {log}"
