@@ -255,6 +255,9 @@ class Participation:
             if rank == 0:
                 for line in advice(self._job, self._length):
                     self._log.warning("advice", text=line)
+                for line in self._dataset.told:
+                    self._log.warning("data", text=line)
+                    self._run_log.happened("data", text=line)
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             self._run_log.happened("training", workers=self._job.cluster.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
@@ -321,6 +324,7 @@ class Participation:
             "total_steps": self._length.total_steps,
             "saved": str(ending.path) if ending.path is not None else None,
             "not_saved": ending.problem or None,
+            "data_notes": list(self._dataset.told),
             "plan": self._job.exchange.plan,
             "path": session.exchange.path,
             "skipped_steps": session.exchange.skipped_steps,

@@ -51,7 +51,7 @@ def evaluate_file(
     loaded = load_model(place, model)
     saved = loaded.saved
     settings = _data_settings(saved, data or _known_data(saved, place), data_path)
-    dataset = _as_trained(load_dataset(settings, saved.model), saved, place)
+    dataset = _as_trained(load_dataset(settings, saved.model, saved.pixel_range), saved, place)
     tested = evaluate(loaded.model, dataset, loaded.batch(samples_at_once(loaded.model)))
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))

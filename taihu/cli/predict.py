@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +14,14 @@ from numpy.typing import NDArray
 from taihu.checkpoint.places import place_of
 from taihu.cli.model_argument import ModelArgument
 from taihu.cli.predict_text import TextOptions, predict_text
-from taihu.errors import ConfigError
+from taihu.cli.progress import Progress
+from taihu.errors import ConfigError, DataError
 from taihu.process.options import JsonOption, OwnModelOption
 from taihu.results import check_writable, write_json
+from taihu.words import counted, one_line
+from worker.data.defects import Defects
+from worker.data.own.bad_image import BadImageError
+from worker.saved.folders import in_folders
 from worker.saved.inputs import read_samples
 from worker.saved.prediction import LoadedModel, load_model_file
 
@@ -27,7 +33,8 @@ def predict(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILES...", help="Images, arrays (.npy, .npz), tables (.csv, .parquet); text, - for stdin."
+            metavar="FILES...",
+            help="Images, arrays (.npy, .npz), tables (.csv, .parquet), folders of them; text, - for stdin.",
         ),
     ],
     model: OwnModelOption = None,
@@ -50,12 +57,14 @@ def predict(
 ) -> None:
     """Tell what a saved model says about samples in files: a line for each, likeliest classes first, or values.
 
-    Images are resized as for training. Of a table the columns are taken that the model was trained on. A model of
+    Images are turned and resized as for training. Of a folder all files below it are taken that the model can be
+    given, in the order of their paths. Of a table the columns are taken that the model was trained on. A model of
     text goes on from the text in each file.
 
     \b
     Examples:
       taihu predict model.safetensors cat.png dog.jpg
+      taihu predict model.safetensors photos/ --json predictions.json      all images below
       taihu predict model.safetensors x_test.npy --top 1
       taihu predict model.safetensors houses.csv --json predictions.json
       taihu predict model.safetensors *.png --model my_model.py:build      of layers of your own
@@ -65,23 +74,50 @@ def predict(
     check_writable(json_file)
     loaded = load_model_file(place_of(model_file), model)
     of_text = TextOptions(length, temperature, seed)
-    if loaded.info.targets == "tokens":
-        rows = predict_text(loaded, files, of_text, top)
-    elif (option := of_text.given) is not None:
+    is_text = loaded.info.targets == "tokens"
+    if not is_text and (option := of_text.given) is not None:
         raise ConfigError(f"{option}: is for models of text, {model_file} tells {loaded.info.targets}; leave it out")
-    else:
-        rows = list(_samples(loaded, files, batch, top))
+    found = _found(files, loaded)
+    bad: list[BadImageError] = []
+    rows = predict_text(loaded, found, of_text, top) if is_text else list(_samples(loaded, found, batch, top, bad))
     if json_file is not None:
         write_json(json_file, {"model": str(place_of(model_file)), "predictions": rows})
+    if bad:
+        raise bad[0] if len(bad) == 1 else _error_of(bad, len(found))
 
 
-def _samples(loaded: LoadedModel, files: Sequence[Path], batch: int, top: int) -> Iterator[dict[str, Any]]:
-    """Print a line for each sample; yields the rows of the results."""
+def _found(places: Sequence[Path], loaded: LoadedModel) -> list[Path]:
+    """The files given, and those of the folders given."""
+    found = []
+    for files, note in in_folders(places, loaded.info):
+        found += files
+        if note:
+            typer.echo(one_line(note), err=True)
+    return found
+
+
+def _samples(
+    loaded: LoadedModel, files: Sequence[Path], batch: int, top: int, bad: list[BadImageError]
+) -> Iterator[dict[str, Any]]:
+    """Print a line for each sample; yields the rows of the results. Images that cannot be read go to `bad`."""
+    tell, done = Progress(), 0
     for samples in read_samples(files, loaded.info, batch):
+        bad += samples.bad
         for name, answer in zip(samples.names, loaded.predict(samples.inputs, batch), strict=True):
             row = {"sample": name, **_told(loaded, answer, top)}
-            typer.echo("  ".join([name, *_words(row)]))
+            typer.echo("  ".join([one_line(name), *_words(row)]))
             yield row
+        done += len(samples.names) + len(samples.bad)
+        if not sys.stdout.isatty():
+            tell(f"{counted(done, 'sample')} of {counted(len(files), 'file')}")
+
+
+def _error_of(bad: Sequence[BadImageError], files: int) -> DataError:
+    """One line on all images that could not be read."""
+    defects = Defects("", "image")
+    for error in bad:
+        defects.of_samples(error.fault, [error.path])
+    return DataError(f"{len(bad)} of {counted(files, 'file')} left out: {' '.join(defects.lines())}")
 
 
 def _told(loaded: LoadedModel, answer: NDArray[np.float32], top: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from taihu.process.options import (
 from taihu.process.preparation import importing_much
 from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.scores import score_lines
-from taihu.words import counted
+from taihu.words import counted, one_line
 
 if TYPE_CHECKING:
     from taihu.checkpoint.places import Place
@@ -203,6 +203,8 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         display.say(f"saved           {_shown(Path(results['saved']))}")
     if results["not_saved"]:
         display.say(f"not saved       {results['not_saved']}")
+    for note in results["data_notes"]:
+        display.say(f"note            {one_line(note)}")
 
 
 def _modelled(modelled: dict[str, Any]) -> str:

@@ -57,6 +57,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         **{name: value for name, value in first.items() if name.startswith("seconds_")},
         **{name: first[name] for name in _FIRST_WORKERS},
         "evaluations": evaluations,
+        "data_notes": first.get("data_notes", []),
         "fc": first.get("fc"),
         "by_rank": [_of_rank(worker) for worker in workers],
         "memory": [

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.losses import TargetKind
+from worker.data.depth import Depth
 from worker.data.reading import TableReading
 from worker.data.statistics import image_statistics
 
@@ -97,6 +98,8 @@ class Dataset:
         scale: standard deviation, like `mean`, in the units of the raw inputs; 1 where all inputs are the same.
         class_names: names of the classes in the order of their numbers; empty where they have none.
         load_ahead: whether reading takes so long that the next batch should be made while one is computed.
+        depth: range of images of more than 8 bits where their files do not tell it; None where there are none.
+        notes: lines on what a user may not expect, for example files that were left out.
         columns: of a table that became the features: name, and the texts that it may have, one feature each; empty
             texts for a column of numbers.
         reading: of a table, how its columns are read.
@@ -119,6 +122,13 @@ class Dataset:
     reading: TableReading | None = None
     offset: NDArray[np.float64] | None = None
     left_out: str = ""
+    depth: Depth | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Notes, and what was left out, a line each."""
+        return tuple(filter(None, (*self.notes, self.left_out)))
 
 
 def build_dataset(name: str, train: tuple[Images, Labels], test: tuple[Images, Labels], classes: int) -> Dataset:

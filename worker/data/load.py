@@ -17,6 +17,7 @@ from worker.data.built_in.fashion_mnist import load_fashion_mnist
 from worker.data.built_in.python_source import load_python_source
 from worker.data.built_in.synthetic import load_synthetic
 from worker.data.dataset import Dataset
+from worker.data.depth import Depth
 from worker.data.own.arrays import load_own_arrays
 from worker.data.own.function import load_own_function
 from worker.data.own.inputs import Paired
@@ -28,18 +29,19 @@ from worker.data.statistics import Statistics, no_statistics
 __all__ = ["load_dataset", "with_statistics"]
 
 
-def load_dataset(settings: DataSettings, model: str = "") -> Dataset:
+def load_dataset(settings: DataSettings, model: str = "", depth: Depth | None = None) -> Dataset:
     """Load a built-in data set, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.
 
     `settings.path` is the folder of the files of `fashion-mnist` and `cifar10`, and is handed to a function of the
     user's own; the others need none and ignore it. Where `settings.size` does not say it, images that are too small
-    for `model`, one of the zoo, are resized to the smallest that it can take.
+    for `model`, one of the zoo, are resized to the smallest that it can take. `depth` is the range of images of more
+    than 8 bits that a model was trained with; by default they tell it themselves.
 
     Raises:
         DataError: the data set is missing or damaged.
     """
     own = own_data(settings.name)
-    dataset = _load(settings) if own is None else _load_own(settings, own)
+    dataset = _load(settings) if own is None else _load_own(settings, own, depth)
     if settings.normalise == "none":
         mean, scale, _ = no_statistics(dataset.input_shape)
         dataset = replace(dataset, mean=mean, scale=scale)
@@ -74,7 +76,7 @@ def _load(settings: DataSettings) -> Dataset:
     return load_synthetic(name)
 
 
-def _load_own(settings: DataSettings, own: OwnData) -> Dataset:
+def _load_own(settings: DataSettings, own: OwnData, depth: Depth | None) -> Dataset:
     kind = folder_kind(own.path) if own.kind == "folder" else own.kind
     if kind == "function":
         return load_own_function(settings, own)
@@ -87,7 +89,7 @@ def _load_own(settings: DataSettings, own: OwnData) -> Dataset:
         if kind == "images":
             from worker.data.own.image_folder import load_own_images  # noqa: PLC0415
 
-            return load_own_images(settings, own)
+            return load_own_images(settings, own, depth)
         from worker.data.own.table import load_own_table  # noqa: PLC0415
 
         return load_own_table(settings, own)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.model_defaults import smallest_size
+from worker.data.defects import Fault
+from worker.data.own.bad_image import BadImageError
 from worker.data.sources import missing_package
 from worker.saved.metadata import SavedModel
 
@@ -26,17 +28,20 @@ _TABLES: Final = (".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class Samples:
-    """Raw inputs (n, *input_shape) with a name for each."""
+    """Raw inputs (n, *input_shape) with a name for each; `bad` are images that have none."""
 
     names: Sequence[str]
     inputs: NDArray[Any]
+    bad: Sequence[BadImageError] = ()
 
 
 def read_samples(files: Sequence[Path], saved: SavedModel, batch: int) -> Iterator[Samples]:
     """Read the samples of all files in order; at most `batch` images at a time.
 
+    Images that cannot be read, or have another size, are told and do not keep the others from being read.
+
     Raises:
-        DataError: a file is missing or damaged, or does not hold what the model takes.
+        DataError: another file is missing or damaged, or does not hold what the model takes.
     """
     images: list[Path] = []
     for file in files:
@@ -53,27 +58,48 @@ def read_samples(files: Sequence[Path], saved: SavedModel, batch: int) -> Iterat
 
 def _images(files: Sequence[Path], saved: SavedModel) -> Samples:
     try:
-        from worker.data.own.images import read_image  # noqa: PLC0415 - an extra
+        from worker.data.own.images import image_threads  # noqa: PLC0415 - an extra
     except ImportError:
         raise missing_package(files[0], "images") from None
     if len(saved.input_shape) != 3:
         raise DataError(f"{files[0]}: the model takes {saved.input_shape[0]} features, give it arrays or tables")
-    height, width, channels = saved.input_shape
-    size = (height, width)
-    resized = _resized(saved)
-    inputs = np.empty((len(files), *saved.input_shape), np.uint8)
-    for place, file in enumerate(files):
-        pixels = read_image(file, 1 if channels == 1 else 3, size if resized else None)
-        if smallest_size(saved.model, pixels.shape) == size:
-            pixels = read_image(file, 1 if channels == 1 else 3, size)
-        if pixels.shape != saved.input_shape:
-            seen = "x".join(map(str, pixels.shape[:2]))
-            raise DataError(
-                f"image {file}: {seen} (height x width), the model takes {height}x{width} with {channels} channels "
-                "and was trained without data.resize; bring it to that size"
-            )
+
+    def read_one(file: Path) -> NDArray[np.uint8] | BadImageError:
+        try:
+            return _image(file, saved)
+        except BadImageError as error:
+            return error
+
+    with image_threads() as threads:
+        read = list(zip(files, threads.map(read_one, files), strict=True))
+    good = [(str(file), pixels) for file, pixels in read if not isinstance(pixels, BadImageError)]
+    inputs = np.empty((len(good), *saved.input_shape), np.uint8)
+    for place, (_, pixels) in enumerate(good):
         inputs[place] = pixels
-    return Samples([str(file) for file in files], inputs)
+    bad = [pixels for _, pixels in read if isinstance(pixels, BadImageError)]
+    return Samples([name for name, _ in good], inputs, bad)
+
+
+def _image(file: Path, saved: SavedModel) -> NDArray[np.uint8]:
+    """An image in the shape that the model takes."""
+    from worker.data.own.pixels import read_image  # noqa: PLC0415 - an extra
+
+    height, width, channels = saved.input_shape
+    size, colours = (height, width), 1 if channels == 1 else 3
+    pixels = read_image(file, colours, size if _resized(saved) else None, saved.pixel_range)
+    if smallest_size(saved.model, pixels.shape) == size:
+        pixels = read_image(file, colours, size, saved.pixel_range)
+    if pixels.shape != saved.input_shape:
+        seen = "x".join(map(str, pixels.shape[:2]))
+        raise BadImageError(
+            file,
+            Fault(
+                f"{seen} (height x width), the model takes {height}x{width} with {channels} channels and was trained "
+                "without data.resize",
+                "bring it to that size",
+            ),
+        )
+    return pixels
 
 
 def _resized(saved: SavedModel) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from taihu.errors import ModelError
+from worker.data.depth import Depth, Kind
 from worker.data.statistics import Statistics
 
 __all__ = ["LARGEST_METADATA", "LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
@@ -52,6 +53,7 @@ class SavedModel(BaseModel):
             `mean`; empty where nothing is.
         class_names: in the order of the outputs; may be empty.
         columns: of a table that became the features, see `Dataset.columns`.
+        depth: kind and white of images of more than 8 bits, see `Dataset.depth`; None where files tell it.
         data: the name of the data set that it was trained on.
         steps: that it was trained for.
         job: the tables of the job.
@@ -71,6 +73,7 @@ class SavedModel(BaseModel):
     offset: tuple[float, ...] = ()
     class_names: tuple[_Text, ...] = ()
     columns: tuple[tuple[_Text, _Categories], ...] = ()
+    depth: tuple[Kind, Annotated[int, Field(ge=1, lt=2**32)]] | None = None
     data: _Text
     steps: Annotated[int, Field(ge=0, lt=2**63)]
     job: dict[str, Any] = Field(default_factory=dict)
@@ -106,6 +109,11 @@ class SavedModel(BaseModel):
         offset = np.array(self.offset) if self.offset else None
         mean = np.array(self.mean) - (0.0 if offset is None else offset)
         return Statistics(mean.astype(np.float32), np.array(self.scale, np.float32), offset)
+
+    @property
+    def pixel_range(self) -> Depth | None:
+        """The range of images of more than 8 bits, as in training."""
+        return None if self.depth is None else Depth(*self.depth)
 
     def to_metadata(self) -> str:
         """The text that `parse_metadata` reads."""

@@ -43,6 +43,7 @@ def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> Save
                 "scale": tuple(map(float, dataset.scale)),
                 "class_names": tuple(map(_one_line, dataset.class_names)),
                 "columns": tuple((_one_line(name), tuple(map(_one_line, texts))) for name, texts in dataset.columns),
+                "depth": dataset.depth and (dataset.depth.kind, dataset.depth.white),
                 "data": _one_line(dataset.name),
                 "steps": steps,
                 "job": job.model_dump(mode="json", exclude_none=True),

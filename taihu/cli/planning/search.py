@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 import typer
 
 from taihu.cli.planning.search_memory import HostMemory
 from taihu.cli.planning.search_tables import Answer, as_json, described, notes
+from taihu.cli.progress import Progress
 from taihu.cli.simulation.inputs import machines_of, work_of
 from taihu.errors import ConfigError
 from taihu.job import Job
@@ -26,8 +25,6 @@ from taihu.search.ways import Candidate, allowed_for, candidates_of
 from taihu.simulation.placement import Placement
 
 __all__ = ["AskedSearch", "plan_search", "searched"]
-
-_QUIET_S: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def plan_search(job: Job, asked: AskedSearch) -> None:
     check_writable(asked.write, asked.json_file)
     for line in advice(job):
         typer.echo(f"warning: {line}", err=True)
-    answer = searched(job, asked, _Progress())
+    answer = searched(job, asked, Progress())
     for line in described(answer):
         typer.echo(line)
     if asked.write is not None:
@@ -155,16 +152,3 @@ def _as_it_is(first: Candidate, search: Search, steps: Steps) -> Found | None:
         return found or Found(first, steps.simulate(first))
     except ConfigError:
         return None
-
-
-class _Progress:
-    """Tells standard error how far it is, every two seconds."""
-
-    def __init__(self) -> None:
-        self._next_s = time.monotonic() + _QUIET_S
-
-    def __call__(self, text: str) -> None:
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + _QUIET_S
-            typer.echo(text, err=True)

@@ -113,7 +113,8 @@ def _part(pairs: Iterable[tuple[str, str]], known: dict[str, str], read: Get, wh
     for inputs, targets in pairs:
         if inputs in known and targets in known:
             place = f"{where}: {known[inputs]}"
-            return Part(array_inputs(read(known[inputs]), place), np.asarray(read(known[targets])), place)
+            labels = np.asarray(read(known[targets]))
+            return Part(array_inputs(read(known[inputs]), place), labels, place, f"{where}: {known[targets]}")
         if inputs in known or targets in known:
             missing = targets if inputs in known else inputs
             raise DataError(f"{where}: array {missing} is missing beside {inputs if inputs in known else targets}")

@@ -13,7 +13,7 @@ from taihu.errors import DataError
 from taihu.settings import DataSettings
 from worker.data.dataset import Dataset, Rows
 from worker.data.own.inputs import Inputs, Paired
-from worker.data.own.targets import understand
+from worker.data.own.targets import Given, understand
 from worker.data.statistics import no_statistics
 
 __all__ = ["Part", "assemble", "split_rows"]
@@ -21,11 +21,20 @@ __all__ = ["Part", "assemble", "split_rows"]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Inputs with targets (n,) or (n, K) as they were given; `where` names them in messages."""
+    """Inputs with targets (n,) or (n, K) as they were given; `where` names them in messages.
+
+    `where_targets` names the targets, where they lie elsewhere.
+    """
 
     inputs: Inputs
     targets: NDArray[Any]
     where: str
+    where_targets: str = ""
+
+    @property
+    def given(self) -> Given:
+        """The targets alone."""
+        return Given(self.targets, self.where_targets or self.where)
 
 
 def assemble(settings: DataSettings, train: Part, test: Part | None, class_names: Sequence[str] = ()) -> Dataset:
@@ -37,7 +46,7 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
     parts = [train] if test is None else [train, test]
     for part in parts:
         _check(part, train)
-    targets = understand([p.targets for p in parts], [p.where for p in parts], settings.task, len(class_names))
+    targets = understand([part.given for part in parts], settings.task, class_names)
     if test is None:
         rows, kept_apart = split_rows(len(train.inputs), settings, train.where)
         values = targets.parts[0]
@@ -51,7 +60,6 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
     mean, scale, offset = train.inputs.statistics(rows) if settings.normalise == "auto" else no_statistics(shape)
     if offset is not None:
         training, testing = training.moved(offset), testing.moved(offset)
-    names = tuple(class_names) if targets.kind == "classes" else ()
     return Dataset(
         settings.name,
         training,
@@ -61,15 +69,17 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
         targets.kind,
         mean,
         scale,
-        class_names=names,
+        class_names=targets.class_names,
         load_ahead=not train.inputs.in_memory,
         offset=offset,
+        notes=targets.notes,
     )
 
 
 def _check(part: Part, train: Part) -> None:
     if len(part.inputs) != len(part.targets):
-        raise DataError(f"{part.where}: {len(part.inputs)} inputs, but {len(part.targets)} targets")
+        beside = f" in {part.where_targets}" if part.where_targets else ""
+        raise DataError(f"{part.where}: {len(part.inputs)} inputs, but {len(part.targets)} targets{beside}")
     if part.inputs.shape != train.inputs.shape:
         raise DataError(
             f"{part.where}: inputs of shape {part.inputs.shape}, expected {train.inputs.shape} as for training"

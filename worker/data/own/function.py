@@ -68,7 +68,7 @@ def _call(function: Callable[..., Any], settings: DataSettings) -> Any:
 
 def _part(given: Any, code: UserCode) -> Part:
     if isinstance(given, tuple | list) and len(given) == 2:
-        return Part(_inputs(given[0], code), _targets(given[1], code), code.where)
+        return Part(_inputs(given[0], code), _targets(given[1], code), code.where, f"{code.where}: targets")
     if _in_memory(given) or not _is_sequence(given):
         raise DataError(f"{code.where}: seen {_described(given)}; {_FORM}")
     return _pairs(given, code)
@@ -103,7 +103,8 @@ def _pairs(given: Any, code: UserCode) -> Part:
         return item[0], item[1]
 
     inputs = item_inputs(lambda row: pair(row)[0], code.call(lambda: len(given)), code)
-    return Part(inputs, _targets_of_pairs(given, lambda row: pair(row)[1], len(inputs), code), code.where)
+    targets = _targets_of_pairs(given, lambda row: pair(row)[1], len(inputs), code)
+    return Part(inputs, targets, code.where, f"{code.where}: targets")
 
 
 def _targets_of_pairs(given: Any, target: Callable[[int], Any], count: int, code: UserCode) -> NDArray[Any]:
@@ -129,7 +130,7 @@ def _array_or_none(listed: Any) -> NDArray[Any] | None:
         array = np.asarray(listed)
     except (TypeError, ValueError):
         return None
-    return array if array.ndim and array.dtype.kind in "uifb" else None
+    return array if array.ndim and array.dtype.kind in "uifbU" else None
 
 
 def _class_names(train: Any) -> Any:

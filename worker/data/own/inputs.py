@@ -19,6 +19,8 @@ from worker.data.statistics import Statistics, image_statistics, read_statistics
 __all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "UserCode", "array_inputs", "is_mapped", "item_inputs"]
 
 _MOST_SAMPLED = 2048
+# Of a picture that people look at: grey, with transparency, colours, colours with transparency.
+_MOST_CHANNELS = 4
 _FORMS = "(n, height, width, channels), (n, height, width) or (n, features)"
 
 
@@ -236,11 +238,11 @@ def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
 
 
 def _check_channels(shape: tuple[int, ...], where: str) -> None:
-    """Refuse images with channels first where nothing else can be meant."""
-    if len(shape) == 3 and shape[0] in {1, 3} and shape[1] == shape[2] > 4:
+    """Refuse images with channels first: few rows of many channels each are none."""
+    if len(shape) == 3 and shape[0] <= _MOST_CHANNELS < min(shape[1:]):
         raise DataError(
             f"{where}: inputs of shape {shape} look like (channels, height, width); expected (height, width, "
-            "channels): transpose them, for example with x.transpose(0, 2, 3, 1)"
+            "channels), channels last: transpose them, x.transpose(0, 2, 3, 1) or np.moveaxis(x, 1, -1)"
         )
 
 
