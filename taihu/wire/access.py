@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import grpc
-import structlog
 from typing_extensions import override
 
 from protos import coordinator_pb2 as pb
@@ -18,7 +17,9 @@ from taihu.security.identity import Identity
 from taihu.security.roles import Rule, Speaks
 from taihu.security.security import Refusals
 from taihu.security.token import Token
+from taihu.wire.handlers import answered_by, behaviour_of
 from taihu.wire.identity import identity_from_metadata
+from taihu.wire.refusal_log import RefusalLog
 from taihu.wire.status import abort
 
 __all__ = ["AccessInterceptor", "CallerCheck", "ClaimInterceptor", "saying_token"]
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CallerCheck:
-    """Lets calls in as `access` says, or refuses them; refusals are logged and counted."""
+    """Lets calls in as `access` says, or refuses them; `refusals` count that, `log` tells of it."""
 
     access: Access
     refusals: Refusals
+    log: RefusalLog
 
     def let_in(self, method: str, claimed: Callable[[], Claim | None], context: grpc.ServicerContext) -> None:
         """Return if the caller may go on, also as the member that it has `claimed` to be; else end the call."""
@@ -53,8 +55,9 @@ class CallerCheck:
         self, method: str, identity: Identity | None, error: RefusedError, context: grpc.ServicerContext
     ) -> None:
         self.refusals.add(method if method in self.access.rules else _UNKNOWN, error.reason)
-        structlog.get_logger().warning(
+        self.log.tell(
             "call refused",
+            error.reason,
             method=method,
             caller="unknown" if identity is None else identity.uri,
             peer=context.peer(),
@@ -113,23 +116,13 @@ class ClaimInterceptor(grpc.ServerInterceptor):
 
 def _before(handler: Handler, check: Callable[[Any, grpc.ServicerContext], None]) -> Handler:
     """`handler` with `check` before it, which raises where the call is not to be answered."""
-    behaviours = {
-        (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
-        (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
-        (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
-        (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
-    }
-    behaviour, make = behaviours[handler.request_streaming, handler.response_streaming]
-    answer = cast("Callable[..., Any]", behaviour)
+    answer = behaviour_of(handler)
 
-    # gRPC finds the threads of a call among the attributes of what answers it.
-    @wraps(answer, assigned=())
     def checked(request: Any, context: grpc.ServicerContext, *more: Any) -> Any:
         check(request, context)
         return answer(request, context, *more)
 
-    made: Handler = make(checked, handler.request_deserializer, handler.response_serializer)
-    return made
+    return answered_by(handler, checked, request_deserializer=handler.request_deserializer)
 
 
 def _uris(context: grpc.ServicerContext) -> tuple[str, ...]:

@@ -12,10 +12,9 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
-import structlog
-
 from taihu.security.security import Refusals
 from taihu.wire.clock import Clock
+from taihu.wire.refusal_log import RefusalLog
 from taihu.wire.room import SILENT_PLACES, Room
 
 __all__ = ["Handshakes"]
@@ -29,10 +28,14 @@ class Handshakes:
     Args:
         refusals: are told of those that begin, and of those that came to nothing.
         within_s: the time that a handshake and a call take at most.
+        log: tells of those that came to nothing.
     """
 
-    def __init__(self, refusals: Refusals, within_s: float, clock: Clock | None = None) -> None:
+    def __init__(
+        self, refusals: Refusals, within_s: float, clock: Clock | None = None, log: RefusalLog | None = None
+    ) -> None:
         self._refusals = refusals
+        self._log = log or RefusalLog(clock)
         self._room = Room(SILENT_PLACES, within_s, clock)
         # Whoever takes the last place sends the first one away, by the same thread.
         self._lock = threading.RLock()
@@ -69,7 +72,8 @@ class Handshakes:
             if self._waiting.pop(number, None) is None:
                 return
         self._refusals.handshake_refused()
-        structlog.get_logger().warning(
+        self._log.tell(
             "a handshake came to nothing",
+            "handshake",
             reason="no certificate that holds here, or no TLS; GRPC_VERBOSITY=INFO has gRPC tell its own reason",
         )

@@ -10,12 +10,12 @@ from socketserver import ThreadingMixIn
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from typing_extensions import override
 
 from taihu.security.security import Refusals
 from taihu.wire.health import Health, with_health
+from taihu.wire.refusal_log import RefusalLog
 from taihu.wire.room import Room
 
 __all__ = ["PageServer", "serve_page"]
@@ -37,6 +37,7 @@ class PageServer(ThreadingMixIn, WSGIServer):
 
     def __init__(self, address: Any, handler: type[WSGIRequestHandler], refusals: Refusals) -> None:
         self.refusals = refusals
+        self.refusal_log = RefusalLog()
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._room = Room(_PLACES, _LONGEST_S)
         super().__init__(address, handler)
@@ -79,8 +80,13 @@ class _Handler(WSGIRequestHandler):
             super().handle()
             return
         self.server.refusals.add("metrics", "tls")
-        structlog.get_logger().warning(
-            "call refused", method="metrics", reason="tls", caller=self.address_string(), remedy="ask by http://"
+        self.server.refusal_log.tell(
+            "call refused",
+            "tls",
+            method="metrics",
+            reason="tls",
+            caller=self.address_string(),
+            remedy="ask by http://",
         )
 
     @override

@@ -19,13 +19,15 @@ class Room:
     """`places` for callers that have said nothing yet, each for `within_s`. Any thread may call.
 
     One more caller takes the place of the one that has waited longest: those who mean to say something do so at once,
-    and however many others come, there is room. Its thread, which sends away who waits too long, begins with the
-    first caller.
+    and however many others come, there is room. Where what they say takes a moment to be read, nobody is sent away
+    before `at_least_s`, and until then there may be more of them. Its thread, which sends away who waits too long,
+    begins with the first caller.
     """
 
-    def __init__(self, places: int, within_s: float, clock: Clock | None = None) -> None:
+    def __init__(self, places: int, within_s: float, clock: Clock | None = None, *, at_least_s: float = 0.0) -> None:
         self._places = places
         self._within_s = within_s
+        self._at_least_s = at_least_s
         self._clock = clock or SystemClock()
         self._changed = threading.Condition()
         # By number, the oldest one first: when it came, and what sends it away.
@@ -56,15 +58,15 @@ class Room:
     def _enter(self, send_away: Callable[[], object]) -> int:
         oldest = None
         with self._changed:
-            if len(self._waiting) >= self._places:
-                _, oldest = self._waiting.pop(next(iter(self._waiting)))
             self._number += 1
             number = self._number
             self._waiting[number] = (self._clock.now(), send_away)
+            if len(self._waiting) > self._places and self._left_s() <= 0.0:
+                _, oldest = self._waiting.pop(next(iter(self._waiting)))
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._watch, name="silence", daemon=True)
                 self._thread.start()
-            if len(self._waiting) == 1:
+            if len(self._waiting) in (1, self._places + 1):
                 self._changed.notify()
         if oldest is not None:
             _call(oldest)
@@ -78,17 +80,17 @@ class Room:
         """Wait for a caller that waits too long; returns what sends it away, or None when the room is closed."""
         with self._changed:
             while not self._closed:
-                left_s = self._left_s()
+                left_s = self._left_s() if self._waiting else None
                 if left_s is not None and left_s <= 0.0:
                     return self._waiting.pop(next(iter(self._waiting)))[1]
                 self._changed.wait(left_s)
         return None
 
-    def _left_s(self) -> float | None:
-        """The time that the oldest caller has left; None where there is nobody."""
-        for came_s, _ in self._waiting.values():
-            return came_s + self._within_s - self._clock.now()
-        return None
+    def _left_s(self) -> float:
+        """The time that the oldest caller has left; there is one."""
+        came_s, _ = next(iter(self._waiting.values()))
+        within_s = self._within_s if len(self._waiting) <= self._places else self._at_least_s
+        return came_s + within_s - self._clock.now()
 
 
 def _call(send_away: Callable[[], object]) -> None:

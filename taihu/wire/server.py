@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from taihu.errors import ConfigError
@@ -19,7 +19,10 @@ from taihu.wire.address import is_loopback, split_address
 from taihu.wire.channel import shared_options
 from taihu.wire.handshakes import Handshakes
 from taihu.wire.health import Health
+from taihu.wire.health_service import WATCH_PLACES, HealthService
 from taihu.wire.patience import Patience
+from taihu.wire.refusal_log import RefusalLog
+from taihu.wire.requests import RequestInterceptor
 from taihu.wire.room import SILENT_PLACES, Room
 from taihu.wire.silence import SilenceInterceptor
 
@@ -28,7 +31,8 @@ __all__ = ["RpcServer", "remaining_s"]
 _LONGEST_CALL_S = 3600.0
 _IDLE_S = 300.0
 _WAY_BACK_S = 0.2
-_WATCHES = 4
+# what one thread of gRPC's needs to read the requests that have come at once
+_MOMENT_S = 0.1
 
 
 def _limits(patience: Patience) -> tuple[tuple[str, int], ...]:
@@ -46,15 +50,16 @@ def _limits(patience: Patience) -> tuple[tuple[str, int], ...]:
 
 
 def _interceptors(
-    security: Security, silence: SilenceInterceptor, handshakes: Handshakes
+    security: Security, silence: SilenceInterceptor, handshakes: Handshakes, log: RefusalLog
 ) -> list[grpc.ServerInterceptor]:
-    """The checks of a call: of its caller, of its silence, and of what its request tells of the caller."""
+    """The checks of a call in their order: of its caller, its silence, its request, and whom that tells of."""
+    requests = RequestInterceptor(security.refusals, log)
     if not security.authenticates:
-        return [silence]
-    check = CallerCheck(security.access, security.refusals)
+        return [silence, requests]
+    check = CallerCheck(security.access, security.refusals, log)
     claims = [ClaimInterceptor(check)] if check.access.by_certificate else []
     access = AccessInterceptor(check, handshakes.called) if security.encrypts else AccessInterceptor(check)
-    return [access, silence, *claims]
+    return [access, silence, requests, *claims]
 
 
 @dataclass
@@ -63,7 +68,7 @@ class RpcServer:
 
     grpc_server: grpc.Server
     own_health: Health
-    _servicer: health.HealthServicer
+    _health: HealthService
     _threads: tuple[ThreadPoolExecutor, ...]
     _room: Room
     _handshakes: Handshakes
@@ -85,14 +90,14 @@ class RpcServer:
         `security` demands. `own_health` is told what gRPC's health service says.
         """
         patience, security = patience or Patience(), security or Security()
-        room = Room(SILENT_PLACES, patience.answer_s)
-        handshakes = Handshakes(security.refusals, patience.answer_s)
-        streams = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc")
+        room = Room(SILENT_PLACES, patience.answer_s, at_least_s=_MOMENT_S)
+        log = RefusalLog()
+        handshakes = Handshakes(security.refusals, patience.answer_s, log=log)
+        streams = ThreadPoolExecutor(threads + SILENT_PLACES + WATCH_PLACES, thread_name_prefix="rpc")
         calls = ThreadPoolExecutor(threads + SILENT_PLACES, thread_name_prefix="rpc-call")
-        watches = ThreadPoolExecutor(_WATCHES, thread_name_prefix="rpc-health")
         server = grpc.server(
             streams,
-            interceptors=_interceptors(security, SilenceInterceptor(room, calls, watches), handshakes),
+            interceptors=_interceptors(security, SilenceInterceptor(room, calls), handshakes, log),
             maximum_concurrent_rpcs=4 * (threads + SILENT_PLACES),
             options=(
                 *shared_options(patience),
@@ -103,9 +108,9 @@ class RpcServer:
                 ("grpc.http2.max_ping_strikes", 0),
             ),
         )
-        servicer = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        return cls(server, own_health or Health(), servicer, (streams, calls, watches), room, handshakes, security)
+        service = HealthService()
+        service.register(server)
+        return cls(server, own_health or Health(), service, (streams, calls), room, handshakes, security)
 
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
@@ -143,24 +148,23 @@ class RpcServer:
             names = (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self.grpc_server)
         self.grpc_server.start()
-        for name in ("", *self._services):
-            self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._health.tell(("", *self._services), serving=True)
         self.own_health.serve()
 
     def retire(self) -> None:
         """Report the services as NOT_SERVING; the process as a whole goes on to be healthy until `stop`."""
-        for name in self._services:
-            self._servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.tell(self._services, serving=False)
         self.own_health.retire()
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Report NOT_SERVING, let calls end for `grace_s`, then cut them; returns when all is down."""
-        self._servicer.enter_graceful_shutdown()
+        self._health.end()
         self.own_health.stop()
         self.grpc_server.stop(grace_s).wait()
         # gRPC leaves them to the end of the process, which may outlive many servers.
         for threads in self._threads:
             threads.shutdown(wait=False)
+        self._health.close()
         self._room.close()
         self._handshakes.close()
 

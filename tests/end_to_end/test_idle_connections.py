@@ -1,14 +1,21 @@
-"""A run beside connections that say nothing: it ends as it would without them."""
+"""A run beside connections that say nothing, and calls that nobody can read: it ends as it would without them."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import numpy as np
+from support.certificates import MEMBERS, TestAuthority
 from support.cluster import Cluster, Member, layout_of, make_job
 from support.worker import Values
 
 from benchmarks.idle_connections import Strangers
+from benchmarks.strangers.calls import streams, undecodable
+from benchmarks.strangers.target import Target
 from ps_server.daemon import ServerOptions
 from taihu.job import Job
+from taihu.security.identity import COORDINATOR, dns_name
 from taihu.wire.address import free_port, split_address
 
 LAYOUT = layout_of(3000, 500)
@@ -59,3 +66,22 @@ def test_a_run_beside_connections_that_say_nothing_ends_as_without_them() -> Non
         assert ends(cluster) == expected
         cluster.join()
     assert expected[0] == expected[1]
+
+
+def test_a_run_beside_calls_that_nobody_can_read_ends_as_without_them(tmp_path: Path) -> None:
+    """In plain text, and by somebody with a certificate; `python -m benchmarks.strangers` is the long form."""
+    with Cluster(make_job(1, 2)) as alone:
+        expected = ends(alone)
+        alone.join()
+    ours = TestAuthority(tmp_path)
+    for place in MEMBERS:
+        ours.sign(place)
+    for settings, files in ({}, None), (dict(ours.settings()), ours.files("worker/0")):
+        job = make_job(1, 2, security=settings, exchange={"transport": "grpc"})
+        with Cluster(job) as cluster, ThreadPoolExecutor(2) as pool:
+            target = Target(cluster.servers[0].address, files, dns_name(COORDINATOR, "taihu"))
+            strangers = [pool.submit(kind, target, 120) for kind in (undecodable, streams)]
+            assert ends(cluster) == expected
+            for each in strangers:
+                assert each.result().keys() <= {"INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAVAILABLE", "OK"}
+            cluster.join()

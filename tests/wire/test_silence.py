@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -53,6 +54,26 @@ def test_who_waits_too_long_is_sent_away_and_others_stay() -> None:
             assert sent_away.get(timeout=TIMEOUT_S) == "early"
             assert len(room) == 1
             assert sent_away.empty()
+
+
+def test_a_burst_has_a_moment_before_anybody_is_sent_away() -> None:
+    """Of calls that came at once with their requests some were sent away, before these were read."""
+    clock, sent_away = SetClock(), SimpleQueue[int]()
+    with closing(Room(2, 5.0, clock, at_least_s=0.1)) as room, ExitStack() as stack:
+        for number in range(4):
+            stack.enter_context(room.place(partial(sent_away.put, number)))
+        assert sent_away.empty()
+        clock.now_s = 0.2
+        stack.enter_context(room.place(partial(sent_away.put, 4)))
+        with room._changed:
+            room._changed.notify()
+        assert [sent_away.get(timeout=TIMEOUT_S) for _ in range(3)] == [0, 1, 2]
+        # These two have the time of those that there is room for.
+        assert len(room) == 2
+        clock.now_s = 5.1
+        with room._changed:
+            room._changed.notify()
+        assert sent_away.get(timeout=TIMEOUT_S) == 3
 
 
 def silent(until: threading.Event) -> Iterator[bytes]:
