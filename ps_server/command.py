@@ -28,6 +28,7 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.process.preparation import importing_much
+from taihu.process.streams import outlive_output
 from taihu.results import check_writable, write_json
 
 __all__ = ["server"]
@@ -74,12 +75,14 @@ def server(
       taihu server job.toml --rank 1 --coordinator 10.0.0.1:7070
       taihu server job.toml --rank dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
+    outlive_output()
     with importing_much():
         from ps_server.daemon import ServerDaemon, ServerOptions
         from taihu.checkpoint.keepers import recovers
         from taihu.coordination.members import RunState
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
+        from taihu.process.notices import Notices
         from taihu.wire.clock import WallClock
         from taihu.wire.log import configure_logs
 
@@ -105,6 +108,7 @@ def server(
         tracer=make_tracer(trace, trace_steps),
         interrupts=interrupts,
         chaos=chaos_of(job, f"server {place}", wall),
+        notices=Notices(are_read=stop_with_parent),
     )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")

@@ -14,10 +14,11 @@ from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.coordination.generations import ONLY, Generation, in_generations
 from taihu.coordination.listener import listen_options, open_listener
 from taihu.coordination.members import MemberId, Role, RunState
-from taihu.errors import ConfigError, RecoveringError
+from taihu.errors import ConfigError, RecoveringError, WriteError
 from taihu.job import Job
 from taihu.process.entry import Interrupts, wait_for_termination
 from taihu.process.memory_use import MemoryGrowth
+from taihu.process.notices import Notices
 from taihu.results import RESULTS_FORMAT
 from taihu.trace import Tracer
 from taihu.wire.address import host_of
@@ -40,7 +41,7 @@ class ServerOptions:
     which are served for `linger_s` after the end; with `hold` a server that has finished stays,
     healthy but not ready, until it is told to end; `trace` is where this process's part of the trace is written at
     the end. While this server serves, it takes the first of the `interrupts` as a wish that the run ends in order.
-    `chaos` is asked at each point.
+    `chaos` is asked at each point. `notices` get what cannot be written.
     """
 
     index: int
@@ -54,6 +55,7 @@ class ServerOptions:
     tracer: Tracer = field(default_factory=Tracer.off)
     interrupts: Interrupts = field(default_factory=Interrupts)
     chaos: Chaos = field(default_factory=NoChaos)
+    notices: Notices = field(default_factory=Notices)
 
 
 class ServerDaemon:
@@ -185,10 +187,13 @@ class ServerDaemon:
     def _write_trace(self) -> None:
         if self._options.trace is not None:
             clock = self._part.coordinator_clock
-            self._options.tracer.write_part(
-                self._options.trace,
-                str(self._member),
-                self._options.index,
-                offset_s=clock.offset_s,
-                error_s=0.0 if self._options.index == 0 else clock.error_s,
-            )
+            try:
+                self._options.tracer.write_part(
+                    self._options.trace,
+                    str(self._member),
+                    self._options.index,
+                    offset_s=clock.offset_s,
+                    error_s=0.0 if self._options.index == 0 else clock.error_s,
+                )
+            except WriteError as error:
+                self._options.notices.say(str(error))

@@ -7,12 +7,14 @@ from typing import NoReturn
 
 from taihu.process.guard import check_installation, check_surroundings
 from taihu.process.preparation import prepare_process
+from taihu.process.streams import open_streams
 
 __all__ = ["main", "run"]
 
 
 def main() -> None:
     """Check whose packages these are and prepare the process, before anything else is imported."""
+    open_streams()
     check_surroundings(os.environ)
     check_installation()
     prepare_process(os.environ)

@@ -17,6 +17,7 @@ __all__ = [
     "SharedMemoryError",
     "StaleError",
     "TaihuError",
+    "WriteError",
 ]
 
 
@@ -58,6 +59,10 @@ class RefusedError(ConfigError):
         super().__init__(message)
         self.reason = reason
         self.is_known = is_known
+
+
+class WriteError(TaihuError):
+    """A file, or standard output, cannot be written: no room, no right, a limit, a disk that fails."""
 
 
 class RunError(TaihuError):

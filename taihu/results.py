@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from taihu.errors import ConfigError
+from taihu.process.streams import output_lost
+from taihu.whole_file import write_text, writing
 
 __all__ = [
     "RESULTS_FORMAT",
@@ -76,7 +78,7 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
     """Write `results`, indented, to the file or, for `-`, to standard output.
 
     Raises:
-        ConfigError: the file cannot be written.
+        WriteError: the file cannot be written.
     """
     text = as_json(results, indent=2) + "\n"
     if is_stdout(path):
@@ -84,25 +86,29 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
         stream = sys.__stdout__ or sys.stdout
         stream.write(text)
         stream.flush()
+        if (lost := output_lost()) is not None:
+            raise lost
         return
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    write_text(path, text)
 
 
 @contextmanager
 def json_lines(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yields what writes an object as a line of the file or, for `-`, of standard output; without a path, nothing."""
+    """Yields what writes an object as a line of the file or, for `-`, of standard output; without a path, nothing.
+
+    It raises WriteError where it cannot.
+    """
     if path is None:
         yield lambda _: None
         return
     with ExitStack() as stack:
-        stream = (sys.__stdout__ or sys.stdout) if is_stdout(path) else stack.enter_context(path.open("w"))
+        with writing(path):
+            stream = (sys.__stdout__ or sys.stdout) if is_stdout(path) else stack.enter_context(path.open("w"))
 
         def write(value: dict[str, Any]) -> None:
-            stream.write(as_json(value) + "\n")
-            stream.flush()
+            with writing(path):
+                stream.write(as_json(value) + "\n")
+                stream.flush()
 
         yield write
 

@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, WriteError
 from taihu.job import Job, job_to_toml, load_job
 from taihu.results import as_json, check_writable
 from taihu.settings import RunSettings
+from taihu.whole_file import make_folder, write_bytes, write_text, writing
 
 __all__ = [
     "CHAOS",
@@ -29,6 +30,7 @@ __all__ = [
     "run_folder",
     "run_name",
     "stopped_model",
+    "usual_results",
 ]
 
 _NONE = Path("none")
@@ -69,7 +71,7 @@ class RunFiles:
         """Make the folders in the run's folder, which is there, that its files need."""
         for path in self._all():
             if self.folder is not None and path.is_relative_to(self.folder):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
 
     def _all(self) -> list[Path]:
         return [*self.results, *([] if self.model is None else [self.model])]
@@ -81,8 +83,13 @@ def run_files(settings: RunSettings, folder: Path | None) -> RunFiles:
     if settings.save is None and folder is not None:
         model = folder / _MODEL
     results = _located(settings.results, folder)
-    usual = None if folder is None or settings.results == _NONE else folder / _RESULTS
+    usual = None if settings.results == _NONE else usual_results(folder)
     return RunFiles(folder, model, tuple(dict.fromkeys(path for path in (usual, results) if path is not None)))
+
+
+def usual_results(folder: Path | None) -> Path | None:
+    """The file of results that a run has unless it is told otherwise; None where it has no folder."""
+    return None if folder is None else folder / _RESULTS
 
 
 def _located(path: Path | None, folder: Path | None) -> Path | None:
@@ -136,6 +143,7 @@ def prepare_run(
 
     Raises:
         ConfigError: the folder holds something, a file could not be written, or what `run.events` needs is missing.
+        WriteError: nothing can be written into the folder.
     """
     folder = run_folder(job, datetime.now(), default)
     _check_events(job.run.events, folder)
@@ -144,8 +152,12 @@ def prepare_run(
     if folder is None or made or (goes_on and _is_of(folder, job)):
         return files
     files = run_files(job.run, _make(folder, anew="{time}" in str(job.run.dir or default)))
-    files.make_parents()
-    describe_run(files.folder or folder, job, job_file)
+    try:
+        files.make_parents()
+        describe_run(files.folder or folder, job, job_file)
+    except WriteError:
+        _remove(files.folder or folder)
+        raise
     return files
 
 
@@ -190,6 +202,15 @@ def _make(folder: Path, *, anew: bool) -> Path:
     return folder
 
 
+def _remove(folder: Path) -> None:
+    """Take back a folder that this run has made and cannot use: the same command finds it empty again."""
+    for name in (SETTINGS, "job.toml"):
+        with suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
+
+
 def _names(folder: Path) -> Iterator[Path]:
     """`folder`, and then with 2, 3, ... at its end."""
     yield folder
@@ -201,13 +222,16 @@ def describe_run(folder: Path, job: Job, job_file: Path | None) -> None:
     """Write the job file as it was given, or what was given in its place, and all settings that it led to.
 
     The settings are a job file too.
+
+    Raises:
+        WriteError: one cannot be written.
     """
+    write_text(folder / SETTINGS, _settings_of(job))
     # A pipe has been read already, and is empty now.
     if job_file is not None and job_file.is_file():
-        (folder / "job.toml").write_bytes(job_file.read_bytes())
+        write_bytes(folder / "job.toml", job_file.read_bytes())
     else:
-        (folder / "job.toml").write_text(job_to_toml(job, given=True))
-    (folder / SETTINGS).write_text(_settings_of(job))
+        write_text(folder / "job.toml", job_to_toml(job, given=True))
 
 
 def _is_of(folder: Path, job: Job) -> bool:
@@ -222,15 +246,16 @@ def _settings_of(job: Job) -> str:
 
 
 def add_events(folder: Path, events: Iterable[Mapping[str, float | str | None]]) -> None:
-    """Add a line for each of the events to those of a run, as a JSON object; OSError if they cannot be written."""
-    with (folder / _EVENTS).open("a", encoding="utf-8") as file:
+    """Add a line for each of the events to those of a run, as a JSON object; WriteError if they cannot be written."""
+    path = folder / _EVENTS
+    with writing(path), path.open("a", encoding="utf-8") as file:
         file.writelines(as_json(event) + "\n" for event in events)
 
 
 def note_failure(folder: Path, reason: str, now: datetime) -> None:
     """Add to a run's events that it failed, unless worker 0 could still say so itself."""
     path = folder / _EVENTS
-    with suppress(OSError):
+    with suppress(OSError, WriteError):
         if not (path.exists() and '"event": "failed"' in path.read_text(encoding="utf-8")):
             add_events(
                 folder, [{"time": now.isoformat(timespec="milliseconds"), "event": "failed", "reason": reason}]

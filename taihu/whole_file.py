@@ -1,29 +1,91 @@
-"""Files that appear whole or not at all."""
+"""The one way in which files are written: whole or not at all, and in one line what cannot be."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
-from taihu.errors import ModelError
+from taihu.errors import WriteError
 
-__all__ = ["replaced"]
+__all__ = ["cannot_write", "make_folder", "replaced", "reserve", "write_bytes", "write_text", "writing"]
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def cannot_write(path: object, error: OSError) -> WriteError:
+    """The error that names the file and the reason."""
+    return WriteError(f"cannot write {path}: {error.strerror or error}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise WriteError, which names `path`, for what goes wrong with a disk during the block."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """A path to write to during the block, which takes the place of `path` when it ends; nothing of it stays else.
 
+    What is no regular file, as a pipe, and a file in a folder that nothing can be added to, are written in place.
+
     Raises:
-        ModelError: it cannot be written.
+        WriteError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    with writing(path):
+        whole = path.resolve() if path.is_symlink() else path
+        if whole.exists() and not (whole.is_file() and os.access(whole.parent, os.W_OK)):
+            yield whole
+            return
+        partial = whole.with_name(f".{whole.name}.partial")
+        try:
+            yield partial
+            partial.replace(whole)
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    with replaced(path) as partial:
+        partial.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as UTF-8.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    write_bytes(path, text.encode())
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it; nothing is said of one that is there.
+
+    Raises:
+        WriteError: it cannot be made.
+    """
+    with writing(folder):
+        folder.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+def reserve(descriptor: int, size_bytes: int) -> None:
+    """Take room for so many bytes of an open file, where the file system can; OSError where there is not so much."""
     try:
-        yield partial
-        partial.replace(path)
+        os.posix_fallocate(descriptor, 0, size_bytes)
     except OSError as error:
-        raise ModelError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        if error.errno in _NO_ROOM:
+            raise

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from taihu.process.guard import check_installation, check_surroundings
 from taihu.process.preparation import prepare_process
+from taihu.process.streams import open_streams
 
 __all__ = ["main", "run"]
 
@@ -21,6 +22,7 @@ def main() -> None:
 
 def run() -> NoReturn:
     """Run the command in a process that is prepared, and exit."""
+    open_streams()
     from taihu.process.command_line import command_of  # noqa: PLC0415
     from taihu.process.entry import run_app  # noqa: PLC0415
     from worker.command import worker  # noqa: PLC0415

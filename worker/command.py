@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, WriteError
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.process.options import (
@@ -32,6 +32,7 @@ from taihu.process.options import (
     stop_with_stdin,
 )
 from taihu.process.preparation import importing_much
+from taihu.process.streams import outlive_output
 from taihu.results import check_writable, write_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["worker"]
 
 _HEALTH_THREADS = 2
+_GOES_ON = "the run goes on without it"
 
 
 @takes_job_flags
@@ -83,11 +85,13 @@ def worker(
       torchrun-, MPI- and Slurm-style variables name rank and world size:
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
     """  # noqa: D301
+    outlive_output()
     with importing_much():
         from taihu.checkpoint.keepers import recovers
         from taihu.coordination.listener import listen_options
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
+        from taihu.process.notices import Notices
         from taihu.run_folder import RunFiles, prepare_run
         from taihu.wire.clock import WallClock
         from taihu.wire.log import configure_logs
@@ -116,9 +120,16 @@ def worker(
     listen = listen_options(job, "worker", place, bind=bind, advertise=advertise, direct_port=direct_port)
     listener, health = _listening(job, place, listen)
 
+    notices = Notices(are_read=stop_with_parent)
+
     def tell(results: dict[str, Any]) -> None:
-        for path in dict.fromkeys((*files.results, *([] if json_file is None else [json_file]))):
-            write_json(path, results)
+        for path in files.results:
+            try:
+                write_json(path, results)
+            except WriteError as error:
+                notices.say(f"{error}; {_GOES_ON}")
+        if json_file is not None and json_file not in files.results:
+            write_json(json_file, results)
 
     options = WorkerOptions(
         rank=place,
@@ -134,8 +145,11 @@ def worker(
         tell=tell,
         chaos=chaos_of(job, f"worker {place}", wall),
         wall=wall,
+        notices=notices,
     )
     results = WorkerDaemon(job, options).run()
+    if results["not_saved"] and not results["stopped"] and not stop_with_parent:
+        raise WriteError(f"the model was not saved: {results['not_saved']}")
     return EXIT_INTERRUPTED if results["stopped"] else 0
 
 

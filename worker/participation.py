@@ -23,7 +23,7 @@ from taihu.coordination.members import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.service import Coordinator
 from taihu.coordination.stopping import StopNotice
-from taihu.errors import ConfigError, RecoveringError
+from taihu.errors import ConfigError, RecoveringError, WriteError
 from taihu.history.recording import recorded_history
 from taihu.history.records import End
 from taihu.job import Job
@@ -33,6 +33,7 @@ from taihu.planner.groups import group_of_layer
 from taihu.process.entry import Interrupts
 from taihu.process.last_will import LastWill
 from taihu.process.memory_use import MemoryGrowth
+from taihu.process.notices import Notices
 from taihu.results import RESULTS_FORMAT
 from taihu.run_folder import RunFiles
 from taihu.run_length import RunLength
@@ -80,7 +81,8 @@ class WorkerOptions:
     others may ask whether it lives; the page of metrics stays for `linger_s` after the end; `files` are those that
     worker 0 writes; `trace` is where this process's part of the trace is written at the end; `tell` gets the results,
     before the others may leave. After its first step the worker takes the first of the `interrupts` as a wish that
-    the run ends in order. `chaos` is asked at each point; what is written for people has the time of `wall`.
+    the run ends in order. `chaos` is asked at each point; what is written for people has the time of `wall`;
+    `notices` get what cannot be written.
     """
 
     rank: int
@@ -96,6 +98,7 @@ class WorkerOptions:
     tell: Callable[[dict[str, Any]], None] = lambda _: None
     chaos: Chaos = field(default_factory=NoChaos)
     wall: WallClock = field(default_factory=WallClock)
+    notices: Notices = field(default_factory=Notices)
 
 
 class Participation:
@@ -359,7 +362,9 @@ class Participation:
         raise RecoveringError(self._stop.reason)
 
     def _write_trace(self, clock: ClockOffset) -> None:
-        if self._options.trace is not None:
+        if self._options.trace is None:
+            return
+        try:
             self._options.tracer.write_part(
                 self._options.trace,
                 f"worker {self._options.rank}",
@@ -367,6 +372,8 @@ class Participation:
                 offset_s=clock.offset_s,
                 error_s=clock.error_s,
             )
+        except WriteError as error:
+            self._options.notices.say(str(error))
 
     @property
     def _begun_after(self) -> int:
@@ -442,14 +449,22 @@ class Participation:
             rank=rank,
             steps=steps,
             stopped=stopped,
+            notices=self._options.notices,
         )
 
     def _make_run_log(self) -> RunLog:
         return RunLog(
-            open_writers(self._options.files.folder, self._job.run.events, self._begun_after, self._options.wall),
+            open_writers(
+                self._options.files.folder,
+                self._job.run.events,
+                self._begun_after,
+                self._options.wall,
+                self._options.notices.say,
+            ),
             steps_per_epoch=self._batches.steps_per_epoch,
             learning_rate=partial(learning_rate, in_steps(self._job.optimizer, self._length)),
             wall=self._options.wall,
+            say=self._options.notices.say,
         )
 
     def _clipping(self, replica: Replica) -> LayerClipping | None:

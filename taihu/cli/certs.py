@@ -14,6 +14,7 @@ from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.job.security import Certified, certified
 from taihu.process.options import JobArgument
 from taihu.security.certificates import Authority, Validity, is_good, load_authority, write_certificate, write_pair
+from taihu.whole_file import make_folder, writing
 
 __all__ = ["certs"]
 
@@ -63,12 +64,10 @@ def certs(
     job = flags.resolve(job_file)
     names = tuple(filter(None, re.split(r"[,\s]+", hosts)))
     members = tuple(certified(job, domain, also or ()))
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, 0o700)
+    with writing(folder):
         authority, is_new = _authority_in(own_folder, folder, job) if own_folder else _authority(folder, job)
         made = [each for each in members if _issue(authority, folder, each, names, days=days, renew=renew)]
-    except OSError as error:
-        raise ConfigError(f"cannot write to {error.filename or folder}: {error.strerror}") from None
     typer.echo(f"authority: {folder / 'ca.pem'} ({'made' if is_new else 'kept'})")
     for member in members:
         state = "made" if member in made else "kept"
@@ -91,7 +90,7 @@ def _authority(folder: Path, job: Job) -> tuple[Authority, bool]:
 
 def _authority_in(own: Path, folder: Path, job: Job) -> tuple[Authority, bool]:
     """The one in a folder of its own, where one that is in `folder` goes; `folder` has its certificate alone."""
-    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(own, 0o700)
     key, own_key = folder / "ca-key.pem", own / "ca-key.pem"
     if key.exists() and not own.samefile(folder):
         if own_key.exists() and own_key.read_bytes() != key.read_bytes():

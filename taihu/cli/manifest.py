@@ -19,6 +19,7 @@ from taihu.launch.place import script_job
 from taihu.names import own_data, own_model
 from taihu.process.options import refuse
 from taihu.user_code import split_function
+from taihu.whole_file import make_folder, write_text
 from taihu.words import counted
 from worker.preflight import check_trains
 
@@ -247,7 +248,7 @@ def _own_files(job: Job, settings: Overrides) -> tuple[dict[str, str], dict[str,
 
 def _write(folder: Path, objects: list[dict[str, object]]) -> None:
     """A file for each kind of object, and the kustomization that lists them; other files stay as they are."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     by_file: dict[str, list[dict[str, object]]] = {}
     for item in objects:
         by_file.setdefault(f"{str(item['kind']).lower()}.yaml", []).append(item)
@@ -257,5 +258,5 @@ def _write(folder: Path, objects: list[dict[str, object]]) -> None:
         "resources": list(by_file),
     }
     for name, items in {"kustomization.yaml": [kustomization], **by_file}.items():
-        (folder / name).write_text(to_yaml(items), encoding="utf-8")
+        write_text(folder / name, to_yaml(items))
     typer.echo(f"wrote {counted(len(objects), 'object')}; apply them with: kubectl apply -k {folder}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -26,6 +25,7 @@ from taihu.process.options import (
     SaveOption,
     VerboseOption,
 )
+from taihu.process.streams import outlive_output
 
 if TYPE_CHECKING:
     from taihu.job import Job
@@ -63,6 +63,7 @@ def node(
       srun -n 5 taihu node job.toml --exchange ring
       torchrun --no-python --nproc-per-node 5 taihu node job.toml
     """  # noqa: D301
+    outlive_output()
     from taihu.launch.meeting import find_meeting
     from taihu.launch.place import find_launch, fit_to_size, role_of
 
@@ -135,7 +136,6 @@ def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -
     from taihu.results import is_stdout, read_json, write_json
 
     security = security_of(job, "worker", role.place)
-    start = time.monotonic()
     # mpirun gives terminals to the processes, but their lines are mixed in one log.
     console = Console(file=sys.stdout, force_terminal=False)
     with tempfile.TemporaryDirectory(prefix="taihu-") as folder, PlainDisplay(console) as display:
@@ -148,7 +148,7 @@ def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -
         if watched.view is not None:
             sums = {"sent": watched.view.sent_bytes, "received": watched.view.received_bytes}
             results |= {f"bytes_{way}_per_step": count for way, count in sums.items()}
-        summarise(display, results, time.monotonic() - start)
+        summarise(display, results, display.elapsed_s)
         if json_file is not None and is_stdout(json_file):
             write_json(json_file, written)
 

@@ -12,6 +12,7 @@ from taihu.errors import ConfigError
 from taihu.report.page import comparison_of, page_of
 from taihu.report.reading import read_run, read_trace
 from taihu.results import check_writable
+from taihu.whole_file import write_text
 
 __all__ = ["report"]
 
@@ -60,10 +61,7 @@ def report(
         found = [found[0].with_trace(read_trace(trace))]
     page = out if out is not None else _usual_place(runs)
     check_writable(page)
-    try:
-        page.write_text(page_of(found[0]) if len(found) == 1 else comparison_of(found), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {page}: {error.strerror}; give --out FILE.html") from None
+    write_text(page, page_of(found[0]) if len(found) == 1 else comparison_of(found))
     typer.echo(f"report          {page}")
     if show and not webbrowser.open(page.absolute().as_uri()):
         typer.echo("no browser could be opened here; open the file in one", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,6 +22,7 @@ from taihu.local.run import RUN_FOLDER
 from taihu.local.scripts import ScriptRun, check_script
 from taihu.process.entry import Interrupts
 from taihu.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
+from taihu.process.streams import outlive_output
 from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.run_folder import note_failure, prepare_run
 from taihu.words import counted, one_line
@@ -84,6 +84,7 @@ def run_script(
       taihu run --workers 3 --trace trace.json --trace-steps 20-40 train.py
       taihu run --workers 3 --metrics-port 9400 --quiet train.py > out.txt
     """  # noqa: D301
+    outlive_output()
     job = flags.resolve(job_file, {"run": {"dir": run_dir}})
     job = _named(script_job(job, has_servers=flags.servers is not None), script)
     check_script(script)
@@ -108,7 +109,6 @@ def run_script(
         interrupts=interrupts,
         forks=fork,
     )
-    start = time.monotonic()
     console = Console(stderr=True)
     with _display(console, quiet=quiet) as display:
         display.say(f"running {script} with {_members(job)}")
@@ -126,7 +126,7 @@ def run_script(
     for file in (*files.results, *([] if json_file is None else [json_file])) if results is not None else ():
         write_json(file, results or {})
     if not quiet:
-        _tell_end(PlainDisplay(console), results, time.monotonic() - start)
+        _tell_end(PlainDisplay(console), results, display.elapsed_s)
     return 0
 
 

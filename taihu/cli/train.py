@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, WriteError
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
 from taihu.model_defaults import smallest_size
@@ -27,6 +26,7 @@ from taihu.process.options import (
     make_tracer,
 )
 from taihu.process.preparation import importing_much
+from taihu.process.streams import outlive_output
 from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.scores import score_lines
 from taihu.words import counted, one_line
@@ -84,6 +84,7 @@ def train(
       taihu train --resume runs/small_cnn-on-digits-20260728-120005 --epochs 20
       taihu train job.toml --resume s3://bucket/checkpoints
     """  # noqa: D301
+    outlive_output()
     with importing_much():
         from taihu.checkpoint.places import setting_of
         from taihu.local.resuming import check_folder, find_checkpoint
@@ -116,7 +117,6 @@ def train(
     for line in warnings:
         typer.echo(f"warning: {line}", err=True)
     interrupts.install()
-    start = time.monotonic()
     console = Console()
     with make_display(console, quiet=quiet) as display:
         display.say(opening(job))
@@ -130,10 +130,12 @@ def train(
         write_json(json_file, results)
     # The bar has gone: these lines are the last ones.
     lines = PlainDisplay(console)
-    summarise(lines, results, time.monotonic() - start)
+    summarise(lines, results, display.elapsed_s)
     for name, path in {"run folder": run.files.folder, "trace": trace}.items():
         if path is not None:
             lines.say(f"{name:<15} {_shown(path)}")
+    if run.unwritten:
+        raise WriteError("; ".join(run.unwritten))
     return EXIT_INTERRUPTED if results["stopped"] else 0
 
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from taihu.errors import ModelError
 from taihu.export.graph import INPUT, Graph, Node, graph_of
-from taihu.whole_file import replaced
+from taihu.whole_file import write_bytes
 from worker.engine import Array
 from worker.saved.prediction import LoadedModel
 
@@ -29,7 +29,8 @@ def write_onnx(model: LoadedModel, path: Path) -> tuple[Path, ...]:
     """Write `model` as an ONNX file, checked; returns what was written.
 
     Raises:
-        ModelError: a layer is of the user's own, the file would pass ONNX's 2 GB, or it cannot be written.
+        ModelError: a layer is of the user's own, the file would pass ONNX's 2 GB.
+        WriteError: it cannot be written.
     """
     size = sum(tensor.nbytes for tensor in model.network.parameters_by_name().values())
     if size > _MOST_BYTES:
@@ -38,8 +39,7 @@ def write_onnx(model: LoadedModel, path: Path) -> tuple[Path, ...]:
         )
     made = onnx_model(model)
     onnx.checker.check_model(made, full_check=True)
-    with replaced(path) as partial:
-        partial.write_bytes(made.SerializeToString())
+    write_bytes(path, made.SerializeToString())
     return (path,)
 
 

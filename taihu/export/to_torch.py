@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from taihu.errors import ModelError
 from taihu.export.graph import INPUT, Graph, Node, graph_of
-from taihu.whole_file import replaced
+from taihu.whole_file import write_bytes, write_text
 from worker.saved.prediction import LoadedModel
 
 __all__ = ["torch_source", "torch_state", "write_torch"]
@@ -71,17 +71,16 @@ def write_torch(model: LoadedModel, path: Path) -> tuple[Path, ...]:
     """Write the state to `path` and the source of the module beside it; returns both paths.
 
     Raises:
-        ModelError: a layer is of the user's own or has no equal in PyTorch, a file cannot be written, or what lies
-            where the source goes was not exported.
+        ModelError: a layer is of the user's own or has no equal in PyTorch, or what lies where the source goes was
+            not exported.
+        WriteError: a file cannot be written.
     """
     source_path = path.with_name(re.sub(r"\W", "_", path.stem) + ".py")
     if source_path.exists() and _MARK not in source_path.read_text(encoding="utf-8", errors="replace"):
         raise ModelError(f"{source_path}: is there already, and is no export; give another --out than {path.name}")
     source = torch_source(model, path.name, source_path.stem)
-    with replaced(path) as partial:
-        partial.write_bytes(save(torch_state(model)))
-    with replaced(source_path) as partial:
-        partial.write_text(source, encoding="utf-8")
+    write_bytes(path, save(torch_state(model)))
+    write_text(source_path, source)
     return (path, source_path)
 
 

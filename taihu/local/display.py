@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +18,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from taihu.coordination.members import Progress as WorkerProgress
-from taihu.local.terminal_line import bar, clock_time, fitting, remaining_s
+from taihu.local.terminal_line import bar, clock_time, fitting, folded, remaining_s
 from taihu.scores import score_text
 
 __all__ = [
@@ -129,21 +130,29 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the display was made: the one clock of all that is told of a run."""
+
     def say(self, text: str) -> None:
         """Show one line that stays."""
 
-    def wait(self, awaited: str, elapsed_s: float) -> None:
-        """Show for whom the run waits, `elapsed_s` after its start."""
+    def warn(self, text: str) -> None:
+        """Show a warning, whatever else is shown."""
 
-    def update(self, view: RunView, elapsed_s: float) -> None:
-        """Show where the run is, `elapsed_s` after its start."""
+    def wait(self, awaited: str) -> None:
+        """Show for whom the run waits."""
+
+    def update(self, view: RunView) -> None:
+        """Show where the run is."""
 
 
 class PlainDisplay(Display):
     """A line for every evaluation, and one every few seconds between them."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._now, self._start_s = now, now()
         self._last_s = 0.0
         self._tests = 0
 
@@ -157,16 +166,27 @@ class PlainDisplay(Display):
 
     @override
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        _print(self._console, text)
 
     @override
-    def wait(self, awaited: str, elapsed_s: float) -> None:
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
+
+    @property
+    @override
+    def elapsed_s(self) -> float:
+        return self._now() - self._start_s
+
+    @override
+    def wait(self, awaited: str) -> None:
+        elapsed_s = self.elapsed_s
         if elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
             self._last_s = elapsed_s
             self.say(f"{elapsed_s:6.1f} s  waiting for {awaited}")
 
     @override
-    def update(self, view: RunView, elapsed_s: float) -> None:
+    def update(self, view: RunView) -> None:
+        elapsed_s = self.elapsed_s
         if view.tests != self._tests or elapsed_s - self._last_s >= _SECONDS_BETWEEN_LINES:
             self._tests = view.tests
             self._last_s = elapsed_s
@@ -200,25 +220,34 @@ class TerminalDisplay(Display):
 
     @override
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        _print(self._console, text)
 
     @override
-    def wait(self, awaited: str, elapsed_s: float) -> None:
+    def warn(self, text: str) -> None:
+        self.say(f"warning: {text}")
+
+    @property
+    @override
+    def elapsed_s(self) -> float:
+        return self._now() - self._start_s
+
+    @override
+    def wait(self, awaited: str) -> None:
         self._awaited = awaited
         self._live.start()
 
     @override
-    def update(self, view: RunView, elapsed_s: float) -> None:
+    def update(self, view: RunView) -> None:
         self._view, self._seen_s, self._awaited = view, self._now(), ""
         self._first = self._first or (view.step, self._seen_s)
         self._live.start()
         if view.tests != self._tests:
             self._tests = view.tests
-            self.say(fitting([f"{elapsed_s:6.1f} s", _steps(view), *view.in_short()], self._console.width))
+            self.say(fitting([f"{self.elapsed_s:6.1f} s", _steps(view), *view.in_short()], self._console.width))
 
     def _line(self) -> Text:
         width = self._console.width - 1
-        elapsed = clock_time(self._now() - self._start_s)
+        elapsed = clock_time(self.elapsed_s)
         view = self._view
         if view is None:
             state = f"waiting for {self._awaited}" if self._awaited else "starting"
@@ -235,7 +264,10 @@ class TerminalDisplay(Display):
 
 
 class QuietDisplay(Display):
-    """A display that shows nothing."""
+    """A display that shows nothing but warnings, on standard error."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now, self._start_s = now, now()
 
     def __enter__(self) -> Self:
         return self
@@ -250,12 +282,27 @@ class QuietDisplay(Display):
         pass
 
     @override
-    def wait(self, awaited: str, elapsed_s: float) -> None:
+    def warn(self, text: str) -> None:
+        print(f"warning: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    @property
+    @override
+    def elapsed_s(self) -> float:
+        return self._now() - self._start_s
+
+    @override
+    def wait(self, awaited: str) -> None:
         pass
 
     @override
-    def update(self, view: RunView, elapsed_s: float) -> None:
+    def update(self, view: RunView) -> None:
         pass
+
+
+def _print(console: Console, text: str) -> None:
+    """Print a line; on a terminal that is narrower, as several."""
+    shown = folded(text, console.width) if console.is_terminal else text
+    console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 def _steps(view: RunView) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from taihu.errors import ConfigError, RunError
+from taihu.errors import RunError, WriteError
 from taihu.process.entry import InterruptedRunError
 from taihu.run_folder import RunFiles
 from taihu.trace import merge_parts
+from taihu.whole_file import make_folder
 
 __all__ = ["ProcessFiles", "log_folder"]
 
@@ -45,12 +46,18 @@ class ProcessFiles:
         steps = [] if self.trace_steps is None else ["--trace-steps", self.trace_steps]
         return ["--json", str(self.results(name)), *([] if part is None else ["--trace", str(part), *steps])]
 
-    def merge_trace(self, names: Iterable[str]) -> None:
-        """Put the parts of processes together; of a run that failed, those that are there."""
+    def merge_trace(self, names: Iterable[str], warn: Callable[[str], None]) -> None:
+        """Put the parts of processes together; of a run that failed, those that are there.
+
+        `warn` is told where the trace cannot be written.
+        """
         if self.trace is not None:
             parts = [part for part in map(self.trace_part, names) if part is not None]
-            with suppress(RunError):  # a run that failed before it began has none
-                merge_parts(parts, self.trace)
+            try:
+                with suppress(RunError):  # a run that failed before it began has none
+                    merge_parts(parts, self.trace)
+            except WriteError as error:
+                warn(f"{error}; the run has no trace")
 
     @property
     def merged_trace(self) -> str | None:
@@ -67,10 +74,7 @@ def log_folder(logs: Path | None, files: RunFiles) -> Iterator[Path]:
     """
     logs = logs or (files.folder and files.folder / "logs")
     if logs is not None:
-        try:
-            logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot write logs to {logs}: {error.strerror}") from None
+        make_folder(logs)
         yield logs
         return
     folder = Path(tempfile.mkdtemp(prefix="taihu-logs-"))

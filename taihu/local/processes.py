@@ -24,6 +24,7 @@ from taihu.local.causes import Ended, cause_of, end_in_words
 from taihu.local.stuck import LastingNames
 from taihu.process.entry import EXIT_INTERRUPTED
 from taihu.process.forking import ForkedProcess, can_fork
+from taihu.process.notices import read_notices
 from taihu.process.preparation import importing_much
 from taihu.process.spare import SpareProcess
 from taihu.security.token import TOKEN_VARIABLE, Token
@@ -282,6 +283,15 @@ class LocalProcesses:
         address = line.removeprefix("listening on ").split(",")[0].strip()
         self._daemons[-1].arguments += ["--bind", address]
         return address
+
+    def notices(self) -> list[str]:
+        """Lines about what daemons cannot write, each with the daemon's name, that have come since the last call."""
+        told = []
+        for daemon in self._daemons:
+            if (stream := daemon.process.stdout) is not None and not stream.closed:
+                os.set_blocking(stream.fileno(), False)
+                told += [f"{daemon.name}: {line}" for line in read_notices(stream)]
+        return told
 
     def check(self, awaiting: Collection[str] = ()) -> bool:
         """Whether all daemons have ended: well, or interrupted. Nothing is said of the end of those in `awaiting`.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.errors import TaihuError
+from taihu.errors import TaihuError, WriteError
 from taihu.job import Job
 from taihu.job.advice import advice
 from taihu.job.machine import check_processes, check_threads
@@ -16,7 +16,7 @@ from taihu.local.display import Display
 from taihu.local.training import LocalTraining
 from taihu.process.aside import asked_aside
 from taihu.results import write_json
-from taihu.run_folder import RunFiles, note_failure, prepare_run
+from taihu.run_folder import RunFiles, note_failure, prepare_run, usual_results
 from taihu.words import one_line
 from worker.preflight import check_inputs
 
@@ -27,10 +27,17 @@ RUN_FOLDER: Final = Path("runs/{name}-{time}")
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A run that can begin; `warnings` are about settings that have no effect."""
+    """A run that can begin.
+
+    Attributes:
+        training: of it.
+        warnings: about settings that have no effect.
+        unwritten: what the run was to leave and could not write, each in a line; known at its end.
+    """
 
     training: LocalTraining
     warnings: tuple[str, ...]
+    unwritten: list[str] = field(default_factory=list)
 
     @property
     def files(self) -> RunFiles:
@@ -46,7 +53,15 @@ class LocalRun:
                 note_failure(self.files.folder, one_line(str(error)), datetime.now(UTC))
             raise
         for file in self.files.results:
-            write_json(file, results)
+            try:
+                write_json(file, results)
+            except WriteError as error:
+                if file == usual_results(self.files.folder):
+                    display.warn(f"{error}; the summary has them in short")
+                else:
+                    self.unwritten.append(str(error))
+        if results["not_saved"] and not results["stopped"]:
+            self.unwritten.append(f"the model was not saved: {results['not_saved']}")
         return results
 
 

@@ -24,6 +24,7 @@ from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.results import read_json
 from taihu.run_folder import RunFiles
 from taihu.settings import RunSettings
+from taihu.whole_file import write_text
 from taihu.wire.address import free_port
 
 __all__ = ["ScriptRun", "check_script"]
@@ -102,7 +103,7 @@ class ScriptRun:
                     with kept_for_commands(security, coordinator), self.interrupts.offered_to(lambda reason: True):
                         self._watch(processes, status, files)
             finally:
-                files.merge_trace([*self._servers, *self._workers])
+                files.merge_trace([*self._servers, *self._workers], display.warn)
             return self._results(files), bool(self._used_by(files))
 
     @property
@@ -110,7 +111,7 @@ class ScriptRun:
         return self.forks and self.job.cluster.workers > 1
 
     def _watch(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles) -> None:
-        start = looked = time.monotonic()
+        looked = time.monotonic()
         try:
             while not processes.check():
                 if self.interrupts.reason:
@@ -120,7 +121,7 @@ class ScriptRun:
                     for name in processes.living:  # they would wait for workers that never come
                         processes.settle(name)
                 if time.monotonic() - looked > _STATUS_S and not processes.any_has_ended:
-                    status.show(time.monotonic() - start)
+                    status.show()
                     looked = time.monotonic()
         except DaemonFailedError:
             # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
@@ -135,7 +136,7 @@ class ScriptRun:
             "cluster": self.job.cluster.model_copy(update={"coordinator": None}),
             "run": self._run_settings(),
         }
-        job_file.write_text(job_to_toml(self.job.model_copy(update=own), given=True))
+        write_text(job_file, job_to_toml(self.job.model_copy(update=own), given=True))
         coordinator = ""
         for index, name in enumerate(self._servers):
             options = ["--log-format", "json", "--bind", "127.0.0.1:0", *files.arguments(name)]

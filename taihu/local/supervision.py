@@ -85,7 +85,7 @@ class Supervision:
             InterruptedRunError: the run was stopped, and had nothing to save or did not end.
         """
         status = StatusWatch(coordinator, self._display, self._security)
-        start = looked = time.monotonic()
+        looked = time.monotonic()
         try:
             with self._interrupts.offered_to(lambda reason: True):
                 while not self._all_have_ended():
@@ -94,7 +94,8 @@ class Supervision:
                         self._stopping = self._stop(coordinator)
                     if time.monotonic() - looked > _STATUS_S:
                         looked = time.monotonic()
-                        self._look(looked, status, looked - start)
+                        self._look(looked, status)
+            self._tell_notices()
         except InterruptedRunError:
             self._interrupts.ignore()  # all daemons are ended now, whatever else comes
             raise
@@ -126,13 +127,14 @@ class Supervision:
             self._successors.plan(error)
             return False
 
-    def _look(self, now: float, status: StatusWatch, elapsed_s: float) -> None:
+    def _look(self, now: float, status: StatusWatch) -> None:
         """Ask how the run goes, show it, and do what is due."""
         processes = self._processes
         processes.end_stopped()
+        self._tell_notices()
         # Where one has ended the coordinator is about to end: its port may be anybody's then.
         is_over = processes.any_has_ended
-        view = None if is_over else status.show(elapsed_s)
+        view = None if is_over else status.show()
         if not is_over and not processes.any_has_ended:
             self._look_for_lost(now, status)
         self._settle_late(now)
@@ -141,6 +143,10 @@ class Supervision:
         if view is not None and not self._was_advised:
             self._was_advised = True
             self._advise(view.total_steps)
+
+    def _tell_notices(self) -> None:
+        for line in self._processes.notices():
+            self._display.warn(line)
 
     def _look_for_lost(self, now: float, status: StatusWatch) -> None:
         departed = self._departed.look(now, self._processes.interrupted, status.missing)
@@ -175,7 +181,7 @@ class Supervision:
         if self._job.train.steps is None:
             length = RunLength(1, max(1, total // self._job.train.epochs), total)
             for line in advice_on_schedule(self._job, length):
-                self._display.say(f"warning: {line}")
+                self._display.warn(line)
 
     def _stop(self, coordinator: str) -> _Stopping:
         """Ask the run to stop; raises InterruptedRunError when there is nothing to save."""

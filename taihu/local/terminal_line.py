@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterable
+from typing import Final
 
-__all__ = ["bar", "clock_time", "fitting", "remaining_s"]
+__all__ = ["bar", "clock_time", "fitting", "folded", "remaining_s"]
 
 _GAP = "  "
+_NAMED: Final = re.compile(r"\S+(?: \S+){0,3} {2,}(?=\S)")
+_INDENT: Final = 2
 _DONE, _REST = "━", "╌"
 
 
@@ -20,6 +25,20 @@ def fitting(parts: Iterable[str], width: int) -> str:
         elif part:
             break
     return line
+
+
+def folded(text: str, width: int) -> str:
+    """A line that stays, in as many lines of `width` columns as it needs, broken between words.
+
+    Lines of a name and a value go on below the value. A line with a word that no line has room for stays whole: a
+    path or hash that is copied from a terminal has no break in it then.
+    """
+    named = _NAMED.match(text)
+    indent = len(named[0]) if named else _INDENT
+    if len(text) <= width or indent + max(map(len, text.split()), default=0) > width:
+        return text
+    lines = textwrap.wrap(text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines)
 
 
 def bar(done: float, width: int) -> str:

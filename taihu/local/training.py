@@ -23,6 +23,7 @@ from taihu.process.entry import Interrupts
 from taihu.results import read_json
 from taihu.run_folder import CHAOS, CHECKPOINTS, RunFiles
 from taihu.settings import ChaosSettings, CheckpointSettings, RunSettings
+from taihu.whole_file import write_text
 
 __all__ = ["LocalTraining"]
 
@@ -80,7 +81,7 @@ class LocalTraining:
                     if not all(files.results(name).exists() for name in self._workers):
                         processes.raise_if_interrupted()
             finally:
-                files.merge_trace([*self._servers, *self._workers])
+                files.merge_trace([*self._servers, *self._workers], display.warn)
             servers = [path for path in map(files.results, self._servers) if path.exists()]
             results = results_of(
                 self.job,
@@ -105,7 +106,7 @@ class LocalTraining:
             "chaos": self._chaos_settings(files.folder),
         }
         given = self.job.model_copy(update=own)
-        job_file.write_text(job_to_toml(given, given=True))
+        write_text(job_file, job_to_toml(given, given=True))
         common = [str(job_file), "--log-format", "json"]
         (first, module, arguments), *others = self._members(files)
         of_first = [*_rank_of(first), *common, *arguments]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,8 +36,8 @@ class StatusWatch:
         self._problem = self._stall = ""
         self.missing: list[str] | None = None
 
-    def show(self, elapsed_s: float) -> RunView | None:
-        """Show the status, `elapsed_s` after the start; returns it when every worker has made a step.
+    def show(self) -> RunView | None:
+        """Show the status; returns it when every worker has made a step.
 
         Nothing is said of a coordinator that does not answer: it is busy, or has ended.
         """
@@ -49,20 +48,20 @@ class StatusWatch:
             return None
         except TaihuError as error:
             if not self._told:
-                self._display.say(f"warning: the run's progress cannot be shown: {error}")
+                self._display.warn(f"the run's progress cannot be shown: {error}")
             self._told = True
             return None
         self.missing = list(map(str, missing_of(status)))
         if status.checkpoint_problem and not self._problem:
-            self._display.say(f"warning: {status.checkpoint_problem}; the run goes on without it")
+            self._display.warn(f"{status.checkpoint_problem}; the run goes on without it")
         self._problem = status.checkpoint_problem
         if status.stall and not self._stall:
             self._display.say(f"waiting: {status.stall}")
         self._stall = status.stall
-        return _show(status, self._display, elapsed_s)
+        return _show(status, self._display)
 
 
-def _show(status: pb.GetStatusResponse, display: Display, elapsed_s: float) -> RunView | None:
+def _show(status: pb.GetStatusResponse, display: Display) -> RunView | None:
     workers = [
         progress_from_message(member.progress)
         for member in status.members
@@ -70,11 +69,11 @@ def _show(status: pb.GetStatusResponse, display: Display, elapsed_s: float) -> R
     ]
     missing = missing_of(status)
     if missing:
-        display.wait(awaited_in_words(missing), elapsed_s)
+        display.wait(awaited_in_words(missing))
         return None
     view = view_of(workers)
     if view is not None:
-        display.update(view, elapsed_s)
+        display.update(view)
     return view
 
 
@@ -88,11 +87,11 @@ class Watched:
 @contextmanager
 def watching(coordinator: str, display: Display, security: Security | None = None) -> Iterator[Watched]:
     """Show the run's status twice a second during the block, from a thread; ask for it as `security` says."""
-    start, watched, status = time.monotonic(), Watched(), StatusWatch(coordinator, display, security)
+    watched, status = Watched(), StatusWatch(coordinator, display, security)
 
     def watch(over: threading.Event) -> None:
         while not over.wait(_STATUS_S):
-            watched.view = status.show(time.monotonic() - start) or watched.view
+            watched.view = status.show() or watched.view
 
     with in_background(watch, "watching"):
         yield watched

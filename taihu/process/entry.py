@@ -1,11 +1,12 @@
 """The end of every command: one line on stderr for what went wrong, and an exit code.
 
 0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted by Ctrl-C or SIGTERM: every process of a run
-that was stopped before its last step, whichever of them was asked to.
+was stopped before its last step, whichever of them was asked to; 141 where standard output has no reader any more.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -13,11 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
 from taihu.errors import RunError, TaihuError
+from taihu.process.streams import ReaderGoneError
 from taihu.words import one_line
 
 __all__ = [
@@ -31,6 +33,19 @@ __all__ = [
 ]
 
 EXIT_INTERRUPTED = 130
+_LACKING: Final = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.EAGAIN,
+    }
+)
 # Some programs send the same signal twice, to a process and to its group.
 _ECHO_S = 0.2
 
@@ -132,14 +147,31 @@ def wait_for_termination() -> None:
 def _exit_code(app: Callable[..., object], arguments: Sequence[str] | None) -> int:
     try:
         result = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
         return _say("interrupted", EXIT_INTERRUPTED)
     except typer.TyperException as error:
         message = _usage_message(error)
         return _say(message, 2) if message else 2
+    except ReaderGoneError as error:
+        return error.exit_code
     except TaihuError as error:
         return _say(str(error), error.exit_code)
+    except (OSError, MemoryError) as error:
+        if (words := _lacking(error)) is None:
+            raise
+        return _say(words, 1)
     return result if isinstance(result, int) else 0
+
+
+def _lacking(error: OSError | MemoryError) -> str | None:
+    """The words for what the machine has not enough of, or does not let this process have; None for another error."""
+    if isinstance(error, MemoryError):
+        return "not enough memory for this process; ulimit -v and free tell how much there is"
+    if error.errno not in _LACKING:
+        return None
+    place = "" if error.filename is None else f"{error.filename}: "
+    return f"{place}{error.strerror or error}"
 
 
 def _usage_message(error: typer.TyperException) -> str:

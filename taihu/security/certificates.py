@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from taihu.errors import ConfigError
 from taihu.security.identity import Identity, identity_among
 from taihu.security.token import read_secret
+from taihu.whole_file import replaced
 
 __all__ = [
     "Authority",
@@ -160,11 +160,10 @@ def write_certificate(issued: Issued, certificate: Path) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    part.touch(mode, exist_ok=False)
-    part.write_bytes(content)
-    part.replace(path)
+    with replaced(path) as part:
+        part.unlink(missing_ok=True)
+        part.touch(mode, exist_ok=False)
+        part.write_bytes(content)
 
 
 def load_authority(certificate: Path, key: Path) -> Authority:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from taihu.errors import ConfigError
+from taihu.whole_file import write_text
 
 __all__ = ["NS_PER_S", "NS_PER_US", "Event", "Part", "read_part", "write_part", "write_trace"]
 
@@ -47,7 +47,7 @@ def write_part(path: Path, part: Part) -> None:
     """Write the file of one process.
 
     Raises:
-        ConfigError: the file cannot be written.
+        WriteError: the file cannot be written.
     """
     write_trace(path, {"format": _FORMAT, **part._asdict()})
 
@@ -70,9 +70,6 @@ def write_trace(path: Path, content: Mapping[str, Any]) -> None:
     """Write `content` as JSON without spaces.
 
     Raises:
-        ConfigError: the file cannot be written.
+        WriteError: the file cannot be written.
     """
-    try:
-        path.write_text(json.dumps(content, separators=(",", ":")))
-    except OSError as error:
-        raise ConfigError(f"cannot write trace {path}: {error.strerror}") from None
+    write_text(path, json.dumps(content, separators=(",", ":")))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.saved import loaded, raw
 
-from taihu.errors import ModelError
+from taihu.errors import ModelError, WriteError
 from worker.engine import (
     GELU,
     MODELS,
@@ -191,6 +191,6 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     model = loaded(Linear(2), (4,), 2)
     assert write_onnx(model, tmp_path / "a.onnx") == (tmp_path / "a.onnx",)
     onnx.checker.check_model(str(tmp_path / "a.onnx"))
-    with pytest.raises(ModelError, match=r"cannot write .*: No such file"):
+    with pytest.raises(WriteError, match=r"cannot write .*: No such file"):
         write_onnx(model, tmp_path / "none" / "a.onnx")
     assert [each.name for each in tmp_path.iterdir()] == ["a.onnx"]

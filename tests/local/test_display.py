@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 
@@ -15,8 +16,17 @@ from support.strategies import CHARACTERS
 
 from taihu.coordination.members import Progress
 from taihu.coordination.messages import progress_from_message, progress_to_message
-from taihu.local.display import PlainDisplay, RunView, TerminalDisplay, make_display, view_of, waiting
-from taihu.local.terminal_line import clock_time, fitting, remaining_s
+from taihu.local.display import (
+    Display,
+    PlainDisplay,
+    QuietDisplay,
+    RunView,
+    TerminalDisplay,
+    make_display,
+    view_of,
+    waiting,
+)
+from taihu.local.terminal_line import clock_time, fitting, folded, remaining_s
 from taihu.scores import score_lines
 from worker.reporting.progress import ProgressMeter, StepSample
 
@@ -53,6 +63,16 @@ VIEW = RunView(
 )
 
 
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
 def without_codes(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
@@ -62,8 +82,8 @@ def test_what_a_terminal_shows_never_wraps_and_keeps_the_most_important(width: i
     shown, now = StringIO(), iter([float(second) for second in range(1000)])
     console = Console(file=shown, force_terminal=True, width=width)
     with TerminalDisplay(console, lambda: next(now)) as display:
-        display.update(replace(VIEW, step=1, total_steps=60, test_accuracy=-1.0, tests=0), 1.0)
-        display.update(VIEW, 7.0)
+        display.update(replace(VIEW, step=1, total_steps=60, test_accuracy=-1.0, tests=0))
+        display.update(VIEW)
     lines = [part for line in without_codes(shown.getvalue()).split("\n") for part in line.split("\r")]
     assert max(map(len, lines)) <= width
     needed = {"step 31/60": 20, "ETA 0:": 60, "loss 0.1002": 80, "97.78%": 80, "down 307 kB": 250}
@@ -77,16 +97,18 @@ def test_a_terminal_has_no_thread_while_daemons_are_forked() -> None:
     with TerminalDisplay(Console(file=StringIO(), force_terminal=True, width=80)) as display:
         display.say("training")
         assert set(threading.enumerate()) <= before
-        display.wait("server 1", 3.0)
+        display.wait("server 1")
         assert not set(threading.enumerate()) <= before
 
 
 def test_the_line_is_gone_at_the_end_and_those_of_tests_stay() -> None:
-    shown = StringIO()
-    with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
+    shown, now = StringIO(), Clock()
+    with TerminalDisplay(Console(file=shown, force_terminal=True, width=80), now) as display:
         display.say("training")
-        display.update(VIEW, 7.0)
-        display.update(replace(VIEW, step=60, test_accuracy=0.99, tests=2), 8.0)
+        now.seconds = 7.0
+        display.update(VIEW)
+        now.seconds = 8.0
+        display.update(replace(VIEW, step=60, test_accuracy=0.99, tests=2))
     screen = pyte_like(shown.getvalue())
     assert screen[0] == "training"
     assert screen[1].startswith("   7.0 s  step 31/60  loss 0.1002  test 97.78%")
@@ -108,7 +130,7 @@ def test_every_test_has_a_line_though_its_score_is_that_of_the_one_before() -> N
             view = view_of([progress_from_message(progress_to_message(meter.progress)), Progress(step=step)])
             assert view is not None
             for each in (display, lines):
-                each.update(view, step / 10)
+                each.update(view)
     tested = [line.split()[3] for line in pyte_like(terminal.getvalue()) if "test 90.00%" in line]
     assert tested == ["3/9", "6/9", "9/9"]
     assert [line.split()[3] for line in plain.getvalue().splitlines()] == tested
@@ -134,12 +156,13 @@ def pyte_like(text: str) -> list[str]:
 def test_who_is_awaited_stands_on_the_line_and_in_plain_lines() -> None:
     shown = StringIO()
     with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
-        display.wait("server 1", 3.0)
+        display.wait("server 1")
     assert "waiting for server 1" in shown.getvalue()
     plain = StringIO()
-    lines = PlainDisplay(Console(file=plain))
-    for elapsed in (0.5, 6.0, 7.0, 12.0):
-        lines.wait("workers 1, 2", elapsed)
+    now = Clock()
+    lines = PlainDisplay(Console(file=plain), now)
+    for now.seconds in (0.5, 6.0, 7.0, 12.0):
+        lines.wait("workers 1, 2")
     assert plain.getvalue() == "   6.0 s  waiting for workers 1, 2\n  12.0 s  waiting for workers 1, 2\n"
 
 
@@ -147,17 +170,62 @@ def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("NO_COLOR", "1")
     shown = StringIO()
     with TerminalDisplay(Console(file=shown, force_terminal=True, width=80)) as display:
-        display.update(VIEW, 7.0)
+        display.update(VIEW)
     assert not re.search(r"\x1b\[[0-9;]*m", shown.getvalue())
 
 
-def test_quiet_shows_nothing() -> None:
+def test_quiet_shows_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
     shown = StringIO()
     with make_display(Console(file=shown, force_terminal=True), quiet=True) as display:
+        display.warn("cannot write steps.csv: No space left on device")
         display.say("training")
-        display.update(VIEW, 7.0)
-        display.wait("server 1", 9.0)
+        display.update(VIEW)
+        display.wait("server 1")
     assert not shown.getvalue()
+    assert capsys.readouterr().err == "warning: cannot write steps.csv: No space left on device\n"
+
+
+@pytest.mark.parametrize("make", [TerminalDisplay, PlainDisplay, lambda _, now: QuietDisplay(now)])
+def test_one_clock_tells_all_times(make: Callable[[Console, Clock], Display]) -> None:
+    now = Clock()
+    now.seconds = 100.0
+    display = make(Console(file=StringIO()), now)
+    now.seconds = 107.5
+    assert display.elapsed_s == 7.5
+
+
+SUMMARY = (
+    "done in 9.8 s: 3,000 steps, final loss 0.0002",
+    "bytes per step  138 kB sent, 138 kB received by all workers together",
+    "sha256          2c6c986223f6802bb72a23be2ec462c36f945194941a2769b722e3e6addf3aae",
+    "warning: cannot write runs/first/steps.csv: No space left on device; the run goes on without it",
+)
+
+
+def test_lines_of_a_narrow_terminal_break_between_words_and_paths_do_not() -> None:
+    shown = StringIO()
+    display = PlainDisplay(Console(file=shown, force_terminal=True, width=50))
+    for line in SUMMARY:
+        display.say(line)
+    assert without_codes(shown.getvalue()).splitlines() == [
+        SUMMARY[0],
+        "bytes per step  138 kB sent, 138 kB received by",
+        "                all workers together",
+        SUMMARY[2],
+        "warning: cannot write runs/first/steps.csv: No",
+        "  space left on device; the run goes on without it",
+    ]
+    piped = StringIO()
+    for line in SUMMARY:
+        PlainDisplay(Console(file=piped, width=50)).say(line)
+    assert piped.getvalue().splitlines() == list(SUMMARY)
+
+
+@given(st.text("ab  -/:", max_size=120), st.integers(0, 60))
+def test_folded_lines_have_the_words_in_order_and_fit(text: str, width: int) -> None:
+    lines = folded(text, width).split("\n")
+    assert " ".join(lines).split() == text.split()
+    assert len(lines) == 1 or max(map(len, lines)) <= width
 
 
 @given(st.lists(st.text(CHARACTERS, min_size=1, max_size=9)), st.integers(0, 60))
@@ -185,7 +253,7 @@ def test_a_run_without_accuracy_shows_its_metric() -> None:
         assert view.score == "rmse 0.1234"
         assert "loss 0.0000  test rmse 0.1234  " in str(view)
         shown = StringIO()
-        PlainDisplay(Console(file=shown)).update(view, 1.0)
+        PlainDisplay(Console(file=shown)).update(view)
         assert "test rmse 0.1234" in shown.getvalue()
 
 
@@ -201,9 +269,12 @@ SCRIPT = replace(VIEW, total_steps=0, loss=0.0, test_accuracy=-1.0, samples_per_
 def test_of_a_script_only_what_is_known_is_shown(terminal: bool) -> None:
     shown = StringIO()
     console = Console(file=shown, force_terminal=terminal, width=160)
-    with make_display(console) as display:
-        display.update(SCRIPT, 7.0)
-        display.update(replace(SCRIPT, step=33), 14.0)
+    now = Clock()
+    with TerminalDisplay(console, now) if terminal else PlainDisplay(console, now) as display:
+        now.seconds = 7.0
+        display.update(SCRIPT)
+        now.seconds = 14.0
+        display.update(replace(SCRIPT, step=33))
     text = without_codes(shown.getvalue())
     assert "step 33" in text
     assert "5.3 ms" in text

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import one_of_each
 
-from taihu.errors import ConfigError, RunError
+from taihu.errors import ConfigError, RunError, WriteError
 from taihu.trace import Tracer, busy_seconds, merge_parts, overlap_seconds
 
 quick = settings(deadline=None, max_examples=60)
@@ -440,10 +440,10 @@ def test_with_no_part_at_all_there_is_no_trace(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere" / "file"
-    with pytest.raises(ConfigError, match=r"cannot write trace .*nowhere.file: No such file or directory"):
+    with pytest.raises(WriteError, match=r"cannot write .*nowhere.file: No such file or directory"):
         Tracer().write_part(nowhere, "worker 0", 0)
     Tracer().write_part(tmp_path / "part", "worker 0", 0)
-    with pytest.raises(ConfigError, match=r"cannot write trace .*nowhere.file: No such file or directory"):
+    with pytest.raises(WriteError, match=r"cannot write .*nowhere.file: No such file or directory"):
         merge_parts([tmp_path / "part"], nowhere)
 
 

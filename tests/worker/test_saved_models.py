@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from support.strategies import CHARACTERS
 
-from taihu.errors import ModelError, RunError
+from taihu.errors import ModelError, RunError, WriteError
 from taihu.job import Job
 from worker.data.dataset import Dataset
 from worker.data.load import load_dataset
@@ -141,7 +141,7 @@ def test_a_save_that_fails_leaves_what_was_there(model: Model, said: SavedModel,
 def test_a_place_that_cannot_be_written_is_named(model: Model, said: SavedModel, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "model.safetensors"
-    with pytest.raises(ModelError, match=f"cannot write {path}: "):
+    with pytest.raises(WriteError, match=f"cannot write {path}: "):
         save_model(path, model, said)
 
 

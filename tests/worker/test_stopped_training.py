@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from support.whole_run import hosted
 from taihu.coordination.listener import Listener
 from taihu.coordination.members import RunState
 from taihu.coordination.status import fetch_status, stop_run
-from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.process.entry import Interrupts
 from taihu.run_folder import RunFiles, stopped_model
@@ -25,7 +24,6 @@ from worker.daemon import WorkerDaemon
 from worker.participation import WorkerOptions
 from worker.saved.reading import load_model
 from worker.training import evaluation, replica
-from worker.training.stopping import write_or_say
 
 WORKERS = 2
 ENDLESS = 500
@@ -142,27 +140,6 @@ def test_a_test_is_abandoned_for_a_stop(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert first["stopped"]
     assert not first["evaluations"]
     check_against_whole_run("fetched", first, path, SOON)
-
-
-def test_all_pieces_are_read_even_if_the_model_cannot_be_saved() -> None:
-    read: list[int] = []
-
-    def pieces() -> Iterator[int]:
-        for piece in range(4):
-            read.append(piece)
-            yield piece
-
-    reading = pieces()
-
-    def write() -> None:
-        for piece in reading:
-            if piece:
-                raise ModelError("no space left on device")
-
-    assert write_or_say(write, reading) == "no space left on device"
-    assert read == [0, 1, 2, 3]
-    assert not write_or_say(lambda: None, pieces())
-    assert read == [0, 1, 2, 3] * 2
 
 
 def test_where_a_stopped_run_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
+from taihu.whole_file import writing
 from taihu.wire.clock import WallClock
 from worker.reporting.run_rows import EventNote, Scalars
 
@@ -31,7 +32,8 @@ class EventFile:
 
     def __init__(self, folder: Path, wall: WallClock | None = None) -> None:
         self._wall = wall or WallClock()
-        self._file = EventsWriter(str(folder / "events"))
+        self._path = folder / "events"
+        self._file = EventsWriter(str(self._path))
 
     def add_step(self, row: Scalars) -> None:
         """Write the row's values as one event."""
@@ -48,15 +50,18 @@ class EventFile:
 
     def _add(self, step: int, scalars: Scalars) -> None:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        self._file.write_event(Event(wall_time=self._wall.now(), step=step, summary=Summary(value=values)))
+        with writing(self._path):
+            self._file.write_event(Event(wall_time=self._wall.now(), step=step, summary=Summary(value=values)))
 
     def flush(self) -> None:
         """Let others read what there is."""
-        self._file.flush()
+        with writing(self._path):
+            self._file.flush()
 
     def close(self) -> None:
         """Write what is left."""
-        self._file.close()
+        with writing(self._path):
+            self._file.close()
 
 
 def _step_tag(name: str) -> str:

@@ -6,16 +6,17 @@ import csv
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Protocol, Self
+from typing import IO, Final, Literal, Protocol, Self
 
 import structlog
 
-from taihu.errors import ConfigError
+from taihu.errors import WriteError
 from taihu.run_folder import add_events
+from taihu.whole_file import writing
 from taihu.wire.clock import WallClock
 from worker.reporting.progress import Evaluation, StepSample
 from worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
@@ -23,6 +24,11 @@ from worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote
 __all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
 
 _INTERVAL_S = 1.0
+_GOES_ON: Final = "the run goes on without it"
+
+
+def _warn(text: str) -> None:
+    structlog.get_logger().warning(text)
 
 
 class ScalarWriter(Protocol):
@@ -51,29 +57,32 @@ class CsvTables:
     """
 
     def __init__(self, folder: Path, begun_after: int = 0) -> None:
-        self._epochs_path = folder / "epochs.csv"
-        steps_path = folder / "steps.csv"
-        has_steps, self._has_epochs = (_keep_rows(path, begun_after) for path in (steps_path, self._epochs_path))
-        self._steps_file = steps_path.open("a", encoding="utf-8", newline="")
-        self._steps = csv.writer(self._steps_file, lineterminator="\n")
-        if not has_steps:
-            self._steps.writerow(STEP_COLUMNS)
+        self._steps_path, self._epochs_path = paths = folder / "steps.csv", folder / "epochs.csv"
+        with writing(folder):
+            has_steps, self._has_epochs = (_keep_rows(path, begun_after) for path in paths)
+        with writing(self._steps_path):
+            self._steps_file = self._steps_path.open("a", encoding="utf-8", newline="")
+            self._steps = csv.writer(self._steps_file, lineterminator="\n")
+            if not has_steps:
+                self._steps.writerow(STEP_COLUMNS)
         self._epochs_file: IO[str] | None = None
         self._folder = folder
 
     def add_step(self, row: Scalars) -> None:
         """Write a line of `steps.csv`; microseconds are enough for a time. What the row has not stays empty."""
         cells = ((name, row.get(name, "")) for name in STEP_COLUMNS)
-        self._steps.writerow(f"{value:.6f}" if name.endswith("_seconds") else value for name, value in cells)
+        with writing(self._steps_path):
+            self._steps.writerow(f"{value:.6f}" if name.endswith("_seconds") else value for name, value in cells)
 
     def add_test(self, row: Scalars) -> None:
         """Write a line of `epochs.csv`; the first row says what the columns are."""
-        self._epochs_file = self._epochs_file or self._epochs_path.open("a", encoding="utf-8", newline="")
-        table = csv.writer(self._epochs_file, lineterminator="\n")
-        if not self._has_epochs:
-            table.writerow(row)
-            self._has_epochs = True
-        table.writerow(row.values())
+        with writing(self._epochs_path):
+            self._epochs_file = self._epochs_file or self._epochs_path.open("a", encoding="utf-8", newline="")
+            table = csv.writer(self._epochs_file, lineterminator="\n")
+            if not self._has_epochs:
+                table.writerow(row)
+                self._has_epochs = True
+            table.writerow(row.values())
 
     def add_event(self, event: EventNote) -> None:
         """Write a line of `events.jsonl`; there are few of them."""
@@ -82,15 +91,20 @@ class CsvTables:
 
     def flush(self) -> None:
         """Let others read what there is."""
-        for file in (self._steps_file, self._epochs_file):
-            if file is not None:
-                file.flush()
+        with writing(self._steps_path):
+            self._steps_file.flush()
+        if self._epochs_file is not None:
+            with writing(self._epochs_path):
+                self._epochs_file.flush()
 
     def close(self) -> None:
         """Write what is left."""
-        for file in (self._steps_file, self._epochs_file):
-            if file is not None:
-                file.close()
+        with ExitStack() as closing:
+            if self._epochs_file is not None:
+                closing.enter_context(writing(self._epochs_path))
+                closing.callback(self._epochs_file.close)
+            closing.enter_context(writing(self._steps_path))
+            closing.callback(self._steps_file.close)
 
 
 def _keep_rows(path: Path, last_step: int) -> bool:
@@ -114,26 +128,29 @@ def _keep_rows(path: Path, last_step: int) -> bool:
 
 
 def open_writers(
-    folder: Path | None, events: Literal["none", "tensorboard"], begun_after: int = 0, wall: WallClock | None = None
+    folder: Path | None,
+    events: Literal["none", "tensorboard"],
+    begun_after: int = 0,
+    wall: WallClock | None = None,
+    say: Callable[[str], None] = _warn,
 ) -> list[ScalarWriter]:
     """The files of a run in its folder, with times of `wall`; none where it has no folder.
 
-    See `CsvTables` for `begun_after`.
-
-    Raises:
-        ConfigError: one cannot be made.
+    See `CsvTables` for `begun_after`. A file that cannot be made is left out, and `say` is told of it.
     """
     if folder is None:
         return []
+    made: list[ScalarWriter] = []
     try:
-        tables = CsvTables(folder, begun_after)
-        if events == "none":
-            return [tables]
-        from worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, which most runs do not need
+        made.append(CsvTables(folder, begun_after))
+        if events != "none":
+            from worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, most runs do without
 
-        return [tables, EventFile(folder, wall)]
-    except OSError as error:
-        raise ConfigError(f"run folder {folder}: {error.filename} cannot be written: {error.strerror}") from None
+            with writing(folder / "events"):
+                made.append(EventFile(folder, wall))
+    except WriteError as error:
+        say(f"{error}; {_GOES_ON}")
+    return made
 
 
 class RunLog:
@@ -146,6 +163,7 @@ class RunLog:
         steps_per_epoch: how many steps are a pass over the data; None of a script's own loop, see `step_scalars`.
         learning_rate: the rate of a step.
         interval_s: how often it is written.
+        say: is told of a file that cannot be written.
         wall: the time of events.
     """
 
@@ -157,7 +175,9 @@ class RunLog:
         learning_rate: Callable[[int], float],
         interval_s: float = _INTERVAL_S,
         wall: WallClock | None = None,
+        say: Callable[[str], None] = _warn,
     ) -> None:
+        self._say = say
         self._writers = list(writers)
         self._steps_per_epoch = steps_per_epoch
         self._learning_rate = learning_rate
@@ -242,8 +262,8 @@ class RunLog:
     def _given_up_on_failure(self, writer: ScalarWriter) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except (OSError, WriteError) as error:
             self._writers.remove(writer)
-            with suppress(OSError):
+            with suppress(OSError, WriteError):
                 writer.close()
-            structlog.get_logger().warning("the run folder cannot be written any more", error=str(error))
+            self._say(f"{error}; {_GOES_ON}")

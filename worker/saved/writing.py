@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.tensor_file import TensorSlot, header_of, write_values
-from taihu.whole_file import replaced
+from taihu.whole_file import replaced, reserve
 from worker.data.dataset import Dataset
 from worker.engine import Model
 from worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
@@ -21,6 +22,7 @@ __all__ = ["BUFFER_PREFIX", "METADATA_KEY", "bound_pieces", "describe_model", "s
 
 METADATA_KEY = "taihu"
 BUFFER_PREFIX = "buffers/"
+_BYTES: Final = 4  # of a float32
 
 
 def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> SavedModel:
@@ -82,7 +84,7 @@ def save_model(path: Path, model: Model, saved: SavedModel, pieces: Iterable[NDA
             asked for, so that the model need not be in memory all at once. By default those that are bound.
 
     Raises:
-        ModelError: the file cannot be written.
+        WriteError: the file cannot be written. Where there is no room for it, none of `pieces` has been taken.
     """
     buffers = {f"{BUFFER_PREFIX}{name}": values for name, values in model.buffers().items()}
     shapes = {f"{layer.name}/{spec.name}": spec.shape for layer in model.parameter_layers for spec in layer.tensors}
@@ -91,8 +93,9 @@ def save_model(path: Path, model: Model, saved: SavedModel, pieces: Iterable[NDA
         {name: TensorSlot(shape) for name, shape in shapes.items()}, {METADATA_KEY: saved.to_metadata()}
     )
     with replaced(path) as partial:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
+            reserve(file.fileno(), len(header) + _BYTES * sum(map(math.prod, shapes.values())))
             file.write(header)
             for values in bound_pieces(model) if pieces is None else pieces:
                 write_values(file, values)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.stopping import StopNotice
-from taihu.errors import ModelError
 
-__all__ = ["EvaluationAbandonedError", "LastStep", "write_or_say"]
+__all__ = ["EvaluationAbandonedError", "LastStep"]
 
 
 class EvaluationAbandonedError(Exception):
@@ -42,18 +39,3 @@ class LastStep:
     def is_early(self) -> bool:
         """Whether the run ends before its last step."""
         return self.notice.last_of(self._total) < self._total
-
-
-def write_or_say(write: Callable[[], None], pieces: Iterator[object]) -> str:
-    """Let `write`, which takes `pieces`, save the model of a stopped run; returns why it could not, or nothing.
-
-    All pieces are taken in any case: other workers may read along.
-    """
-    problem = ""
-    try:
-        write()
-    except ModelError as error:
-        problem = str(error)
-    for _ in pieces:
-        pass
-    return problem

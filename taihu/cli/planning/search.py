@@ -23,6 +23,7 @@ from taihu.search.search import ALIKE, Found, Search, ranked
 from taihu.search.steps import Costs, Steps
 from taihu.search.ways import Candidate, allowed_for, candidates_of
 from taihu.simulation.placement import Placement
+from taihu.whole_file import write_text
 
 __all__ = ["AskedSearch", "plan_search", "searched"]
 
@@ -64,10 +65,7 @@ def plan_search(job: Job, asked: AskedSearch) -> None:
         typer.echo(line)
     if asked.write is not None:
         winner = answer.ranking[0].candidate
-        try:
-            asked.write.write_text(job_file(winner, notes(answer)))
-        except OSError as error:
-            raise ConfigError(f"cannot write {asked.write}: {error.strerror}") from None
+        write_text(asked.write, job_file(winner, notes(answer)))
         typer.echo(f"written         {asked.write}")
     if asked.json_file is not None:
         write_json(asked.json_file, as_json(answer))

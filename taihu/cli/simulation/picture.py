@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from taihu.errors import ConfigError
 from taihu.simulation.figures.figure import Figure, Panel, Series
+from taihu.whole_file import make_folder, writing
 
 __all__ = ["draw", "draw_figures"]
 
@@ -36,7 +37,8 @@ def draw(path: Path, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
         axes.legend()
         axes.grid(visible=True, alpha=0.3)
     try:
-        figure.savefig(path)
+        with writing(path):
+            figure.savefig(path)
     except ValueError as error:
         raise ConfigError(f"--picture {path}: {str(error).splitlines()[0]}") from None
     finally:
@@ -50,7 +52,7 @@ def draw_figures(folder: Path, figures: Mapping[str, Figure]) -> None:
         ConfigError: matplotlib is not installed.
     """
     plt = _pyplot("--picture-dir")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Letters stay text, which makes files a tenth as large; ids follow from the salt and not from chance.
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "taihu"}):
         for name, figure in figures.items():
