@@ -30,7 +30,7 @@ _NAME: Final = "strangers"
 _HOST: Final = "127.0.0.1"
 _WORKERS: Final = 2
 _STARTS_S: Final = 120.0
-_ENDS_S: Final = 60.0
+_ENDS_S: Final = 600.0
 _EVERY_S: Final = 0.1
 _SIZE: Final = ("--servers", "1", "--workers", str(_WORKERS), "--set", "cluster.threads=1")
 

@@ -48,7 +48,7 @@ def parse(read: Parse, message: bytes) -> Any:
     except DecodeError:
         raise FrameError(f"expected a {name}, got {len(message)} bytes that are none; check the address") from None
     if isinstance(request, Message) and not _within(request, MOST_PARTS):
-        request.Clear()
+        del request
         give_back_freed_memory()
         raise FrameError(f"{name}: more than {MOST_PARTS} messages inside of one, in {len(message)} bytes")
     return request

@@ -9,7 +9,7 @@ import gc
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 
 __all__ = ["PatchError", "Patcher"]
 
@@ -29,10 +29,12 @@ class Patcher:
         self._caches: list[functools._lru_cache_wrapper[object]] = []
         gc.unfreeze()  # what somebody froze would not be found
         for each in gc.get_objects():
-            if isinstance(each, FunctionType):
+            # `isinstance` asks an object for its class, of which objects of others warn, or import something.
+            kind = type(each)
+            if kind is FunctionType:
                 self._functions[each.__code__.co_filename].append(each)
             # What the tests' helpers keep is no result: a process that is still needed, for one.
-            elif isinstance(each, functools._lru_cache_wrapper) and not each.__module__.startswith("support."):
+            elif kind is functools._lru_cache_wrapper and not each.__module__.startswith("support."):
                 self._caches.append(each)
 
     def patch_function(self, path: str, function: str, text: str, changed: str) -> None:
@@ -62,15 +64,17 @@ class Patcher:
         Raises:
             PatchError: there is no such constant.
         """
-        module = next((each for each in sys.modules.values() if getattr(each, "__file__", None) == path), None)
+        # Modules of others make what is missing when they are asked for it: their dictionaries do not.
+        modules = [each for each in sys.modules.values() if issubclass(type(each), ModuleType)]
+        module = next((each for each in modules if vars(each).get("__file__") == path), None)
         value = _assigned(name, ast.parse(changed))
         if module is None or value is None:
             raise PatchError(f"{path}: no constant {name} to patch")
         before = vars(module)[name]
         code = compile(ast.Expression(value), path, "eval")
         after = eval(code, dict(vars(module)))  # noqa: S307 the project's own code
-        for each in list(sys.modules.values()):
-            if getattr(each, "__dict__", {}).get(name) is before:
+        for each in modules:
+            if vars(each).get(name) is before:
                 setattr(each, name, after)
         self._forget_results()
 

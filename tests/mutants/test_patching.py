@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pytest
+from typing_extensions import override
 
 from mutants.patching import Patcher, PatchError
 
@@ -39,6 +40,16 @@ def text_of(name: str) -> str:
     return TEXT.replace("LIMIT", f"LIMIT_OF_{name.upper()}")
 
 
+class Deprecated(ModuleType):
+    """Who asks it for more than its dictionary is warned, as by objects of torch that are on their way out."""
+
+    @override
+    def __getattribute__(self, name: str) -> object:
+        if name == "__dict__":
+            return super().__getattribute__(name)
+        raise FutureWarning(name)
+
+
 class Parts(NamedTuple):
     """A module for each test, and a patcher that was made after them: it looks at every object of this process."""
 
@@ -62,7 +73,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     results = functools.cache(object)
     results.__module__ = "support.commands"
     gc.freeze()  # a patcher finds what is frozen, too
+    sys.modules["deprecated_of_others"] = Deprecated("deprecated_of_others")
     yield Parts(modules, results, Patcher())
+    del sys.modules["deprecated_of_others"]
     for made in modules.values():
         del sys.modules[made.__name__]
     gc.freeze()  # as the collection of the tests left it
