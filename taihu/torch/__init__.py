@@ -10,6 +10,11 @@ Three lines are enough::
 from __future__ import annotations
 
 import os
+
+# gRPC reads it when it is imported. Else it writes a line to stderr for each fork, such as those of DataLoader, none of
+# which calls it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 import sys
 import threading
 from collections.abc import Iterable, Mapping

@@ -285,6 +285,6 @@ def test_scripts_end_without_destroying_their_groups(what: str, codes: list[int]
         subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), store, what], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=60)[1] for rank in ranks]
+    told = [rank.communicate(timeout=150)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == codes, told
     assert said in told[0]
