@@ -148,6 +148,7 @@ class ScriptRun:
             else:
                 coordinator = processes.start_listening(name, "ps_server", arguments)
         coordinator = coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
+        master_port = free_port("127.0.0.1")
         for rank, name in enumerate(self._workers):
             variables = {
                 "JOB": str(job_file),
@@ -157,6 +158,7 @@ class ScriptRun:
                 "LOG": str(processes.log_of(name).absolute()),
             }
             environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
+            environment |= _words_of_torch(rank, len(self._workers), master_port)
             # Libraries take all cores otherwise.
             environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
             processes.run(name, [_SCRIPT, str(self.script), *self.arguments], environment, is_shown=rank == 0)
@@ -200,3 +202,19 @@ class ScriptRun:
     @property
     def _servers(self) -> list[str]:
         return [f"server {index}" for index in range(self.job.servers)]
+
+
+def _words_of_torch(rank: int, size: int, master_port: int) -> dict[str, str]:
+    """The variables by which `torch.distributed.init_process_group` finds the other processes, as torchrun sets them.
+
+    `taihu.torch` itself goes by this process's TAIHU_RANK, which comes before them.
+    """
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    words = {name: str(number) for name, number in numbers.items()}
+    # Where this run is itself within a torchrun's process, its store is not ours.
+    return {
+        **words,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }

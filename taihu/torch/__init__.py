@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 
-# gRPC reads it when it is imported. Else it writes a line to stderr for each fork, such as those of DataLoader, none of
-# which calls it.
+# gRPC reads it when it is imported. Else it writes a line to stderr for each fork, such as those of DataLoader, which
+# do not call it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import sys
