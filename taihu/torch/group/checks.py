@@ -10,6 +10,7 @@ import torch
 __all__ = [
     "check_dense",
     "check_one",
+    "check_own_memory",
     "check_sizes",
     "check_sparse",
     "flattened",
@@ -25,6 +26,15 @@ def check_dense(what: str, tensors: Sequence[Any]) -> None:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
             kind = f"{tensor.layout} tensor on {tensor.device}"
             raise ValueError(f"taihu {what}: expected dense tensors on cpu, got a {kind}; use gloo or nccl for it")
+
+
+def check_own_memory(what: str, results: Sequence[Any]) -> None:
+    """Raise ValueError where elements of a tensor that is to be filled share memory, as those of `expand` do."""
+    for tensor in results:
+        if not tensor.is_contiguous() and any(
+            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise ValueError(f"taihu {what}: elements of the tensor lie in the same memory; give it a clone()")
 
 
 def check_sparse(what: str, tensor: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,11 +18,12 @@ from allreduce.parts.messages import Receive
 from allreduce.ring.kernel_ring import KernelRing
 from allreduce.ring.operation import IsFailed, reduce_kind
 from allreduce.same_host.staged import StagedSums, share
-from taihu.errors import ExchangeError
+from taihu.errors import ExchangeError, TaihuError
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.meeting import meet
 from taihu.torch.group.place import Place
-from taihu.torch.group.roll_call import RollCall
+from taihu.torch.group.roll_call import Call, RollCall
+from taihu.torch.group.watch import Watch
 from taihu.wire.headers import ValueType
 
 __all__ = ["Bytes", "Exchange", "Turn"]
@@ -47,7 +50,9 @@ class Exchange:
         self._failure: BaseException | None = None
         self._communicator.on_failure(self._failed)
         self._roll_call = RollCall(store, place, self._meeting.word)
-        self._number = 0
+        self._call = Call(0, "")
+        self._is_explained = False
+        self._watch = Watch(self._compare)
         # Broadcasts of this rank that others have not taken yet, with their sizes.
         self._ahead: deque[tuple[int, PartsOperation]] = deque()
         self._sums: StagedSums | KernelRing | None = None
@@ -58,12 +63,30 @@ class Exchange:
         """The error with which everything ends, if there is one."""
         return self._failure
 
+    @contextmanager
+    def calling(self, words: str, sizes: str) -> Iterator[None]:
+        """The next call of all ranks: `words` are the same on all, `sizes` are so of most.
+
+        Raises:
+            TaihuError: what the block raises, in better words where ranks have not called the same.
+        """
+        self._call = Call(self._call.number + 1, words, sizes)
+        try:
+            with self._watch.over(self._call):
+                yield
+        except TaihuError as error:
+            if self._is_explained or self.size == 1:
+                raise
+            self._is_explained = True
+            raise self._roll_call.after_failure(self._call) or error from None
+
     def fail(self, error: BaseException) -> None:
         """End every operation of every rank with `error`, or with what came first."""
         self._communicator.fail(error)
 
     def close(self) -> None:
         """Leave in good order."""
+        self._watch.close()
         self._meeting.close()
 
     def allreduce(
@@ -73,7 +96,6 @@ class Exchange:
 
         On one machine that is done in shared memory, else around a ring, by a kernel where all can.
         """
-        self._number += 1
         if self.size == 1 or not len(values):
             return
         if not self._has_chosen:
@@ -83,14 +105,13 @@ class Exchange:
         if sums is None:
             self._bounded(what, timeout_s, lambda: self._communicator.allreduce(values, value_type, mean=mean))
             return
-        number = self._number
-        behind = (lambda: sums.behind) if isinstance(sums, StagedSums) else lambda: self._roll_call.missing(number)
+        call = self._call
+        behind = (lambda: sums.behind) if isinstance(sums, StagedSums) else lambda: self._roll_call.missing(call)
         sums.allreduce(values, kind, self._ended(what, timeout_s, behind), mean=mean)
 
     def broadcast(self, what: str, data: Bytes, root: int, timeout_s: float) -> None:
         """Replace `data` on every rank by those of rank `root`."""
         if self.size > 2 and len(data) >= _RING_BYTES:
-            self._number += 1
             place = parcel(data)
             ring = self._communicator.broadcast
             self._bounded(what, timeout_s, lambda: ring(place.values, ValueType.FP16, root=root))
@@ -107,9 +128,8 @@ class Exchange:
 
     def _send_ahead(self, what: str, data: Bytes, timeout_s: float) -> None:
         """Send all others `data`, which nobody changes any more, without waiting until they have come to it."""
-        self._number += 1
-        words = letter(data)
-        letters = [[words] if rank != self.rank else [] for rank in range(self.size)]
+        words = [self._mark, letter(data)]
+        letters = [words if rank != self.rank else [] for rank in range(self.size)]
         transfer = Transfer(letters, [[] for _ in range(self.size)])
         self._ahead.append((len(data), self._communicator.start_parts(transfer, ValueType.FP16)))
         if self._failure is not None:
@@ -126,20 +146,30 @@ class Exchange:
 
         All are contiguous; a rank receives as many arrays of a rank, of the same sizes, as that one sends it.
         """
-        self._number += 1
         others = [rank != self.rank for rank in range(self.size)]
         parcels = [
             [parcel(data) for data in each] if other else [] for each, other in zip(receives, others, strict=True)
         ]
+        marks = [np.zeros_like(self._mark) for _ in others]
         letters = [
-            [letter(data) for data in each] if other else [] for each, other in zip(sends, others, strict=True)
+            [self._mark, *map(letter, each)] if other and each else []
+            for each, other in zip(sends, others, strict=True)
         ]
-        transfer = Transfer(letters, [[each.values for each in some] for some in parcels])
-        operation = self._communicator.start_parts(transfer, ValueType.FP16)
+        places = [
+            [mark, *(each.values for each in some)] if some else [] for mark, some in zip(marks, parcels, strict=True)
+        ]
+        operation = self._communicator.start_parts(Transfer(letters, places), ValueType.FP16)
         self._wait(what, operation, timeout_s)
-        for some in parcels:
+        for rank, (mark, some) in enumerate(zip(marks, parcels, strict=True)):
+            if some and not np.array_equal(mark, self._mark):
+                raise ExchangeError(f"worker {rank} has not called {self._call.words}, as worker {self.rank} has")
             for each in some:
                 each.unpack()
+
+    @property
+    def _mark(self) -> NDArray[np.uint16]:
+        """Two values before those of the present call, by which its receiver knows whether it calls the same."""
+        return np.array([zlib.crc32(self._call.words.encode())], dtype=np.uint32).view(np.uint16)
 
     def send(self, rank: int, tag: int, data: Bytes, on_sent: Callable[[], None]) -> None:
         """Send a message to another rank; `on_sent` is called, by any thread, when `data` may be written to again."""
@@ -178,7 +208,11 @@ class Exchange:
         except ExchangeError:
             if self._failure is not None:
                 raise
-            raise self._late(what, timeout_s) from None
+            raise self._late(what, timeout_s, self._roll_call.missing(self._call)) from None
+
+    def _late(self, what: str, timeout_s: float, missing: list[int]) -> ExchangeError:
+        self._is_explained = True
+        return self._roll_call.late(what, timeout_s, missing)
 
     def _ended(self, what: str, timeout_s: float, behind: Callable[[], list[int]]) -> IsFailed:
         """Asked while a sum in shared memory waits: the error that ends it, if there is one."""
@@ -187,13 +221,17 @@ class Exchange:
         def ended() -> BaseException | None:
             error = self._failure or self._communicator.left
             if error is None and time.monotonic() > deadline:
-                error = self._roll_call.late(what, timeout_s, behind())
+                return self._late(what, timeout_s, behind())
             return error
 
         return ended
 
-    def _late(self, what: str, timeout_s: float) -> ExchangeError:
-        return self._roll_call.late(what, timeout_s, self._roll_call.missing(self._number))
+    def _compare(self, call: Call) -> None:
+        """End everything where others wait for something else in the place of `call`."""
+        error = self._roll_call.other_calls(call)
+        if error is not None:
+            self._is_explained = True
+            self.fail(error)
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ import torch.distributed as dist
 from taihu.errors import ExchangeError
 from taihu.torch.group import moves, sparse, sums
 from taihu.torch.group.callers import Callers
+from taihu.torch.group.calls import MOST_TAG, Words, call_of
 from taihu.torch.group.checks import (
     check_dense,
     check_one,
+    check_own_memory,
     check_sizes,
     check_sparse,
     flattened,
@@ -101,13 +103,13 @@ class TaihuGroup(dist.ProcessGroup):
                 with moves.in_place(tensor) as contiguous:
                     sums.all_reduce(turn, contiguous, reduction)
 
-        return self._issue(what, tensors, run, opts)
+        return self._issue(call_of(what, tensors, op=opts.reduceOp), tensors, run, opts)
 
     def _sum_sparse(self, what: str, tensors: Tensors, opts: Any) -> GroupWork:
         tensor = check_one(what, tensors)
         check_sparse(what, tensor)
         sums.check_sum(what, opts.reduceOp)
-        return self._queue(what, tensors, lambda turn: sparse.all_reduce(turn, tensor), opts)
+        return self._queue(call_of(what, tensors), tensors, lambda turn: sparse.all_reduce(turn, tensor), opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce a tensor over all ranks into that of the root; others keep theirs."""
@@ -119,7 +121,7 @@ class TaihuGroup(dist.ProcessGroup):
             with moves.in_place(tensor) as contiguous:
                 sums.reduce_to(turn, contiguous, reduction, root)
 
-        return self._issue(what, tensors, run, opts)
+        return self._issue(call_of(what, tensors, op=opts.reduceOp, root=root), tensors, run, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
         """Set the output to the reduction of what all ranks have for this one, in lists of a tensor for each rank."""
@@ -149,7 +151,8 @@ class TaihuGroup(dist.ProcessGroup):
             for (out, terms), reduction in zip(pairs, reductions, strict=True):
                 sums.reduce_scatter(turn, out, terms, reduction)
 
-        return self._issue(what, [out for out, _ in pairs], run, opts)
+        results = [out for out, _ in pairs]
+        return self._issue(call_of(what, results, op=opts.reduceOp), results, run, opts)
 
     def broadcast(self, tensors: Any, opts: Any) -> GroupWork:
         """Replace each tensor on every rank by the root's."""
@@ -159,7 +162,7 @@ class TaihuGroup(dist.ProcessGroup):
             for tensor in tensors:
                 moves.broadcast(turn, tensor, root)
 
-        return self._issue("broadcast", tensors, run, opts)
+        return self._issue(call_of("broadcast", tensors, root=root), tensors, run, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """Fill a list of a tensor for each rank with what the ranks have."""
@@ -186,7 +189,7 @@ class TaihuGroup(dist.ProcessGroup):
     def _gather_all(self, what: str, places: Sequence[Tensors], own: Tensors, opts: Any) -> GroupWork:
         if len(places) != self._place.size:
             raise ValueError(f"taihu {what}: expected places for {self._place.size} ranks, got {len(places)}")
-        return self._swap(what, [own] * self._place.size, places, opts)
+        return self._swap(call_of(what, own), [own] * self._place.size, places, opts)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> GroupWork:
         """Fill the root's list with the tensors of all ranks."""
@@ -197,7 +200,7 @@ class TaihuGroup(dist.ProcessGroup):
             check_sizes("gather", given, own, size)
             places = [[place] for place in given]
         sends = [[own] if rank == opts.rootRank else [] for rank in range(size)]
-        return self._swap("gather", sends, places, opts)
+        return self._swap(call_of("gather", [own], root=opts.rootRank), sends, places, opts)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> GroupWork:
         """Fill each rank's tensor with its one of the root's list."""
@@ -208,7 +211,7 @@ class TaihuGroup(dist.ProcessGroup):
             check_sizes("scatter", given, out, size)
             sends = [[tensor] for tensor in given]
         places = [[out] if rank == opts.rootRank else [] for rank in range(size)]
-        return self._swap("scatter", sends, places, opts)
+        return self._swap(call_of("scatter", [out], root=opts.rootRank), sends, places, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         """Send each rank its tensor of a list, and receive one of each."""
@@ -216,7 +219,8 @@ class TaihuGroup(dist.ProcessGroup):
         if len(outputs) != size or len(inputs) != size:
             raise ValueError(f"taihu alltoall: expected {size} tensors, got {len(inputs)} and {len(outputs)}")
         check_sizes("alltoall", [outputs[rank]], inputs[rank], 1)
-        return self._swap("alltoall", [[each] for each in inputs], [[each] for each in outputs], opts)
+        call = call_of("alltoall", list(inputs))
+        return self._swap(call, [[each] for each in inputs], [[each] for each in outputs], opts)
 
     def all_to_all_single(
         self,
@@ -232,13 +236,13 @@ class TaihuGroup(dist.ProcessGroup):
         inputs = split_rows(what, input, input_split_sizes or (), size)
         return self.alltoall(outputs, inputs, opts)
 
-    def _swap(self, what: str, sends: Sequence[Tensors], places: Sequence[Tensors], opts: Any) -> GroupWork:
-        check_dense(what, list(flattened(sends)))
+    def _swap(self, call: Words, sends: Sequence[Tensors], places: Sequence[Tensors], opts: Any) -> GroupWork:
+        check_dense(call.what, list(flattened(sends)))
 
         def run(turn: Turn) -> None:
             moves.swap_tensors(turn, sends, places)
 
-        return self._issue(what, list(flattened(places)), run, opts)
+        return self._issue(call, list(flattened(places)), run, opts)
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Wait until all ranks are there."""
@@ -248,23 +252,27 @@ class TaihuGroup(dist.ProcessGroup):
             places = [[np.zeros(2, dtype=np.uint8)] for _ in range(turn.size)]
             turn.swap(sends, places)
 
-        return self._issue("barrier", [], run, opts)
+        return self._issue(call_of("barrier", []), [], run, opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send a tensor to one rank; the tensor may be changed when the work has ended."""
-        return self._messages.send(self._one_of("send", tensors, dst), dst, tag, self._timeout_s)
+        return self._messages.send(self._one_of("send", tensors, dst, tag), dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
         """Receive a tensor of one rank."""
-        return self._messages.receive(self._one_of("recv", tensors, src), src, tag, self._timeout_s)
+        return self._messages.receive(self._one_of("recv", tensors, src, tag), src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         """Receive a tensor of whichever rank sends one with this tag; the work's `source_rank` says who."""
-        return self._messages.receive(self._one_of("recv_anysource", tensors, None), None, tag, self._timeout_s)
+        return self._messages.receive(self._one_of("recv_anysource", tensors, None, tag), None, tag, self._timeout_s)
 
-    def _one_of(self, what: str, tensors: Tensors, other: int | None) -> Tensor:
+    def _one_of(self, what: str, tensors: Tensors, other: int | None, tag: int) -> Tensor:
         self._check_process(what)
         check_dense(what, tensors)
+        if what != "send":
+            check_own_memory(what, tensors)
+        if not 0 <= tag <= MOST_TAG:
+            raise ValueError(f"taihu {what}: tag {tag}; expected 0 to {MOST_TAG}")
         if other == self._place.rank or (other is not None and not 0 <= other < self._place.size):
             raise ValueError(f"taihu {what}: rank {other} of the group; expected another one of {self._place.size}")
         return check_one(what, tensors)
@@ -276,15 +284,17 @@ class TaihuGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _issue(self, what: str, result: Tensors, run: Run, opts: Any = None) -> GroupWork:
+    def _issue(self, call: Words, result: Tensors, run: Run, opts: Any = None) -> GroupWork:
         """Queue an operation on dense tensors behind those that were issued before."""
-        check_dense(what, result)
-        return self._queue(what, result, run, opts)
+        check_dense(call.what, result)
+        check_own_memory(call.what, result)
+        return self._queue(call, result, run, opts)
 
-    def _queue(self, what: str, result: Tensors, run: Run, opts: Any) -> GroupWork:
+    def _queue(self, call: Words, result: Tensors, run: Run, opts: Any) -> GroupWork:
         timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
-        self._check_process(what)
-        return self._order.issue(what, result, partial(self._run, run, Turn(self._exchange, what, timeout_s)))
+        self._check_process(call.what)
+        turn = Turn(self._exchange, call.what, timeout_s)
+        return self._order.issue(call.what, result, partial(self._run, call, run, turn))
 
     def _check_process(self, what: str) -> None:
         """Raise unless this process made the group: a fork has neither its threads nor its place."""
@@ -295,11 +305,12 @@ class TaihuGroup(dist.ProcessGroup):
                 f"connection to the others; let rank {rank} call it"
             )
 
-    def _run(self, run: Run, turn: Turn) -> None:
+    def _run(self, call: Words, run: Run, turn: Turn) -> None:
         if self._exchange.failure is not None:
             raise self._exchange.failure
         try:
-            run(turn)
+            with self._exchange.calling(str(call), call.sizes):
+                run(turn)
         except BaseException as error:
             # The others shall not wait for this rank, which may be in the middle of it.
             self._exchange.fail(error)

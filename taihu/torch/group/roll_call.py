@@ -1,9 +1,11 @@
-"""Finding who is late: all ranks that wait for an operation say so in torch's store, and the others are named."""
+"""Finding who is late, or calls something else: who waits tells its call in torch's store, and reads the others'."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -12,14 +14,46 @@ from taihu.errors import ExchangeError
 from taihu.torch.group.place import Place
 from taihu.words import listed
 
-__all__ = ["RollCall"]
+__all__ = ["Call", "RollCall", "differing"]
 
 _LOOK_AGAIN_S: Final = 0.05
 _LONGEST_S: Final = 1.0
+_AT_A_FAILURE_S: Final = 0.3
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of all ranks: its `number` in its group, `words` that are the same on all ranks, and its `sizes`."""
+
+    number: int
+    words: str
+    sizes: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.sizes}".strip()
+
+    def text(self) -> str:
+        """The call as a key's value."""
+        return f"{self.number}\n{self.words}\n{self.sizes}"
+
+    @classmethod
+    def read(cls, text: str) -> Call:
+        """A call from a key's value; raises ValueError when it is none."""
+        number, words, sizes = text.split("\n")
+        return cls(int(number), words, sizes)
+
+
+def differing(own: Call, others: dict[int, Call], *, with_sizes: bool = False) -> dict[int, Call]:
+    """The calls of other ranks, by rank, that should be the `own` one by their numbers, and are not."""
+    return {
+        rank: call
+        for rank, call in others.items()
+        if call.number == own.number and (call.words != own.words or (with_sizes and call.sizes != own.sizes))
+    }
 
 
 class RollCall:
-    """The ranks of a group that wait for the same operation.
+    """The calls that ranks of a group wait for.
 
     `store` is the group's part of torch's, which may have keys of former groups; `word` is this group's alone.
     """
@@ -29,14 +63,25 @@ class RollCall:
         self._keys = f"waits/{word}"
         self._place = place
 
-    def missing(self, number: int) -> list[int]:
-        """The ranks that do not wait for operation `number`, as this one does; none where that is not known."""
-        found: list[int] = []
-        # A store whose host has stopped answers nothing, and nobody shall wait for it.
-        asking = threading.Thread(target=self._ask, args=(number, found), name="roll-call", daemon=True)
-        asking.start()
-        asking.join(2.0 * _LONGEST_S)
-        return [] if asking.is_alive() else found
+    def missing(self, call: Call) -> list[int]:
+        """The ranks that do not wait for `call`, as this one does; none where that is not known."""
+        heard = self._ask(call, lambda others: self._is_whole(others, call), _LONGEST_S)
+        if heard is None:
+            return []
+        return [rank for rank in self._others if rank not in heard or heard[rank].number < call.number]
+
+    def other_calls(self, call: Call) -> ExchangeError | None:
+        """The error of a call in whose place another rank waits for something else now; None where none does."""
+        return self._told(call, differing(call, self._ask(call, lambda _: True, 0.0) or {}))
+
+    def after_failure(self, call: Call) -> ExchangeError | None:
+        """As `other_calls`, when the call has failed: the others have failed, too, and are about to say where."""
+
+        def is_known(others: dict[int, Call]) -> bool:
+            return self._is_whole(others, call) or bool(differing(call, others, with_sizes=True))
+
+        heard = self._ask(call, is_known, _AT_A_FAILURE_S) or {}
+        return self._told(call, differing(call, heard) or differing(call, heard, with_sizes=True))
 
     def late(self, what: str, timeout_s: float, missing: list[int]) -> ExchangeError:
         """The error of an operation that has not ended in time."""
@@ -47,14 +92,48 @@ class RollCall:
             "init_process_group a longer timeout"
         )
 
-    def _ask(self, number: int, found: list[int]) -> None:
-        others = [rank for rank in range(self._place.size) if rank != self._place.rank]
-        deadline = time.monotonic() + min(_LONGEST_S, self._place.timeout_s)
-        try:
-            self._store.set(f"{self._keys}/{number}/{self._place.rank}", "")
-            while time.monotonic() < deadline and others:
-                others = [rank for rank in others if not self._store.check([f"{self._keys}/{number}/{rank}"])]
-                threading.Event().wait(_LOOK_AGAIN_S)
-        except dist.DistError:
-            return
-        found += others
+    def _told(self, own: Call, others: dict[int, Call]) -> ExchangeError | None:
+        if not others:
+            return None
+        calls = sorted({self._place.rank: own, **others}.items())
+        said = listed([f"worker {rank} calls {call}" for rank, call in calls])
+        return ExchangeError(
+            f"{said}, as operation {own.number} of the group; expected the same operations in the same order, with "
+            "the same types and sizes, on all ranks"
+        )
+
+    def _is_whole(self, others: dict[int, Call], call: Call) -> bool:
+        return all(rank in others and others[rank].number >= call.number for rank in self._others)
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._place.size) if rank != self._place.rank]
+
+    def _ask(
+        self, call: Call, is_enough: Callable[[dict[int, Call]], bool], limit_s: float
+    ) -> dict[int, Call] | None:
+        """Say that this rank waits for `call`; the others' calls, as soon as they are enough, or after `limit_s`."""
+        found: list[dict[int, Call]] = []
+
+        def ask() -> None:
+            deadline = time.monotonic() + min(limit_s, self._place.timeout_s)
+            try:
+                self._store.set(f"{self._keys}/{self._place.rank}", call.text())
+                heard = self._heard()
+                while not is_enough(heard) and time.monotonic() < deadline:
+                    threading.Event().wait(_LOOK_AGAIN_S)
+                    heard = self._heard()
+            except dist.DistError:
+                return
+            found.append(heard)
+
+        # A store whose host has stopped answers nothing, and nobody shall wait for it.
+        asking = threading.Thread(target=ask, name="roll-call", daemon=True)
+        asking.start()
+        asking.join(limit_s + _LONGEST_S)
+        return found[0] if found else None
+
+    def _heard(self) -> dict[int, Call]:
+        keys = {rank: f"{self._keys}/{rank}" for rank in self._others}
+        said = {rank: key for rank, key in keys.items() if self._store.check([key])}
+        return {rank: Call.read(bytes(self._store.get(key)).decode()) for rank, key in said.items()}

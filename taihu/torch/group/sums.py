@@ -17,10 +17,16 @@ from taihu.planner.partition import slice_bounds
 from taihu.torch.group.bits import SUMMED, bytes_of, values_of
 from taihu.torch.group.exchange import Bytes, Turn
 
-__all__ = ["Reduction", "all_reduce", "check_sum", "reduce_scatter", "reduce_to", "reduction_of"]
+__all__ = ["Reduction", "all_reduce", "check_sum", "name_of", "reduce_scatter", "reduce_to", "reduction_of"]
 
 _GATHERED_BYTES: Final = 64 << 10
 """Up to so many bytes of all ranks together everybody reduces everything: one transfer instead of two."""
+
+_ADDED: Final = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
+    *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+)
+"""The types that PyTorch adds on CPUs; it has others that it only keeps."""
 
 Combine = Callable[[Any, Any], None]
 
@@ -59,11 +65,11 @@ def reduction_of(what: str, op: Any, dtype: Any) -> Reduction:
     Raises:
         ValueError: there is none.
     """
-    name = _name_of(op)
+    name = name_of(op)
     bits = name in ("BAND", "BOR", "BXOR")
     ordered = name in ("MIN", "MAX")
     exact = not (dtype.is_floating_point or dtype.is_complex)
-    known = name in _COMBINED and not (ordered and dtype.is_complex)
+    known = name in _COMBINED and dtype in _ADDED and not (ordered and dtype.is_complex)
     if not known or (bits and not exact) or (name == "AVG" and exact):
         raise ValueError(
             f"taihu {what}: no {name} of {dtype}; expected SUM, AVG, PRODUCT, MIN, MAX, of integers BAND, BOR, BXOR"
@@ -73,11 +79,12 @@ def reduction_of(what: str, op: Any, dtype: Any) -> Reduction:
 
 def check_sum(what: str, op: Any) -> None:
     """Raise ValueError unless a ReduceOp is SUM, the only one that there is of sparse tensors, as with Gloo."""
-    if _name_of(op) != "SUM":
-        raise ValueError(f"taihu {what}: no {_name_of(op)} of sparse tensors; expected SUM, or dense tensors")
+    if name_of(op) != "SUM":
+        raise ValueError(f"taihu {what}: no {name_of(op)} of sparse tensors; expected SUM, or dense tensors")
 
 
-def _name_of(op: Any) -> str:
+def name_of(op: Any) -> str:
+    """The name of a ReduceOp."""
     kind = op.op if hasattr(op, "op") else op
     return next((each for each in (*_COMBINED, "PREMUL_SUM") if kind == getattr(dist.ReduceOp, each)), str(kind))
 
