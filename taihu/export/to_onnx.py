@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx
@@ -18,18 +18,21 @@ from taihu.whole_file import write_bytes
 from worker.engine import Array
 from worker.saved.prediction import LoadedModel
 
-__all__ = ["onnx_model", "write_onnx"]
+__all__ = ["InputKind", "onnx_model", "write_onnx"]
+
+InputKind = Literal["floats", "bytes"]
 
 _OPSET: Final = 17
 _IR_VERSION: Final = 8
 _MOST_BYTES: Final = 2_000_000_000
 
 
-def write_onnx(model: LoadedModel, path: Path) -> tuple[Path, ...]:
+def write_onnx(model: LoadedModel, path: Path, inputs: InputKind = "floats") -> tuple[Path, ...]:
     """Write `model` as an ONNX file, checked; returns what was written.
 
     Raises:
-        ModelError: a layer is of the user's own, the file would pass ONNX's 2 GB.
+        ModelError: a layer is of the user's own, the file would pass ONNX's 2 GB, or bytes are asked for of a table's
+            columns.
         WriteError: it cannot be written.
     """
     size = sum(tensor.nbytes for tensor in model.network.parameters_by_name().values())
@@ -37,30 +40,34 @@ def write_onnx(model: LoadedModel, path: Path) -> tuple[Path, ...]:
         raise ModelError(
             f"{path}: {size / 1e9:.1f} GB of parameters, an ONNX file holds 2 GB; export to torch instead"
         )
-    made = onnx_model(model)
+    made = onnx_model(model, inputs)
     onnx.checker.check_model(made, full_check=True)
     write_bytes(path, made.SerializeToString())
     return (path,)
 
 
-def onnx_model(model: LoadedModel) -> onnx.ModelProto:
+def onnx_model(model: LoadedModel, inputs: InputKind = "floats") -> onnx.ModelProto:
     """The graph of a model.
 
-    Its input is `input`, float32 (n, *input_shape), not normalised. Its outputs are `probabilities` (n, classes) and
-    `logits` (n, outputs), before softmax or sigmoid; of a model of values `values` (n, outputs), and for those within
-    0 to 1 (loss bce) `logits` too. Of text all have an axis of places: (n, time, outputs).
+    Its input is `input` (n, *input_shape), float32 or with `bytes` uint8, not normalised. Its outputs are
+    `probabilities` (n, classes) and `logits` (n, outputs), before softmax or sigmoid; of a model of values `values`
+    (n, outputs), and for those within 0 to 1 (loss bce) `logits` too. Of text all have an axis of places:
+    (n, time, outputs).
 
     Raises:
-        ModelError: a layer is of the user's own.
+        ModelError: a layer is of the user's own, or the inputs are a table's columns and no bytes.
     """
+    if inputs == "bytes" and model.info.columns:
+        raise ModelError("the model was trained on a table, whose numbers are no bytes; leave --inputs bytes out")
     graph = graph_of(model)
     writer = _Writer()
-    _normalise(writer, model)
+    _normalise(writer, model, inputs)
     for node in graph.nodes:
         _WRITE[node.kind](writer, node)
     outputs = _answer(writer, model, graph)
-    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["n", *model.input_shape])]
-    made = helper.make_graph(writer.nodes, "taihu", inputs, outputs, writer.tensors)
+    element = TensorProto.UINT8 if inputs == "bytes" else TensorProto.FLOAT
+    taken = helper.make_tensor_value_info("input", element, ["n", *model.input_shape])
+    made = helper.make_graph(writer.nodes, "taihu", [taken], outputs, writer.tensors)
     imports = [helper.make_opsetid("", _OPSET)]
     return helper.make_model(made, opset_imports=imports, ir_version=_IR_VERSION, producer_name="taihu")
 
@@ -83,10 +90,11 @@ class _Writer:
         return output
 
 
-def _normalise(writer: _Writer, model: LoadedModel) -> None:
+def _normalise(writer: _Writer, model: LoadedModel, inputs: InputKind) -> None:
     mean = writer.constant("mean", np.array(model.info.mean, np.float32))
     scale = writer.constant("scale", np.array(model.info.scale, np.float32))
-    centred = writer.add("Sub", ("input", mean), "centred")
+    raw = "input" if inputs == "floats" else writer.add("Cast", ("input",), "numbers", to=TensorProto.FLOAT)
+    centred = writer.add("Sub", (raw, mean), "centred")
     if len(model.input_shape) == 1:
         writer.add("Div", (centred, scale), INPUT)
     else:

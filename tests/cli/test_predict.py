@@ -265,3 +265,59 @@ def test_options_of_text_are_refused_for_other_models(command: Command, tmp_path
     code, _, err = command("predict", tmp_path / "m", tmp_path / "x.npy", "--length", 3)
     assert (code, len(err.splitlines())) == (2, 1)
     assert "--length: is for models of text" in err
+
+
+def test_folders_are_predicted_in_the_order_of_paths(command: Command, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    pixels = {
+        f"{name}/{sub}{number}.png": (number, name) for number in range(2) for name in "ab" for sub in ("", "c/")
+    }
+    rng = np.random.default_rng(0)
+    for path in pixels:
+        (photos / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(photos / path)
+    model = saved(tmp_path / "m", {"name": str(photos)}, "small_cnn")
+    for name in ("a/notes.txt", "a/.x.png"):
+        (photos / name).write_bytes(b"x")
+    code, out, err = command("predict", tmp_path / "m", photos, "--top", 1, "--json", tmp_path / "p.json")
+    assert (code, err) == (0, f"{photos}: 2 files left out: 1 hidden, 1 .txt\n")
+    files = sorted(str(photos / path) for path in pixels)
+    assert [line.split("  ")[0] for line in out.splitlines()] == files
+    expected = model.predict(np.stack([np.asarray(Image.open(file))[..., None] for file in files]))
+    rows = json.loads((tmp_path / "p.json").read_text())["predictions"]
+    np.testing.assert_allclose([row["classes"][0]["probability"] for row in rows], expected.max(axis=1), rtol=1e-6)
+    (photos / "a" / "0.png").write_bytes(b"junk")
+    (photos / "b" / "0.png").write_bytes(b"")
+    code, out, err = command("predict", tmp_path / "m", photos, "--json", tmp_path / "p.json")
+    assert (code, len(out.splitlines()), len(json.loads((tmp_path / "p.json").read_text())["predictions"])) == (
+        2,
+        6,
+        6,
+    )
+    assert "2 of 8 files left out: " in err
+    assert f"{photos}/a/0.png" in err
+    assert f"{photos}/b/0.png" in err
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "a.csv").touch()
+    code, out, err = command("predict", tmp_path / "m", tmp_path / "none")
+    assert (code, out) == (2, "")
+    assert f"{tmp_path}/none: no files to predict; 1 file left out: 1 .csv; the model takes" in err
+
+
+def test_images_of_12_bits_are_predicted_and_tested_as_in_training(command: Command, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        (photos / name).mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(rng.integers(0, 4096, (8, 8), np.uint16)).save(photos / name / f"{number}.png")
+    model = saved(tmp_path / "m", {"name": str(photos)}, "small_cnn")
+    dark = rng.integers(0, 256, (8, 8), np.uint16)
+    Image.fromarray(dark).save(tmp_path / "dark.png")
+    code, _, _ = command("predict", tmp_path / "m", tmp_path / "dark.png", "--json", tmp_path / "p.json", "--top", 2)
+    expected = model.predict((dark >> 4)[None, ..., None])[0]
+    row = json.loads((tmp_path / "p.json").read_text())["predictions"][0]
+    np.testing.assert_allclose([each["probability"] for each in row["classes"]], np.sort(expected)[::-1], rtol=1e-6)
+    assert code == 0
+    assert model.info.pixel_range is not None
+    assert model.info.pixel_range.white == 4095

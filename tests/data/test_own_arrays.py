@@ -151,6 +151,57 @@ def test_names_of_classes(tmp_path: Path) -> None:
     assert (dataset.class_names, dataset.outputs) == (("cat", "dog", "eel", "emu"), 4)
 
 
+@pytest.mark.parametrize("kind", ["npz", "npy"])
+@pytest.mark.parametrize("dtype", ["U", "S"])
+def test_texts_are_classes(tmp_path: Path, kind: str, dtype: str) -> None:
+    names = np.array(["owl", "cat", "ähre"])
+    y: dict[str, NDArray[Any]]
+    y = {f"y_{part}": np.char.encode(names[np.arange(n) % 3], "utf-8") for part, n in (("train", 12), ("test", 5))}
+    y = y if dtype == "S" else {name: np.char.decode(each, "utf-8") for name, each in y.items()}
+    data = saved(tmp_path, kind, arrays((4,), "float32"), **y)
+    dataset = load_dataset(data)
+    assert (dataset.class_names, dataset.targets, dataset.outputs) == (("cat", "owl", "ähre"), "classes", 3)
+    np.testing.assert_array_equal(targets_of(dataset.train), np.array([1, 0, 2] * 4))
+    np.testing.assert_array_equal(targets_of(dataset.test), [1, 0, 2, 1, 0])
+    order = np.char.encode(names[[2, 0, 1]], "utf-8") if dtype == "S" else names[[2, 0, 1]]
+    named = saved(tmp_path, kind, arrays((4,), "float32"), **y, class_names=order)
+    assert targets_of(load_dataset(named).train)[:3].tolist() == [1, 2, 0]
+    y["y_test"] = np.array(["cat"] * 4 + ["emu"])
+    message = failure(saved(tmp_path, kind, arrays((4,), "float32"), **y, class_names=order))
+    assert "y_test: class 'emu' of sample 4 is none of those for training: 'ähre', 'owl', 'cat'" in message
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 1), (1, 9, 4), (4, 4, 9), (3, 3, 64), (1, 1, 512), (32, 48, 3)])
+def test_few_rows_of_images_are_no_channels(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    assert load_dataset(saved(tmp_path, "npz", arrays(shape, "uint8"))).input_shape == shape
+
+
+@pytest.mark.parametrize(
+    ("targets", "fragment"),
+    [
+        (["a"] * 6 + [""] * 6, "y_train: the class of sample 6 is an empty text"),
+        (["a"] * 12, "y_train: all samples are of class 'a'"),
+        ([f"{number}" for number in range(12)] * 2, None),
+        ([f"{number}" for number in range(24)], "y_train: every sample has a text of its own"),
+        ([["a", "b"]] * 12, "y_train: texts of shape (12, 2); expected one for each sample"),
+    ],
+)
+def test_texts_that_are_no_classes(tmp_path: Path, targets: list[str], fragment: str | None) -> None:
+    content = {"x_train": np.zeros((len(targets), 2)), "y_train": np.array(targets)}
+    data = saved(tmp_path, "npz", content)
+    if fragment is None:
+        assert load_dataset(data).outputs == 12
+    else:
+        assert fragment in failure(data)
+
+
+def test_whole_floating_point_numbers_are_said(tmp_path: Path) -> None:
+    dataset = load_dataset(saved(tmp_path, "npz", {"x": np.zeros((12, 2)), "y": np.arange(12.0) % 3}))
+    assert dataset.targets == "values"
+    assert "y: floating-point numbers are taken for values, though all are whole, 0 to 2; for" in dataset.told[0]
+    assert not load_dataset(saved(tmp_path, "npz", {"x": np.zeros((12, 2)), "y": np.arange(12) / 5})).told
+
+
 NAN_ROW = np.where(np.arange(12)[:, None] == 7, np.nan, np.ones((12, 4)))
 CHANNELS_FIRST = np.zeros((12, 3, 8, 8), np.uint8)
 
@@ -162,22 +213,30 @@ CHANNELS_FIRST = np.zeros((12, 3, 8, 8), np.uint8)
         ({"x_train": None}, "array x_train is missing beside y_train"),
         ({"y_test": None}, "array y_test is missing beside x_test"),
         ({"x_train": None, "y_train": None}, "no arrays x_train and y_train; it holds "),
-        ({"y_train": np.arange(11) % 3}, "12 inputs, but 11 targets"),
+        ({"y_train": np.arange(11) % 3}, "x_train: 12 inputs, but 11 targets in data "),
         ({"x_train": np.zeros((12, 2, 2, 2, 2))}, "inputs of shape (12, 2, 2, 2, 2); expected (n, height"),
         ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, np.int64)}, "inputs of shape (0, 4); expected"),
         ({"x_train": np.array(["a"] * 12)}, "inputs of <U1; expected numbers"),
         ({"x_train": NAN_ROW}, "the input of sample 7 is not finite"),
         ({"x_test": np.zeros((5, 3))}, "inputs of shape (3,), expected (4,) as for training"),
         ({"x_train": CHANNELS_FIRST}, "look like (channels, height, width)"),
-        ({"y_train": np.arange(12) % 3 + 1}, "no sample of class 0, but of class 3"),
-        ({"y_train": np.arange(12) % 3 * 2}, "no sample of class 1, but of class 4"),
-        ({"y_train": np.arange(12) % 3 - 1}, "class -1 of sample 0 is not in 0..1"),
-        ({"y_train": np.zeros(12, np.int64)}, "all samples are of class 0"),
-        ({"y_test": np.array([0, 1, 2, 3, 0])}, "class 3 of sample 3 is not in 0..2"),
-        ({"y_train": np.zeros((12, 3), np.int64)}, "whole numbers of shape (12, 3) as targets"),
+        ({"x_train": np.zeros((12, 3, 32, 48))}, "x_train: inputs of shape (3, 32, 48) look like (channels, height"),
+        ({"x_train": np.zeros((12, 1, 28, 32))}, "x_train: inputs of shape (1, 28, 32) look like (channels, height"),
+        ({"x_train": np.zeros((12, 4, 9, 5))}, "x_train: inputs of shape (4, 9, 5) look like (channels, height"),
+        ({"y_train": np.eye(3, dtype=int)[np.arange(12) % 3]}, "y_train: of shape (12, 3), looks one-hot; give the"),
+        ({"y_train": np.eye(3)[np.arange(12) % 3]}, "y_train: of shape (12, 3), looks one-hot; give the numbers"),
+        ({"y_train": np.arange(12) % 3 + 1}, "y_train: no sample of class 0, but of class 3"),
+        ({"y_train": np.arange(12) % 3 * 2}, "y_train: no sample of class 1, but of class 4"),
+        ({"y_train": np.arange(12) % 3 - 1}, "y_train: class -1 of sample 0 is not in 0..1"),
+        ({"y_train": np.zeros(12, np.int64)}, "y_train: all samples are of class 0"),
+        ({"y_test": np.array([0, 1, 2, 3, 0])}, "y_test: class 3 of sample 3 is not in 0..2 as for training"),
+        ({"y_train": np.zeros((12, 3), np.int64)}, "y_train: whole numbers of shape (12, 3) as targets"),
         ({"y_train": np.array(["a"] * 12)}, "y_test: targets of int64; expected texts"),
         ({"y_train": np.ones((12, 2)), "y_test": np.ones(5)}, "1 values for a sample, expected 2"),
-        ({"y_train": np.where(np.arange(12) == 5, np.inf, 1.0), "y_test": np.ones(5)}, "target of sample 5 is not"),
+        (
+            {"y_train": np.where(np.arange(12) == 5, np.inf, 1.0), "y_test": np.ones(5)},
+            "y_train: the target of sample 5 is not",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(tmp_path: Path, kind: str, changed: dict[str, Any], fragment: str) -> None:

@@ -39,14 +39,14 @@ from worker.engine import (
 from worker.saved.prediction import LoadedModel
 
 
-def computed(model: LoadedModel, x: np.ndarray) -> dict[str, np.ndarray]:
+def computed(model: LoadedModel, x: np.ndarray, inputs: Any = "floats") -> dict[str, np.ndarray]:
     """All outputs of the exported graph, by onnxruntime."""
     import onnx  # noqa: PLC0415 - not in every process that collects this test
     import onnxruntime  # noqa: PLC0415
 
     from taihu.export.to_onnx import onnx_model  # noqa: PLC0415
 
-    made = onnx_model(model)
+    made = onnx_model(model, inputs)
     onnx.checker.check_model(made, full_check=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -77,6 +77,15 @@ def test_every_model_of_the_zoo(name: str, shape: tuple[int, int, int]) -> None:
     outputs = check(loaded(MODELS[name](shape, 10), shape, 10))
     assert set(outputs) == {"probabilities", "logits"}
     assert outputs["probabilities"].std() > 1e-3
+
+
+@pytest.mark.parametrize(("name", "shape"), [("small_cnn", (8, 8, 3)), ("mlp", (7,))])
+def test_bytes_are_taken_as_they_are(name: str, shape: tuple[int, ...]) -> None:
+    model = loaded(MODELS[name](shape, 10), shape, 10)
+    pixels = np.random.default_rng(5).integers(0, 256, (4, *shape), np.uint8)
+    found = computed(model, pixels, "bytes")["probabilities"]
+    np.testing.assert_allclose(found, model.predict(pixels), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found, computed(model, pixels.astype(np.float32))["probabilities"])
 
 
 @settings(deadline=None, max_examples=40)

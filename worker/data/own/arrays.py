@@ -17,6 +17,7 @@ from taihu.settings import DataSettings
 from worker.data.dataset import Dataset
 from worker.data.own.assemble import Part, assemble
 from worker.data.own.inputs import array_inputs
+from worker.data.own.text_labels import plain_labels
 
 __all__ = ["count_own_arrays", "load_own_arrays"]
 
@@ -105,7 +106,8 @@ def _dataset(settings: DataSettings, names: Iterable[str], read: Get) -> Dataset
         raise DataError(f"{where}: no arrays x_train and y_train; it holds {found}")
     class_names: list[str] = []
     if _CLASS_NAMES in known:
-        class_names = list(map(str, read(known[_CLASS_NAMES]).ravel()))
+        names = plain_labels(read(known[_CLASS_NAMES]), f"{where}: {known[_CLASS_NAMES]}")
+        class_names = list(map(str, names.ravel()))
     return assemble(settings, train, _part(_TEST, known, read, where), class_names)
 
 

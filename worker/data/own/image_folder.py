@@ -113,12 +113,16 @@ def load_own_images(settings: DataSettings, own: OwnData, depth: Depth | None = 
         DataError: there are none, a class is empty or unknown to training, or some of the images looked at are
             damaged or of another size.
     """
-    from worker.data.own.image_survey import survey  # noqa: PLC0415
+    from worker.data.own.image_survey import most_looked_over, survey  # noqa: PLC0415
     from worker.data.own.images import ImageInputs  # noqa: PLC0415 - Pillow is an extra, and counting needs none
 
     folder = ImageFolder.of(own.path)
     defects = Defects(f"data {settings.name}", "image")
     seen = survey(folder.files, settings.size, defects, decode_all=settings.skip_bad > 0, known=depth)
+    if defects and not settings.skip_bad:
+        # One answer tells what reading the pixels shows, too.
+        defects = Defects(defects.where, "image")
+        survey(most_looked_over(folder.files), settings.size, defects, decode_all=True, known=depth)
     left_out = defects.check(settings.skip_bad)
     if left_out:
         folder = folder.without(frozenset(map(str, defects.bad)))

@@ -17,11 +17,15 @@ from worker.data.own.images import another_size, image_threads
 from worker.data.own.pixels import Decode, Look, look_at
 from worker.data.statistics import spread_rows
 
-__all__ = ["Survey", "survey"]
+__all__ = ["Survey", "most_looked_over", "survey"]
 
 _MOST_LOOKED_OVER: Final = 4096
 _MOST_DECODED: Final = 1000
 _SIZES_TOLD: Final = 3
+# One of so many files.
+_FEW: Final = 20
+# Of 8: the 2 that are left tell no picture.
+_BITS_OF_BLACK: Final = 6
 # Of 8 upper bits: with 4 of them or less 12 bits are used.
 _LEAST_UPPER_BITS: Final = 16
 
@@ -71,6 +75,11 @@ def survey(
         notes.append(f"{counted(moving, 'image')} of several frames or pages: the first is read")
     channels = 1 if all(look.is_grey for look in looks.values()) else 3
     return Survey((*(size or usual), channels), depth, tuple(notes))
+
+
+def most_looked_over(files: Sequence[str]) -> list[str]:
+    """At most 4,096 of the files, evenly spread."""
+    return [files[row] for row in spread_rows(len(files), _MOST_LOOKED_OVER)]
 
 
 def _looks(files: Sequence[str], defects: Defects, *, decode_all: bool) -> Iterator[tuple[str, Look]]:
@@ -136,15 +145,31 @@ def _depth(looks: Mapping[str, Look], defects: Defects, known: Depth | None) -> 
         return None, ""
     forms = Counter(_form(each, values[file]) for file, each in ranges.items())
     usual = forms.most_common(1)[0][0]
-    alike = []
+    alike = {}
     for file, found in ranges.items():
         if (form := _form(found, values[file])) == usual:
-            alike.append(values[file])
+            alike[file] = found
         else:
             defects.of_samples(Fault(f"{form}, others are {usual}", "bring all of them to one kind"), [file])
-    together = reduce(Values.beside, alike)
+    for file in _beyond(alike):
+        del alike[file]
+        fault = Fault(
+            f"{values[file].kind} far above those of others", "replace it, or bring all of them to one range"
+        )
+        defects.of_samples(fault, [file], [f"up to {values[file].most:,g}"])
+    together = reduce(Values.beside, [values[file] for file in alike])
     depth = depth_of(together)
     return depth, shown_range(together, depth)
+
+
+def _beyond(ranges: Mapping[str, Depth]) -> list[str]:
+    """Few files beside whose range all others would be black."""
+    bits = {file: each.white.bit_length() for file, each in ranges.items()}
+    few = max(1, len(bits) // _FEW)
+    if len(bits) < 3:
+        return []
+    usual = sorted(bits.values())[-1 - few]
+    return [file for file, each in bits.items() if each >= usual + _BITS_OF_BLACK]
 
 
 def _form(depth: Depth, values: Values) -> str:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from worker.data.defects import Fault
@@ -102,7 +103,8 @@ def look_at(path: Path, decode: Decode) -> Look:
 
 def _opened(path: Path, use: Callable[[Image.Image], T]) -> T:
     try:
-        with Image.open(path) as image:
+        # Pillow would map files that it opens itself, and mixes up height and width of TIFF on the side then.
+        with path.open("rb") as file, Image.open(file) as image:
             return use(image)
     except UnidentifiedImageError:
         cause = "no image that Pillow knows, or damaged" if path.stat().st_size else "it is empty"
@@ -116,14 +118,15 @@ def _opened(path: Path, use: Callable[[Image.Image], T]) -> T:
 
 
 def _described(image: Image.Image, decode: Decode) -> Look:
-    deep_colours, is_grey = _has_deep_colours(image), _is_grey(image)
+    # In this order: what is told by the header is gone once pixels are read, which some of it needs.
+    deep_colours, raw_mode = _has_deep_colours(image), _raw_mode(image)
     is_moving = image.format not in _MANY_PICTURES and bool(getattr(image, "is_animated", False))
     width, height = image.size
     if isinstance(image, TiffImageFile):
         # As they lie in the file; Pillow may have turned them already.
         width, height = image.tag_v2[_WIDTH], image.tag_v2[_HEIGHT]
     size = (width, height) if _orientation(image) in _ON_THE_SIDE else (height, width)
-    look = Look(size, is_grey, is_moving)
+    look = Look(size, _is_grey(image, raw_mode), is_moving)
     if decode != "all" and not (decode == "deep" and (deep_colours or image.mode in _DEEP)):
         return look
     image.load()
@@ -134,9 +137,9 @@ def _described(image: Image.Image, decode: Decode) -> Look:
     return replace(look, values=Values.of(_DEEP[image.mode], np.asarray(image)))
 
 
-def _is_grey(image: Image.Image) -> bool:
+def _is_grey(image: Image.Image, raw_mode: str) -> bool:
     # 16-bit grey with transparency comes as colours.
-    if image.mode in _GREY or image.mode in _DEEP or _raw_mode(image).startswith("LA"):
+    if image.mode in _GREY or image.mode in _DEEP or raw_mode.startswith("LA;"):
         return True
     if image.mode not in {"P", "PA"}:
         return False
@@ -160,6 +163,8 @@ def _raw_mode(image: Image.Image) -> str:
 
 def _orientation(image: Image.Image) -> int:
     """The orientation from 1 to 8, 1 where its metadata are damaged or say none: so viewers do."""
+    if isinstance(image, PngImageFile):
+        image.load()  # metadata may lie behind the pixels
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # parsers of metadata raise whatever they like
