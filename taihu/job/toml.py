@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 
+from taihu.errors import ConfigError
 from taihu.job.job import Job
 
 __all__ = ["job_to_toml", "parse_value", "toml_value"]
@@ -31,10 +32,16 @@ def job_to_toml(job: Job, *, given: bool = False) -> str:
 
 
 def toml_value(value: object) -> str:
-    """One TOML value; all but texts are written as in JSON, whose escapes stop at 16 bits."""
+    """One TOML value; all but texts are written as in JSON, whose escapes stop at 16 bits.
+
+    Raises:
+        ConfigError: a text is a name of a file that is no UTF-8, which no job file takes.
+    """
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     if not isinstance(value, str):
         return json.dumps(value)
+    if re.search("[\ud800-\udfff]", value):
+        raise ConfigError(f"{value!a}: this name of a file or folder is not UTF-8; rename it")
     escaped = re.sub(r"[^ !#-\[\]-~]", lambda match: f"\\U{ord(match[0]):08X}", value)
     return f'"{escaped}"'

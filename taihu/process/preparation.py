@@ -4,15 +4,18 @@ OpenBLAS chooses its kernels by the processor's name and takes AVX2 for names th
 processor has AVX-512; a product then takes 1.3 to 1.6 times as long. gRPC's core writes log lines of its own to
 stderr, beside the one line that taihu says about the same thing. glibc gives buffers of a frame's size back to the
 system as soon as they are freed, so that each new frame is paid for in page faults; and it has heaps for single
-threads, which never shrink then. Shells let a process open few files.
+threads, which never shrink then. Shells let a process open few files. Some locales have no letters but English ones.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import io
+import os
 import resource
-from collections.abc import Iterator, MutableMapping
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,11 +40,33 @@ _NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
 
 def prepare_process(environment: MutableMapping[str, str]) -> None:
-    """Set what is not set; child processes inherit the environment."""
+    """Set what is not set; child processes inherit the environment.
+
+    Where Python reads names of files as ASCII, this process begins again and reads them as UTF-8.
+    """
+    if sys.getfilesystemencoding() == "ascii" and environment.get("PYTHONUTF8") != "1":
+        _begin_again({**environment, "PYTHONUTF8": "1"})
+    _write_any_letter()
     environment.setdefault("GRPC_VERBOSITY", "NONE")
     prefer_widest_vectors(environment)
     keep_freed_memory()
     allow_open_files()
+
+
+def _begin_again(environment: Mapping[str, str]) -> None:
+    """Start this process's command line anew, in its place; where Python is embedded and has none, do nothing.
+
+    A letter beyond ASCII would be halves of one in Python, which no file, log or message takes.
+    """
+    if sys.executable and sys.orig_argv:
+        os.execve(sys.executable, sys.orig_argv, environment)  # noqa: S606 - the program that runs already
+
+
+def _write_any_letter() -> None:
+    """Have standard output and error write letters that they cannot encode as Python does in source code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def allow_open_files(most: int = 1 << 16) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.readme import commands, files, typed
 
 from taihu.job import load_job, parse_assignments
 from worker.data.batches import Batches
@@ -16,7 +15,6 @@ from worker.engine import build_model
 from worker.preflight import check_inputs
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
-BLOCK = re.compile(r"^```(python|sh)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def trained(command: str) -> None:
@@ -42,15 +40,11 @@ def trained(command: str) -> None:
 
 def test_every_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    known: dict[str, Any] = {}
-    commands = 0
-    for language, file, text in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
-        if file:
-            Path(file).write_text(text, encoding="utf-8")
-        elif language == "python":
-            exec(text, known)  # noqa: S102 - the page's own code
-        else:
-            for command in text.splitlines():
-                trained(command)
-                commands += 1
-    assert commands == 8
+    text = PAGE.read_text(encoding="utf-8")
+    for name, content in files(text, {}).items():
+        Path(name).write_text(content, encoding="utf-8")
+    exec(typed(text), {})  # noqa: S102 - the page's own code
+    lines = [command.text for command in commands(text)]
+    for line in lines:
+        trained(line)
+    assert len(lines) == 8

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import Command
-from support.forms import FORMS, make_forms
 from threadpoolctl import threadpool_info
 
+from benchmarks.forms import FORMS, make_forms
 from taihu.results import read_json
 
 _FEW = ("--steps", "3", "--batch", "4", "--servers", "1", "--workers", "1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import tempfile
 from pathlib import Path
@@ -880,3 +881,9 @@ def test_a_name_with_a_line_break_is_refused_in_one_line() -> None:
 )
 def test_a_bucket_follows_what_spread_layers_leave(exchange: dict[str, Any], exchanged: int, expected: int) -> None:
     assert load_job(None, {"exchange": exchange}).bucket_bytes(exchanged) == expected
+
+
+def test_a_name_that_is_no_text_is_refused_where_a_job_is_written() -> None:
+    name = Path(os.fsdecode(b"r\xf6/model.safetensors"))
+    with pytest.raises(ConfigError, match="not UTF-8; rename it"):
+        job_to_toml(load_job(None, {"run": {"save": name}}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,31 @@ def test_a_system_without_cpuinfo_keeps_its_blas(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
     prefer_widest_vectors(environment, tmp_path / "none")
     assert environment == {}
+
+
+LETTERS = """
+import os, sys
+from taihu.process.preparation import prepare_process
+prepare_process(os.environ)
+print(sys.argv[1:], os.path.exists(sys.argv[1]), ascii(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("coding", ["", "ascii"])
+def test_names_beyond_ascii_are_read_and_told_in_any_locale(coding: str, tmp_path: Path) -> None:
+    (tmp_path / "öl").touch()
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": coding}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LETTERS, "öl", "-m"],
+        cwd=tmp_path,
+        env={**os.environ, **locale},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    # One letter of two bytes, and in another coding of the output as it is in source code.
+    shown = "\\xf6l" if coding else "öl"
+    assert done.stdout.decode() == f"['{shown}', '-m'] True '\\xf6l'\n"
 
 
 def test_preparing_twice_changes_nothing_more_and_keeps_a_users_verbosity() -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["README", "Command", "commands", "files", "taihu_arguments"]
+__all__ = ["README", "Command", "commands", "files", "taihu_arguments", "typed"]
 
 README = Path(__file__).parents[2] / "README.md"
 _BLOCK = re.compile(
@@ -44,14 +44,20 @@ def commands(readme: str) -> Iterator[Command]:
                 yield Command(command.strip(), (*of_block, *_BESIDE.findall(comment)))
 
 
-def files(readme: str) -> dict[str, str]:
-    """Text by name of the files that are shown."""
+def files(readme: str, usual_names: Mapping[str, str] = _USUAL_NAMES) -> dict[str, str]:
+    """Text by name of the files that are shown; those without a name have the usual one of their language, if any."""
     found: dict[str, str] = {}
     for block in _BLOCK.finditer(readme):
-        name = block["name"] or _USUAL_NAMES.get(block["language"])
+        name = block["name"] or usual_names.get(block["language"])
         if name is not None and name not in found:
             found[name] = block["text"]
     return found
+
+
+def typed(page: str) -> str:
+    """The lines of Python that a page has its reader type, one block after another."""
+    blocks = _BLOCK.finditer(page)
+    return "\n".join(block["text"] for block in blocks if block["language"] == "python" and not block["name"])
 
 
 def taihu_arguments(command: str) -> list[list[str]]:
