@@ -20,6 +20,7 @@ from taihu.process.options import (
     LogFormatOption,
     MetricsPortOption,
     OnTermOption,
+    ResumeOption,
     StopWithStdinOption,
     TraceOption,
     TraceStepsOption,
@@ -48,6 +49,7 @@ def server(
     advertise: AdvertiseOption = "",
     direct_port: DirectPortOption = 0,
     coordinator: CoordinatorOption = None,
+    resume: ResumeOption = None,
     metrics_port: MetricsPortOption = 0,
     linger: LingerOption = 0.0,
     hold: Annotated[
@@ -78,7 +80,7 @@ def server(
     outlive_output()
     with importing_much():
         from ps_server.daemon import ServerDaemon, ServerOptions
-        from taihu.checkpoint.keepers import recovers
+        from taihu.checkpoint.keepers import recovers, tell_finished
         from taihu.coordination.members import RunState
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
@@ -86,7 +88,10 @@ def server(
         from taihu.wire.clock import WallClock
         from taihu.wire.log import configure_logs
 
-    job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}}, launched=True)
+    own: dict[str, dict[str, object]] = {"cluster": {"coordinator": coordinator}, "checkpoint": {"resume": resume}}
+    job = flags.resolve(job_file, own, launched=True)
+    if tell_finished(job):
+        return 0
     check_writable(json_file, trace)
     interrupts = Interrupts(leaves=on_term == "leave" and recovers(job))
     interrupts.install()

@@ -21,6 +21,7 @@ from taihu.process.options import (
     LogFormatOption,
     MetricsPortOption,
     OnTermOption,
+    ResumeOption,
     RunDirOption,
     SaveOption,
     StopWithStdinOption,
@@ -59,6 +60,7 @@ def worker(
     direct_port: DirectPortOption = 0,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
+    resume: ResumeOption = None,
     metrics_port: MetricsPortOption = 0,
     linger: LingerOption = 0.0,
     json_file: JsonOption = None,
@@ -84,10 +86,11 @@ def worker(
       RANK=1 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml
       torchrun-, MPI- and Slurm-style variables name rank and world size:
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
+      taihu worker job.toml --rank 0 --resume auto --set checkpoint.dir=/shared/checkpoints      begins, or goes on
     """  # noqa: D301
     outlive_output()
     with importing_much():
-        from taihu.checkpoint.keepers import recovers
+        from taihu.checkpoint.keepers import recovers, tell_finished
         from taihu.coordination.listener import listen_options
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
@@ -102,8 +105,11 @@ def worker(
     own: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": coordinator},
         "run": {"dir": run_dir, "save": from_here(save)},
+        "checkpoint": {"resume": resume},
     }
     job = flags.resolve(job_file, own, launched=True)
+    if tell_finished(job):
+        return 0
     check_trains(job)
     check_writable(json_file, save, trace)
     interrupts = Interrupts(leaves=on_term == "leave" and recovers(job))

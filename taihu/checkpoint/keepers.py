@@ -5,13 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+import typer
+
 from taihu.checkpoint.places import Place, place_of, setting_of
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import CheckpointError
 from taihu.job import Job
 
-__all__ = ["checkpoint_folder", "going_on", "keepers", "recovers", "resumed_from"]
+__all__ = [
+    "checkpoint_folder",
+    "finished",
+    "from_beginning",
+    "going_on",
+    "keepers",
+    "newest_of",
+    "recovers",
+    "resumed_from",
+    "tell_finished",
+    "used_up",
+]
 
 _NONE: Final = Path("none")
 
@@ -27,6 +40,12 @@ def recovers(job: Job) -> bool:
     return checkpoint_folder(job) is not None and job.checkpoint.restarts > 0
 
 
+def used_up(job: Job, how: str) -> str:
+    """The words for a loss behind which nobody is started again: that happened too often; `how` says what goes on."""
+    told = f"checkpoint.restarts = {job.checkpoint.restarts} within an hour are used up"
+    return f"{told}; go on with: {how}" if how else f"{told}, and there is no checkpoint to go on from"
+
+
 def going_on(job: Job, step: int) -> Job:
     """`job` from the checkpoint of `step` in its folder, or as it is for step 0.
 
@@ -34,13 +53,58 @@ def going_on(job: Job, step: int) -> Job:
         CheckpointError: it has no folder.
     """
     if not step:
-        return job
+        return from_beginning(job)
     folder = checkpoint_folder(job)
     if folder is None:
         raise CheckpointError(f"the run goes on from step {step:,}, and this process has no checkpoint.dir")
     checkpoint = job.checkpoint.model_copy(update={"resume": setting_of(CheckpointStore(folder).folder_of(step))})
     model = job.model.model_copy(update={"init_from": None, "init_skip": ()})
     return job.model_copy(update={"checkpoint": checkpoint, "model": model})
+
+
+def from_beginning(job: Job) -> Job:
+    """`job` where there is no checkpoint that `auto` would stand for."""
+    if not job.checkpoint.resumes_auto:
+        return job
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"resume": None})})
+
+
+def newest_of(job: Job) -> Checkpoint | None:
+    """The newest checkpoint in the job's folder that is whole; None where none was completed.
+
+    Raises:
+        CheckpointError: all are damaged: to begin anew would lose them.
+    """
+    folder = checkpoint_folder(job)
+    if folder is None or not CheckpointStore(folder).steps():
+        return None
+    return CheckpointStore(folder).newest()[0]
+
+
+def finished(job: Job) -> Checkpoint | None:
+    """The last checkpoint of the job where it goes on by itself and all of its steps have been made; None elsewhere.
+
+    Whoever starts its processes again finds it so, too: there is nothing left to do.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    folder = checkpoint_folder(job)
+    if folder is None or not job.checkpoint.resumes_auto:
+        return None
+    for step in CheckpointStore(folder).steps()[:1]:
+        newest = CheckpointStore(folder).open(step)
+        manifest = newest.manifest
+        return newest if step >= manifest.total_steps and manifest.settings == dict(job.shared_settings) else None
+    return None
+
+
+def tell_finished(job: Job) -> bool:
+    """Whether all steps of the job have been made, see `finished`; says so, as nothing else will happen."""
+    last = finished(job)
+    if last is not None:
+        typer.echo(f"nothing is left to do: all {last.step:,} steps have been made, see {last.folder}")
+    return last is not None
 
 
 def keepers(job: Job) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from taihu.process.options import (
     JobArgument,
     JsonOption,
     LogFormatOption,
+    ResumeOption,
     RunDirOption,
     SaveOption,
     VerboseOption,
@@ -47,6 +48,7 @@ def node(
     direct_port: DirectPortOption = 0,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
+    resume: ResumeOption = None,
     json_file: JsonOption = None,
     log_format: LogFormatOption = "text",
     verbose: VerboseOption = False,
@@ -62,13 +64,17 @@ def node(
       mpirun -n 5 -H host1,host2:2,host3:2 taihu node job.toml --save model.safetensors
       srun -n 5 taihu node job.toml --exchange ring
       torchrun --no-python --nproc-per-node 5 taihu node job.toml
+      torchrun --no-python --nproc-per-node 5 --max-restarts 3 taihu node job.toml --resume auto
     """  # noqa: D301
     outlive_output()
+    from taihu.checkpoint.keepers import tell_finished
     from taihu.launch.meeting import find_meeting
     from taihu.launch.place import find_launch, fit_to_size, role_of
 
     launch = find_launch(os.environ)
-    job = fit_to_size(flags.resolve(job_file), launch)
+    job = fit_to_size(flags.resolve(job_file, {"checkpoint": {"resume": resume}}), launch)
+    if tell_finished(job):
+        return 0
     role = role_of(launch.rank, job.servers)
     with _told_by(role):
         meeting = find_meeting(coordinator or job.cluster.coordinator, launch, job.cluster.connect_timeout_s)
@@ -84,6 +90,7 @@ def node(
                     bind=meeting.bind(first=launch.rank == 0),
                     advertise=meeting.host if launch.rank == 0 else "",
                     direct_port=direct_port,
+                    resume=resume,
                     flags=flags,
                     log_format=log_format,
                     verbose=verbose,
@@ -100,6 +107,7 @@ def node(
                 flags=flags,
                 run_dir=run_dir,
                 save=save,
+                resume=resume,
                 json_file=results,
                 log_format=log_format,
                 verbose=verbose,

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from taihu.checkpoint.keepers import checkpoint_folder, going_on, recovers
+from taihu.checkpoint.keepers import checkpoint_folder, going_on, newest_of, recovers
 from taihu.checkpoint.store import CheckpointStore
 from taihu.coordination.client import CoordinatorClient, coordinator_address
 from taihu.coordination.members import MemberId, Role
@@ -60,7 +60,7 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
     Raises:
         TaihuError: what ended the run otherwise.
     """
-    if not recovers(job):
+    if not (recovers(job) or job.checkpoint.resumes_auto):
         return live(job, ONLY)
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
@@ -79,15 +79,24 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
 def _next_hosted(job: Job, restarts: Restarts) -> Generation:
     """The generation that begins from the newest checkpoint that is whole and has steps left.
 
+    Where the run goes on by itself, that is the newest that is whole: this process decides for all.
+
     Raises:
         CheckpointError: there are some, damaged or of another job: to begin anew would lose them.
     """
     folder, found = checkpoint_folder(job), None
-    try:
-        found = None if folder is None else CheckpointStore(folder).going_on(job.shared_settings)
-    except CheckpointError:
-        if job.checkpoint.resume is None:
-            raise
+    if job.checkpoint.resumes_auto:
+        found = newest_of(job)
+        structlog.get_logger().info(
+            "going on" if found else "beginning: no checkpoint is complete there",
+            checkpoint=str(found.folder if found else folder),
+        )
+    else:
+        try:
+            found = None if folder is None else CheckpointStore(folder).going_on(job.shared_settings)
+        except CheckpointError:
+            if job.checkpoint.resume is None:
+                raise
     step = 0 if found is None else found.step
     return Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import structlog
 
 from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
-from taihu.checkpoint.keepers import resumed_from
+from taihu.checkpoint.keepers import recovers, resumed_from, used_up
 from taihu.coordination.checkpointing import Checkpointing
 from taihu.coordination.generations import ONLY, Generation
 from taihu.coordination.membership import TICK_S, Membership
@@ -24,6 +25,8 @@ from taihu.wire.clock import SystemClock
 from taihu.wire.server import RpcServer
 
 __all__ = ["hosted_coordinator"]
+
+_AGAIN: Final = "the same commands and --resume auto"
 
 
 @contextmanager
@@ -44,6 +47,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         still_after_s=job.patience.still_after_s,
         generation=generation.number,
         recovers=generation.recovers,
+        remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()

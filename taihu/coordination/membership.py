@@ -41,7 +41,7 @@ class Membership:
     to stop has stopped when every worker has finished before its last step. Where it `recovers`, a member that is
     lost ends no more than this generation. Its coordinator is server 0 or, in a run without servers, worker 0. With
     `workers_meet`, workers exchange with each other beside the servers; with `layout_follows`, they join without
-    their layers and bring them later.
+    their layers and bring them later. `remedy` follows the reason where the loss of a member ends the run.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Membership:
         still_after_s: float = math.inf,
         generation: int = 0,
         recovers: bool = False,
+        remedy: str = "",
     ) -> None:
         self.job = job
         self.generation = generation
@@ -75,6 +76,7 @@ class Membership:
         self._host = MemberId(Role.SERVER if servers else Role.WORKER, 0)
         self._alike = Agreement(str(self._host), digest, settings)
         self._recovers = recovers
+        self._remedy = remedy
         self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
         self._hashes = HashBook(workers)
         self._standstill = Standstill(still_after_s)
@@ -365,7 +367,7 @@ class Membership:
     def end_generation(self, reason: str) -> None:
         """All members begin again, where the run recovers; else it fails."""
         if not self._recovers:
-            self.fail(reason)
+            self.fail(f"{reason}; {self._remedy}" if self._remedy else reason)
         elif not self.state.is_final:
             self.state = RunState.RECOVERING
             self.reason = reason

@@ -183,7 +183,13 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _checkpoints_fit(self) -> Job:
-        if self.checkpoint.resume is not None and self.model.init_from is not None:
+        if self.checkpoint.resumes_auto:
+            if self.checkpoint.dir in {None, Path("none")}:
+                raise ValueError(
+                    "checkpoint.resume auto is the newest in checkpoint.dir: name that folder, which all processes "
+                    "see; or give the step's own"
+                )
+        elif self.checkpoint.resume is not None and self.model.init_from is not None:
             raise ValueError("a run goes on from checkpoint.resume or begins from model.init_from: leave one out")
         return self
 

@@ -80,6 +80,11 @@ class DaemonFailedError(RunError):
         self.exit_code = exit_code
         self.was_killed = was_killed
 
+    def with_remedy(self, remedy: str) -> DaemonFailedError:
+        """The same error, and how to go on."""
+        told = f"{self}; {remedy}" if remedy and remedy not in str(self) else str(self)
+        return DaemonFailedError(told, self.name, self.exit_code, was_killed=self.was_killed)
+
     @property
     def end(self) -> str:
         """The end of the daemon in words, without the place of its log."""

@@ -65,6 +65,8 @@ def check_folder(job: Job) -> None:
     if folder is None or not (steps := CheckpointStore(folder).steps()):
         return
     newest, resumed = CheckpointStore(folder).folder_of(steps[0]), job.checkpoint.resume
+    if job.checkpoint.resumes_auto:
+        return
     if resumed is not None and place_of(resumed).resolve() == newest.resolve():
         return
     raise ConfigError(

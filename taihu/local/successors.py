@@ -35,6 +35,8 @@ class Successors:
         self._display = display
         self._run_folder = run_folder
         self._replacing = Replacing(job.checkpoint.restarts)
+        self.remedy = ""
+        """How to go on where another process may not take a lost one's place any more."""
 
     @property
     def recovers(self) -> bool:
@@ -60,12 +62,15 @@ class Successors:
 
     def plan(self, error: DaemonFailedError) -> None:
         """Have another process take the place of one that was killed; raises `error` where it may not, or no more."""
-        from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415 - see above
+        from taihu.checkpoint.keepers import checkpoint_folder, used_up  # noqa: PLC0415 - see above
 
         if not error.was_killed or checkpoint_folder(self._job) is None:
             raise error
         step = self.last_step
         if not self._replacing.plan(error.name, time.monotonic(), step):
+            if self.recovers:
+                where = self._run_folder or checkpoint_folder(self._job)
+                self.remedy = used_up(self._job, f"taihu train --resume {where}" if step else "")
             raise error
         self._display.say(f"{error.end}; another process takes its place, and all go on after step {step:,}")
         if self._run_folder is not None:

@@ -104,7 +104,10 @@ class Supervision:
             # A wrong setting is a cause: whoever waits for the daemon that refused it would go on for long.
             if not isinstance(error, DaemonFailedError) or error.exit_code != ConfigError.exit_code:
                 self._processes.wait(_CONSEQUENCES_S)
-            self._processes.check()
+            try:
+                self._processes.check()
+            except DaemonFailedError as cause:
+                raise cause.with_remedy(self._successors.remedy) from None
             raise
 
     def _all_have_ended(self) -> bool:

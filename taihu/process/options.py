@@ -28,6 +28,7 @@ __all__ = [
     "LogFormatOption",
     "MetricsPortOption",
     "OwnModelOption",
+    "ResumeOption",
     "RunDirOption",
     "SaveOption",
     "SetOption",
@@ -131,6 +132,16 @@ SaveOption = Annotated[
     Path | None,
     Sets("run.save", "model.safetensors in the run folder, if there is one"),
     typer.Option("--save", metavar="FILE.safetensors|none", help="Where worker 0 saves the model at the end."),
+]
+ResumeOption = Annotated[
+    str | None,
+    Sets("checkpoint.resume", "none"),
+    typer.Option(
+        "--resume",
+        metavar="auto|CHECKPOINT",
+        help="Go on from a checkpoint, a folder step-N; auto: the newest in checkpoint.dir, or the beginning where "
+        "none is there. The same for all processes.",
+    ),
 ]
 OnTermOption = Annotated[
     Literal["stop", "leave"],

@@ -143,6 +143,8 @@ def test_a_run_that_dies_again_and_again_ends_with_the_reason(tmp_path: Path) ->
     assert process.returncode == 1
     assert output.count("all go on after step 0") == 1
     assert errors.startswith("error: worker 0 was killed by SIGKILL")
+    told = "checkpoint.restarts = 1 within an hour are used up, and there is no checkpoint to go on from\n"
+    assert errors.endswith(f"; {told}")
     assert errors.count("\n") == 1
 
 

@@ -138,6 +138,31 @@ def test_who_leaves_is_awaited_and_no_step_is_made_again(start: Start, tmp_path:
     )
 
 
+def test_a_run_that_resumes_by_itself_goes_on_from_where_all_of_it_was_killed(
+    start: Start, tmp_path: Path, folder: Path
+) -> None:
+    """As a launcher does that starts all processes again, by the same commands, until they have ended well."""
+    run = Launcher("servers", start, tmp_path, ("--resume", "auto", "--set", "checkpoint.restarts=0"))
+    run.begin()
+    run.await_newer_checkpoint()
+    for process in run.processes.values():
+        process.kill()
+        process.wait(timeout=20)
+    (tmp_path / "run").rename(tmp_path / "first")  # without restarts every start has a folder of its own
+    for name in run.processes:
+        run.launch(name)
+    codes = {name: process.wait(timeout=90) for name, process in run.processes.items()}
+    assert codes == dict.fromkeys(run.processes, 0)
+    assert run.parameters == undisturbed("servers", folder)
+    (tmp_path / "run").rename(tmp_path / "second")
+    again = [run.launch(name).wait(timeout=60) for name in ("worker 1", "server 0", "worker 0")]
+    assert again == [0, 0, 0]
+    with (tmp_path / "second" / "steps.csv").open(newline="") as file:
+        steps = [int(row["step"]) for row in csv.DictReader(file)]
+    assert steps[0] > 20
+    assert steps == list(range(steps[0], STEPS + 1))
+
+
 def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Path, folder: Path) -> None:
     """All of them, and the authority, so that nobody gets in with what was read before."""
     authority = signed(tmp_path / "certificates")
