@@ -195,6 +195,17 @@ def test_texts_that_are_no_classes(tmp_path: Path, targets: list[str], fragment:
         assert fragment in failure(data)
 
 
+def test_arrays_that_are_not_used_are_said(tmp_path: Path) -> None:
+    content = arrays((4,), "float32")
+    content |= {"x_val": content["x_test"][:2], "y_val": content["y_test"][:2], "weights": np.zeros(3)}
+    dataset = load_dataset(saved(tmp_path, "npz", content))
+    assert len(dataset.test) == 5
+    assert dataset.told[0].endswith("mine.npz: not used: x_val, y_val and weights")
+    dataset = load_dataset(saved(tmp_path, "npz", content, x_test=None, y_test=None))
+    assert (len(dataset.train), len(dataset.test)) == (12, 2)
+    assert dataset.told[0].endswith("mine.npz: not used: weights")
+
+
 def test_whole_floating_point_numbers_are_said(tmp_path: Path) -> None:
     dataset = load_dataset(saved(tmp_path, "npz", {"x": np.zeros((12, 2)), "y": np.arange(12.0) % 3}))
     assert dataset.targets == "values"

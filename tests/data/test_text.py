@@ -119,6 +119,19 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
     assert read(dataset.test, 3) == [(b"val", b"ali")]
 
 
+def test_files_beside_texts_are_counted(tmp_path: Path) -> None:
+    for name in ("b.TXT", "a.txt", "c.md", ".d.txt"):
+        (tmp_path / name).write_bytes(b"0123456789" * 30)
+    (tmp_path / "e.txt.gz").write_bytes(gzip.compress(b"9876543210" * 30))
+    (tmp_path / "__MACOSX").mkdir()
+    dataset = loaded(tmp_path, sequence=10)
+    assert len(dataset.train) + len(dataset.test) == 3 * 29
+    assert dataset.told == (f"{tmp_path}: 3 files left out: 2 hidden, 1 .md",)
+    for name in ("train.txt", "test.txt"):
+        (tmp_path / name).write_bytes(b"0123456789" * 30)
+    assert "3 texts beside both parts" in loaded(tmp_path, sequence=10).told[0]
+
+
 def test_notes_beside_folders_of_images_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("about the pictures")
     (tmp_path / "cat").mkdir()

@@ -13,6 +13,7 @@ from taihu.names import OwnData, own_data
 from taihu.user_code import split_function
 from taihu.words import counted
 from worker.data.files import check_readable, exists
+from worker.data.folder_files import is_folder, is_hidden
 
 __all__ = [
     "CIFAR10_RECORD_BYTES",
@@ -116,7 +117,7 @@ def folder_kind(folder: Path) -> FolderKind:
     """
     try:
         with os.scandir(folder) as entries:
-            folders = {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
+            folders = {entry.name: is_folder(entry) for entry in entries if not is_hidden(entry.name)}
     except OSError as error:
         reason = "not found" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise DataError(f"data folder {folder}: {reason}; {_FOLDER_REMEDY}") from None
@@ -125,7 +126,7 @@ def folder_kind(folder: Path) -> FolderKind:
         return "arrays"
     if names & {f"train{suffix}" for suffix in _TABLES}:
         return "table"
-    is_text = any(name.endswith(".txt") for name in names) and not any(folders.values())
+    is_text = any(name.lower().endswith((".txt", ".txt.gz")) for name in names) and not any(folders.values())
     return "text" if is_text else "images"
 
 

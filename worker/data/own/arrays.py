@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
+from taihu.words import listed
 from worker.data.dataset import Dataset
 from worker.data.own.assemble import Part, assemble
 from worker.data.own.inputs import array_inputs
@@ -30,7 +32,14 @@ _TRAIN: Final = (
     ("inputs", "targets"),
     ("x", "y"),
 )
-_TEST: Final = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_inputs", "test_targets"))
+_TEST: Final = (
+    ("x_test", "y_test"),
+    ("test_images", "test_labels"),
+    ("test_inputs", "test_targets"),
+    ("x_val", "y_val"),
+    ("val_images", "val_labels"),
+    ("val_inputs", "val_targets"),
+)
 _CLASS_NAMES: Final = "class_names"
 # Readers of an array's header by the version of its format; the third one is for names of fields alone.
 _HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -104,11 +113,16 @@ def _dataset(settings: DataSettings, names: Iterable[str], read: Get) -> Dataset
     if train is None:
         found = ", ".join(known.values()) or "nothing"
         raise DataError(f"{where}: no arrays x_train and y_train; it holds {found}")
+    test = _part(_TEST, known, read, where)
     class_names: list[str] = []
     if _CLASS_NAMES in known:
         names = plain_labels(read(known[_CLASS_NAMES]), f"{where}: {known[_CLASS_NAMES]}")
         class_names = list(map(str, names.ravel()))
-    return assemble(settings, train, _part(_TEST, known, read, where), class_names)
+    dataset = assemble(settings, train, test, class_names)
+    used = {place for part in (train, test) if part is not None for place in (part.where, part.where_targets)}
+    others = [name for key, name in known.items() if f"{where}: {name}" not in used and key != _CLASS_NAMES]
+    note = f"{where}: not used: {listed(others)}"
+    return replace(dataset, notes=(*dataset.notes, *([note] if others else [])))
 
 
 def _part(pairs: Iterable[tuple[str, str]], known: dict[str, str], read: Get, where: str) -> Part | None:

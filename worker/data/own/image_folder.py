@@ -17,8 +17,8 @@ from taihu.words import counted, listed
 from worker.data.dataset import Dataset
 from worker.data.defects import Defects
 from worker.data.depth import Depth
+from worker.data.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
 from worker.data.own.assemble import Part, assemble
-from worker.data.own.folder_files import IMAGES, entries, find_files, is_hidden, words_on
 
 __all__ = ["ImageFolder", "count_own_images", "load_own_images"]
 
@@ -174,7 +174,7 @@ def _has_images(folder: Path, *, below: bool = True) -> bool:
 
 
 def _folders(folder: Path) -> list[str]:
-    return [entry.name for entry in entries(folder, _FORM) if not is_hidden(entry.name) and entry.is_dir()]
+    return [entry.name for entry in entries(folder, _FORM) if not is_hidden(entry.name) and is_folder(entry)]
 
 
 def _classes(train: Path, left_out: Counter[str]) -> tuple[_Class, ...]:

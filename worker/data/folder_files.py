@@ -13,7 +13,7 @@ from typing import Final
 from taihu.errors import DataError
 from taihu.words import counted
 
-__all__ = ["IMAGES", "Wanted", "entries", "find_files", "is_hidden", "words_on"]
+__all__ = ["IMAGES", "Wanted", "entries", "find_files", "is_folder", "is_hidden", "words_on"]
 
 # All that Pillow decodes by itself.
 _IMAGE_ENDINGS: Final = frozenset(
@@ -109,7 +109,7 @@ def _files(folder: Path, wanted: Wanted, left_out: Counter[str], remedy: str, *,
         for entry in entries(folder, remedy):
             if is_hidden(entry.name):
                 left_out["hidden"] += 1
-            elif _is_folder(entry):
+            elif is_folder(entry):
                 folders += [Path(entry.path)] if below else []
             elif kind := wanted.kind(entry):
                 left_out[kind] += 1
@@ -117,7 +117,8 @@ def _files(folder: Path, wanted: Wanted, left_out: Counter[str], remedy: str, *,
                 yield entry.path
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry, or what it links to, is a folder."""
     try:
         return entry.is_dir()
     except OSError:
