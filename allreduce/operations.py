@@ -79,6 +79,7 @@ class Operations:
         self._closed = False
         self._incomplete = False
         # Those who have said their last word, and those who take nothing any more.
+        self._others = frozenset(range(size)) - {identity.rank}
         self._gone: set[int] = set()
         self._deaf: set[int] = set()
         self._carrier: Carrier = "grpc"
@@ -189,7 +190,8 @@ class Operations:
             self._gone.add(rank)
             is_left = rank == self._left_neighbour
             meshes = (self._sparse, self._parts, self._messages)
-            return (is_left and bool(self._running)) or any(mesh.awaits(rank) for mesh in meshes)
+            awaits_anybody = self._gone == self._others and self._messages.awaits(None)
+            return (is_left and bool(self._running)) or awaits_anybody or any(mesh.awaits(rank) for mesh in meshes)
 
     @property
     def left(self) -> MemberLostError | None:
@@ -251,9 +253,10 @@ class Operations:
             raise left
 
     def _expect(self, rank: int | None) -> None:
-        """Raise unless `rank` is still there; others are not needed."""
-        if rank in self._gone:
-            raise MemberLostError(f"worker {rank} has left the run while this worker goes on")
+        """Raise unless `rank` is still there, others are not needed; with None, unless anybody is."""
+        if rank in self._gone or (rank is None and self._gone and self._gone == self._others):
+            gone = min(self._gone) if rank is None else rank
+            raise MemberLostError(f"worker {gone} has left the run while this worker goes on")
 
     def _start(self, operation: Operation) -> None:
         self._running[operation.key] = operation

@@ -159,9 +159,9 @@ class MessagesMesh:
         self._posted.append(receive)
         return False
 
-    def awaits(self, rank: int) -> bool:
-        """Whether a receive needs something of `rank`."""
-        bound = self._arriving.get(rank)
+    def awaits(self, rank: int | None) -> bool:
+        """Whether a receive needs something of `rank`; of whoever sends something, with None."""
+        bound = None if rank is None else self._arriving.get(rank)
         return bound is not None or any(receive.sender == rank for receive in self._posted)
 
     def has_begun(self, header: FrameHeader) -> bool:

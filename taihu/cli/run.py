@@ -19,7 +19,7 @@ from taihu.job.machine import check_processes
 from taihu.launch.place import script_job
 from taihu.local.display import Display, PlainDisplay, make_display
 from taihu.local.run import RUN_FOLDER
-from taihu.local.scripts import ScriptRun, check_script
+from taihu.local.scripts import GRACE_S, ScriptRun, check_script
 from taihu.process.entry import Interrupts
 from taihu.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
 from taihu.process.streams import outlive_output
@@ -58,6 +58,15 @@ def run_script(
             help="Serve /metrics: worker 0 here, the others and the servers behind it; 0 takes free ones, logged.",
         ),
     ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            max=86400.0,
+            help="The time that the script has behind Ctrl-C or SIGTERM, which its processes get, to save and end.",
+        ),
+    ] = GRACE_S,
     fork: Annotated[
         bool,
         typer.Option(
@@ -73,7 +82,7 @@ def run_script(
 
     Worker 0's output is shown as it is, that of all others goes into logs; progress is written to standard error.
     Options stand before the script; all behind it are its own. Workers exchange around a ring, unless the job or
-    --servers says otherwise.
+    --servers says otherwise. Ctrl-C and SIGTERM are passed to all processes; a second one ends them at once.
 
     \b
     Examples:
@@ -83,6 +92,7 @@ def run_script(
       taihu run --job job.toml --run-dir none --logs logs train.py
       taihu run --workers 3 --trace trace.json --trace-steps 20-40 train.py
       taihu run --workers 3 --metrics-port 9400 --quiet train.py > out.txt
+      taihu run --workers 3 --grace 120 train_that_saves_on_sigterm.py
     """  # noqa: D301
     outlive_output()
     job = flags.resolve(job_file, {"run": {"dir": run_dir}})
@@ -94,7 +104,7 @@ def run_script(
     check_writable(json_file, trace)
     check_folder_writable(logs)
     make_tracer(trace, trace_steps)
-    interrupts = Interrupts()
+    interrupts = Interrupts(tells_signal=True)
     interrupts.install()
     files = prepare_run(job, job_file, default=RUN_FOLDER)
     run = ScriptRun(
@@ -107,6 +117,7 @@ def run_script(
         trace_steps=trace_steps,
         metrics_port=metrics_port,
         interrupts=interrupts,
+        grace_s=grace,
         forks=fork,
     )
     console = Console(stderr=True)

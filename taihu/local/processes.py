@@ -209,6 +209,10 @@ class LocalProcesses:
         """End a daemon at once, if it has not ended."""
         next(daemon for daemon in self._daemons if daemon.name == name).process.kill()
 
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a daemon a signal, if it has not ended."""
+        next(daemon for daemon in self._daemons if daemon.name == name).process.send_signal(number)
+
     def end_stopped(self) -> None:
         """End daemons that have been stopped for `lost_after_s`, at whatever point of their life: they are lost.
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml
@@ -20,18 +20,22 @@ from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.results import results_of
 from taihu.local.watching import StatusWatch
-from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.process.entry import Interrupts
 from taihu.results import read_json
 from taihu.run_folder import RunFiles
 from taihu.settings import RunSettings
 from taihu.whole_file import write_text
 from taihu.wire.address import free_port
 
-__all__ = ["ScriptRun", "check_script"]
+__all__ = ["GRACE_S", "ScriptRun", "check_script"]
 
 _LOOK_S: Final = 0.05
 _STATUS_S: Final = 0.5
 _CONSEQUENCES_S: Final = 2.0
+# The time that processes have to end which did not when they were asked to.
+_LAST_S: Final = 1.0
+GRACE_S: Final = 30.0
+"""The time that a script has to save behind a signal; schedulers kill after as long."""
 _SCRIPT: Final = "taihu.torch.script"
 _SERVER: Final = ("ps_server.command", "ps_server.daemon")
 
@@ -65,7 +69,8 @@ class ScriptRun:
         logs: a folder.
         trace, trace_steps: the trace of the run, as `ProcessFiles` has them.
         metrics_port: of worker 0's page of metrics, those of others follow; 0 for free ones, None for no pages.
-        interrupts: the first one ends all processes.
+        interrupts: the first one is passed to all processes of the script.
+        grace_s: the time that these have then; the second one ends them at once.
         forks: whether the processes may be forks of this one, which holds nothing but the run.
     """
 
@@ -78,6 +83,7 @@ class ScriptRun:
     trace_steps: str | None = None
     metrics_port: int | None = None
     interrupts: Interrupts = field(default_factory=Interrupts)
+    grace_s: float = GRACE_S
     forks: bool = False
 
     def run(self, display: Display) -> tuple[dict[str, Any] | None, bool]:
@@ -101,7 +107,7 @@ class ScriptRun:
                     coordinator = self._start(processes, files)
                     status = StatusWatch(coordinator, display, security)
                     with kept_for_commands(security, coordinator), self.interrupts.offered_to(lambda reason: True):
-                        self._watch(processes, status, files)
+                        self._watch(processes, status, files, display)
             finally:
                 files.merge_trace([*self._servers, *self._workers], display.warn)
             return self._results(files), bool(self._used_by(files))
@@ -110,12 +116,12 @@ class ScriptRun:
     def _is_forked(self) -> bool:
         return self.forks and self.job.cluster.workers > 1
 
-    def _watch(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles) -> None:
+    def _watch(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles, display: Display) -> None:
         looked = time.monotonic()
         try:
             while not processes.check():
                 if self.interrupts.reason:
-                    raise InterruptedRunError(f"{self.interrupts.reason}: all processes of the script are ended")
+                    self._stop(processes, display)
                 time.sleep(_LOOK_S)
                 if set(processes.living) <= set(self._servers) and not self._used_by(files):
                     for name in processes.living:  # they would wait for workers that never come
@@ -128,6 +134,31 @@ class ScriptRun:
             processes.wait(_CONSEQUENCES_S)
             processes.check()
             raise
+
+    def _stop(self, processes: LocalProcesses, display: Display) -> NoReturn:
+        """Pass the signal to the script's processes, which may save, and end when they have.
+
+        Raises:
+            InterruptedRunError: whether they have ended in time or not; at once where a second signal comes.
+        """
+        reason, number = self.interrupts.reason, self.interrupts.number
+        display.say(
+            f"{reason}: the script's processes are told, and have {self.grace_s:g} s; press Ctrl-C to end them"
+        )
+        end = f"all processes of the script are ended, for they have not within {self.grace_s:g} s"
+        try:
+            for name in self._workers:
+                processes.signal(name, number)
+            until_s = time.monotonic() + self.grace_s
+            while time.monotonic() < until_s:
+                processes.wait(_LOOK_S)
+                if set(processes.living) <= set(self._servers):
+                    end = "all processes of the script have ended"
+                    break
+            raise self.interrupts.error(f"{reason}: {end}")
+        finally:
+            self.interrupts.ignore()
+            processes.stop(_LAST_S)
 
     def _start(self, processes: LocalProcesses, files: ProcessFiles) -> str:
         """Start everything; returns the coordinator's address."""

@@ -13,7 +13,15 @@ from types import TracebackType
 from taihu.errors import TaihuError
 from taihu.words import blamed, one_line
 
-__all__ = ["ExceptHook", "errors_to_log", "is_due_to_others_than", "known_exit_code", "note_end", "tell"]
+__all__ = [
+    "ExceptHook",
+    "errors_to_log",
+    "is_due_to_others_than",
+    "known_exit_code",
+    "note_end",
+    "tell",
+    "words_of_end",
+]
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 """What Python calls with an error that ends a program, `sys.excepthook`."""
@@ -37,6 +45,14 @@ def known_exit_code() -> int | None:
     return 1
 
 
+def words_of_end() -> str:
+    """The error, or the exit code other than 0, that the program ends with; "" where none is known."""
+    error, code = getattr(sys, "last_value", None), known_exit_code()
+    if error is None or code == 0:
+        return ""
+    return f"exit code {code}" if code is not None else repr(error)
+
+
 def is_due_to_others_than(rank: int, error: BaseException) -> bool:
     """Whether an error that ends worker `rank` says that another member is to blame."""
     is_ours = isinstance(error, TaihuError) or type(error).__name__ == "DistBackendError"
@@ -44,7 +60,7 @@ def is_due_to_others_than(rank: int, error: BaseException) -> bool:
 
 
 def errors_to_log(log: Path, rank: int) -> ExceptHook:
-    """A hook that writes errors which end worker `rank` to its `log`; to stderr, too, unless others are to blame.
+    """A hook that writes errors which end worker `rank` to its `log`; to stderr, too, unless others have caused them.
 
     The last line is the error alone, for who looks for causes.
     """
@@ -54,7 +70,8 @@ def errors_to_log(log: Path, rank: int) -> ExceptHook:
         with suppress(OSError), log.open("a") as file:  # a disk that is full
             file.write("".join(traceback.format_exception(kind, error, trace)))
             file.write(f"error: {one_line(words)}\n")
-        if not is_due_to_others_than(rank, error) and not _is_stderr(log):
+        is_told_elsewhere = is_due_to_others_than(rank, error) or isinstance(error, KeyboardInterrupt)
+        if not is_told_elsewhere and not _is_stderr(log):
             sys.__excepthook__(kind, error, trace)
 
     return told

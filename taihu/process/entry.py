@@ -1,7 +1,8 @@
 """The end of every command: one line on stderr for what went wrong, and an exit code.
 
 0 done, 1 the run failed, 2 bad usage or configuration, 130 interrupted by Ctrl-C or SIGTERM: every process of a run
-was stopped before its last step, whichever of them was asked to; 141 where standard output has no reader any more.
+that was stopped before its last step, whichever of them was asked to; 141 where standard output has no reader any
+more. What runs programs of others, `taihu run`, says which signal it was, as shells do: 143 for SIGTERM.
 """
 
 from __future__ import annotations
@@ -64,12 +65,15 @@ class Interrupts:
     """SIGTERM and SIGINT of this process, once installed.
 
     The first one is offered to who can end in order. If nobody takes it, and from the second one on,
-    `InterruptedRunError` is raised in the main thread. `reason` is empty until one was taken. Where SIGTERM
-    `leaves`, it asks for the end of this process alone: it is a `LeavingError` then.
+    `InterruptedRunError` is raised in the main thread. `reason` is empty until one was taken; `number` is that of the
+    last one. Where SIGTERM `leaves`, it asks for the end of this process alone: it is a `LeavingError` then. With
+    `tells_signal` exit codes are 128 and the number.
     """
 
-    def __init__(self, *, leaves: bool = False) -> None:
+    def __init__(self, *, leaves: bool = False, tells_signal: bool = False) -> None:
         self.reason = ""
+        self.number = signal.SIGINT
+        self._tells_signal = tells_signal
         self.leaves = leaves
         self._raised = ""
         self._take: Callable[[str], bool] | None = None
@@ -111,7 +115,8 @@ class Interrupts:
 
     def arrived(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal; the same one within a moment of the first is its echo."""
-        reason = f"interrupted by {signal.Signals(number).name}"
+        self.number = signal.Signals(number)
+        reason = f"interrupted by {self.number.name}"
         self.leaves = self.leaves and number == signal.SIGTERM
         if self._ignores or (reason == self.reason and time.monotonic() - self._taken_s < _ECHO_S):
             return
@@ -124,7 +129,10 @@ class Interrupts:
 
     def error(self, reason: str) -> InterruptedRunError:
         """The error that ends this process."""
-        return LeavingError(reason) if self.leaves else InterruptedRunError(reason)
+        error = LeavingError(reason) if self.leaves else InterruptedRunError(reason)
+        if self._tells_signal:
+            error.exit_code = 128 + self.number
+        return error
 
 
 def run_app(app: Callable[..., object], arguments: Sequence[str] | None = None) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from queue import Queue
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from support.peers import Peers
 
 from allreduce.communicator import Communicator
 from allreduce.parts.mesh import Transfer
+from allreduce.parts.messages import Receive
 from allreduce.ring.operation import OperationKey
 from allreduce.sparse.allgather import SparseAllgather
 from allreduce.sparse.exchange import RankOrderSum, Slice
@@ -99,3 +101,39 @@ def begin(communicator: Communicator, kind: str) -> None:
         communicator.wait(operation)
     else:
         communicator.wait(communicator.start_parts(parts_from(communicator.rank, 2, sender=0)))
+
+
+@pytest.mark.parametrize("is_waiting", [True, False], ids=["waits already", "asks later"])
+def test_a_message_of_anybody_is_not_waited_for_when_all_others_have_left(is_waiting: bool) -> None:
+    """One of two that leaves is no reason to give up: the other one may send something."""
+    posted, one_left, all_left = (threading.Event() for _ in range(3))
+    received = threading.Event()
+
+    def work(communicator: Communicator) -> None:
+        place = np.zeros(2, dtype=np.uint16)
+        if communicator.rank == 2:
+            assert posted.wait(20)
+            communicator.close()
+            one_left.set()
+        elif communicator.rank == 1:
+            assert one_left.wait(20)
+            sent = threading.Event()
+            communicator.send(0, 7, place, sent.set)
+            assert sent.wait(20)
+            assert received.wait(20)
+            communicator.close()
+            all_left.set()
+        else:
+            communicator.receive(Receive(place, None, 7, received.set))
+            posted.set()
+            assert received.wait(20)
+            failed: Queue[BaseException] = Queue()
+            communicator.on_failure(failed.put)
+            if not is_waiting:
+                assert all_left.wait(20)
+            communicator.receive(Receive(place, None, 7))
+            with pytest.raises(MemberLostError, match=LEFT):
+                raise failed.get(timeout=20)
+
+    with Peers(3, mesh=True) as peers:
+        peers.run(work)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import sys
 import threading
 import weakref
 from typing import Protocol
+
+from taihu.process.ending import words_of_end
 
 __all__ = ["Leaving", "Present"]
 
@@ -43,8 +44,8 @@ class Present:
             register(self._leave)
 
     def _leave(self) -> None:
-        error = getattr(sys, "last_value", None)
+        why = words_of_end()
         for group in list(self._groups):
-            if error is not None:
-                group.give_up(f"has ended with {error!r}")
+            if why:
+                group.give_up(f"has ended with {why}")
             group.shutdown()
