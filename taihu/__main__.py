@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
 
-from taihu.process.guard import check_installation, check_surroundings
-from taihu.process.preparation import prepare_process
-from taihu.process.streams import open_streams
+from taihu.process.starting import end_at_interrupt
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 __all__ = ["main", "run"]
 
 
 def main() -> None:
     """Check whose packages these are and prepare the process, before anything else is imported."""
+    end_at_interrupt()
+    from taihu.process.guard import check_installation, check_surroundings  # noqa: PLC0415
+    from taihu.process.preparation import prepare_process  # noqa: PLC0415
+    from taihu.process.streams import open_streams  # noqa: PLC0415
+
     open_streams()
     check_surroundings(os.environ)
     check_installation()

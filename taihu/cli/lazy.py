@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 
 from taihu.process.command_line import command_of
 from taihu.process.preparation import importing_much
+from taihu.process.starting import begun
 
 __all__ = ["LazyCommand"]
 
@@ -36,4 +37,6 @@ class LazyCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the command itself, which it then invokes."""
-        return command_of(self.load(), self.name).make_context(info_name, args, parent, **extra)
+        command = command_of(self.load(), self.name)
+        begun()
+        return command.make_context(info_name, args, parent, **extra)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,13 +18,20 @@ __all__ = [
     "errors_to_log",
     "is_due_to_others_than",
     "known_exit_code",
+    "log_of_script",
     "note_end",
     "tell",
     "words_of_end",
 ]
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
-"""What Python calls with an error that ends a program, `sys.excepthook`."""
+"""A function that Python calls with an error that ends a program, as `sys.excepthook`."""
+
+
+def log_of_script(environment: Mapping[str, str]) -> Path | None:
+    """The log of this script's process, where whoever has started it keeps one."""
+    log = environment.get("TAIHU_LOG")
+    return None if log is None else Path(log)
 
 
 def note_end(ended: SystemExit | None = None) -> None:

@@ -22,12 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-import structlog
 import torch
 
 from taihu.coordination.client import LOSSES
 from taihu.errors import RunError
-from taihu.process.ending import is_due_to_others_than, known_exit_code, tell
+from taihu.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
@@ -35,7 +34,7 @@ from taihu.torch.place import find_place
 from taihu.torch.sharded_linear import AT_LEAST, Choice
 from taihu.torch.sharded_linear import shard_linear as _shard_linear
 from taihu.torch.world import World
-from taihu.wire.log import configure_logs
+from taihu.wire.log import configure_script_logs
 from taihu.words import one_line
 
 __all__ = [
@@ -89,10 +88,7 @@ def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mappi
     if _present.world is not None:
         raise RunError("taihu.torch is initialized already: call init before everything else, and once")
     place = find_place(job, settings)
-    if not structlog.is_configured():
-        log = os.environ.get("TAIHU_LOG")
-        stream = None if log is None else Path(log).open("a", buffering=1)  # noqa: SIM115 - it lives as this process does
-        configure_logs("auto", stream=stream, role="worker", rank=place.rank)
+    configure_script_logs(log_of_script(os.environ), role="worker", rank=place.rank)
     _present.world = World(place)
     _tell_of_errors(_present.world)
     # What the atexit module is told comes too late: the threads that answer other workers have ended then.

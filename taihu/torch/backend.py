@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from taihu.process.ending import log_of_script
 from taihu.torch.group.ending import Present
 from taihu.torch.group.place import Place
 from taihu.torch.group.process_group import TaihuGroup
 from taihu.torch.reports import begin_results, options_of
+from taihu.wire.log import configure_script_logs
 
 __all__ = ["Groups", "register"]
 
@@ -45,6 +47,7 @@ class Groups:
         # The group of all has no list of them.
         members = options.global_ranks_in_group
         rank = members[options.group_rank] if members else options.group_rank
+        configure_script_logs(log_of_script(os.environ), role="rank", rank=rank)
         begin_results(options_of(os.environ).results, rank)
         place = Place(name, options.group_rank, options.group_size, options.timeout.total_seconds())
         group = TaihuGroup(options.store, place, members, on_end=self._keep)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from taihu.process.ending import errors_to_log, note_end
+from taihu.process.ending import errors_to_log, log_of_script, note_end
 
 __all__ = ["main", "run"]
 
@@ -21,9 +21,9 @@ def main() -> None:
     """Run the script as if Python had been started with it; end with whoever started this process."""
     script, *arguments = sys.argv[1:]
     _end_with_stdin()
-    log, rank = os.environ.get("TAIHU_LOG"), os.environ.get("TAIHU_RANK")
+    log, rank = log_of_script(os.environ), os.environ.get("TAIHU_RANK")
     if log is not None and rank is not None:
-        sys.excepthook = errors_to_log(Path(log), int(rank))
+        sys.excepthook = errors_to_log(log, int(rank))
     sys.argv = [script, *arguments]
     sys.path[0:0] = [str(Path(script).resolve().parent)]
     try:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -18,9 +17,8 @@ from allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.coordination.members import Progress
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job, settled
-from taihu.job.variables import variable_of
 from taihu.layout import Layout
-from taihu.process.ending import tell
+from taihu.process.ending import log_of_script, tell
 from taihu.process.last_will import LastWill
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import Place
@@ -61,7 +59,7 @@ class World:
         self._waits_in = ""
         self.was_in = ""
         """The operation of all workers in which this one has waited last, in words."""
-        self._log = None if (log := os.environ.get(variable_of("LOG"))) is None else Path(log)
+        self._log = log_of_script(os.environ)
         self._has_left = False
         self._activity = Activity(SystemClock())
         self._last_will = LastWill(place.job.patience.still_after_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Literal, TextIO
 
 import structlog
@@ -11,7 +12,7 @@ import structlog
 from taihu.wire.clock import WallClock
 from taihu.words import one_line
 
-__all__ = ["LogFormat", "configure_logs"]
+__all__ = ["LogFormat", "configure_logs", "configure_script_logs"]
 
 LogFormat = Literal["auto", "text", "json"]
 
@@ -20,13 +21,15 @@ def configure_logs(
     form: LogFormat = "auto",
     *,
     verbose: bool = False,
+    quiet: bool = False,
     wall: WallClock | None = None,
     stream: TextIO | None = None,
     **context: object,
 ) -> None:
-    """Set up logging for this process; `context` (role, rank) is part of every line, `verbose` shows every step.
+    """Set up logging for this process; `context` (role, rank) is part of every line.
 
-    Lines have the time of `wall`, and go to `stream`, by default stderr.
+    With `verbose` every step is logged, with `quiet` warnings and errors alone. Lines have the time of `wall`, and go
+    to `stream`, by default stderr.
     """
     wall = wall or WallClock()
     stream = stream or sys.stderr
@@ -35,6 +38,7 @@ def configure_logs(
         line["timestamp"] = wall.utc().isoformat(timespec="microseconds").replace("+00:00", "Z")
         return line
 
+    least = logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO
     as_json = form == "json" or (form == "auto" and not stream.isatty())
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=stream.isatty())
@@ -48,10 +52,24 @@ def configure_logs(
             _printable,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(stream),
     )
     structlog.contextvars.bind_contextvars(**context)
+
+
+def configure_script_logs(log: Path | None, *, role: str, rank: int) -> None:
+    """Set up logging for a script of the user's, unless somebody has: in `log`, as whoever starts it may want.
+
+    Without one they go where the script's own lines do: warnings alone, for people, whoever has started it.
+    """
+    if structlog.is_configured():
+        return
+    if log is None:
+        configure_logs("text", quiet=True, role=role, rank=rank)
+        return
+    stream = log.open("a", buffering=1)  # it lives as this process does
+    configure_logs("auto", stream=stream, role=role, rank=rank)
 
 
 def _printable(_: object, __: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:

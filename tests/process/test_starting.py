@@ -1,0 +1,62 @@
+"""Ctrl-C while a command is being imported: one line and exit code 130, whatever was about to be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# Sends itself Ctrl-C when a module is looked for, as early as the moment at which a person may press it.
+INTERRUPTED = """
+import os, signal, sys
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Presses())
+{before}
+from taihu.__main__ import main
+sys.argv = ["taihu", *{arguments!r}]
+main()
+"""
+
+
+def run(module: str, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    program = INTERRUPTED.format(module=module, arguments=arguments, before=before)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("taihu.process.guard", "train"),
+        ("protos", "run"),
+        ("typer", "status"),
+        ("numpy", "bench select"),
+        ("taihu.cli.doctor", "doctor"),
+    ],
+)
+def test_ctrl_c_while_a_command_is_imported_is_told_in_one_line(module: str, command: str) -> None:
+    done = run(module, *command.split())
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_ctrl_c_in_a_command_that_has_begun_lets_it_close_what_it_has_opened() -> None:
+    program = (
+        "import os, signal\nfrom taihu.process.starting import begun, end_at_interrupt\nend_at_interrupt()\nbegun()\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('closed')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "closed\n")
+
+
+def test_who_ignores_ctrl_c_goes_on() -> None:
+    """As a shell's background processes do."""
+    done = run("typer", "version", before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    assert (done.returncode, done.stderr) == (0, "")
