@@ -152,21 +152,28 @@ def check_data_name(name: str) -> None:
 def own_data(name: str) -> OwnData | None:
     """Data of the user's own that a name stands for, by its form alone; None for names of other forms.
 
-    `path/to/file.py:function` is a function. A name that ends in .npz holds arrays; one in .csv, .tsv (perhaps with
-    .gz) or .parquet a table; one in .txt (perhaps with .gz) is text. Every other name with a slash is a folder, as
-    are `.`, `..` and `~`.
+    `path/to/file.py:function` is a function. A name that ends in .npz holds arrays; one in .csv or .tsv (perhaps with
+    .gz, .bz2 or .xz) or .parquet a table; one in .txt (perhaps with .gz) is text. Every other name with a slash is a
+    folder, as are `.`, `..` and `~`.
     """
     if not name.isprintable():
         return None
     file, separator, function = name.rpartition(":")
     if separator and file.endswith(".py") and function.isidentifier():
         return OwnData("function", _expanded(file), function)
-    kind = _DATA_FILES.get(Path(name.removesuffix(".gz")).suffix.lower())
+    kind = _file_kind(name)
     if kind is not None:
         return OwnData(kind, _expanded(name))
     if name in {".", "..", "~"} or ("/" in name and not separator):
         return OwnData("folder", _expanded(name))
     return None
+
+
+def _file_kind(name: str) -> _FileKind | None:
+    """The kind of data in a file by its name; tables may be packed in more ways than texts."""
+    packed = next((each for each in (".gz", ".bz2", ".xz") if name.lower().endswith(each)), "")
+    kind = _DATA_FILES.get(Path(name[: len(name) - len(packed)]).suffix.lower())
+    return kind if packed in {"", ".gz"} or kind == "table" else None
 
 
 def shared_data_name(name: str) -> str:

@@ -27,7 +27,10 @@ from worker.training.hashing import parameters_sha256
 __all__ = ["evaluate_file"]
 
 # Settings of the data that are no paths and name nothing that is executed.
-_READING: Final = ("resize", "target", "task", "test_share", "split_seed", "sequence")
+_READING: Final = (
+    "resize", "target", "task", "test_share", "split_seed", "sequence", "drop", "fill", "texts", "header", "encoding",
+    "decimal", "skip_bad",
+)  # fmt: skip
 _MOST_LISTED: Final = 8
 
 
@@ -51,7 +54,7 @@ def evaluate_file(
     loaded = load_model(place, model)
     saved = loaded.saved
     settings = _data_settings(saved, data or _known_data(saved, place), data_path)
-    dataset = _as_trained(load_dataset(settings, saved.model, saved.pixel_range), saved, place)
+    dataset = _as_trained(load_dataset(settings, saved.model, saved.as_trained), saved, place)
     tested = evaluate(loaded.model, dataset, loaded.batch(samples_at_once(loaded.model)))
     digest = parameters_sha256(loaded.parameters)
     scores = ", ".join(" ".join(line) for line in score_lines(tested.metrics))

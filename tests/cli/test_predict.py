@@ -79,8 +79,8 @@ def test_a_table_with_and_without_its_target(command: Command, tmp_path: Path) -
     ("text", "message"),
     [
         ("size\n1\n", "no column city, which the model was trained on; it takes size, city"),
-        ("size,city\nx,Rome\n", "column size is of string, the model takes a number"),
-        ("size,city\n1,Paris\n", "row 1, column city: 'Paris' does not occur"),
+        ("size,city\nx,Rome\n", "row 1 ('x'), column size: is no number"),
+        ("size,city\n1,Paris\n", "row 1 ('Paris'), column city: does not occur"),
         ("size,city\n1,Rome\n,Rome\n", "row 2, column size: the value is missing"),
     ],
 )

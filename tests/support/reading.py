@@ -16,7 +16,7 @@ def inputs_of(dataset: Dataset, examples: Examples) -> NDArray[np.float32]:
     """All raw inputs of one of the sets of `dataset`."""
     out = np.full((len(examples), *dataset.input_shape), np.nan, np.float32)
     examples.read(np.arange(len(examples)), out)
-    return out
+    return out if dataset.offset is None else (out + dataset.offset).astype(np.float32)
 
 
 def targets_of(examples: Examples) -> NDArray[Any]:

@@ -38,7 +38,7 @@ def count_training_samples(settings: DataSettings) -> int | None:
     own = own_data(settings.name)
     if own is None:
         return _count_built_in(settings)
-    found = _count_own(own, settings.sequence)
+    found = _count_own(own, settings)
     if found is None:
         return None
     samples, has_test = found
@@ -70,7 +70,7 @@ def _count_idx(path: Path) -> int | None:
     return int(samples) or None if magic == IDX_IMAGES_MAGIC else None
 
 
-def _count_own(own: OwnData, sequence: int) -> tuple[int, bool] | None:
+def _count_own(own: OwnData, settings: DataSettings) -> tuple[int, bool] | None:
     """Number of samples, and whether there are others for testing; what reads them is imported for it alone."""
     kind = folder_kind(own.path) if own.kind == "folder" else own.kind
     if kind == "arrays":
@@ -80,7 +80,7 @@ def _count_own(own: OwnData, sequence: int) -> tuple[int, bool] | None:
     if kind == "text":
         from worker.data.own.text_files import count_own_text  # noqa: PLC0415 - other data need no arrays here
 
-        return count_own_text(own, sequence)
+        return count_own_text(own, settings.sequence)
     if kind == "images":
         from worker.data.own.image_folder import count_own_images  # noqa: PLC0415
 
@@ -88,5 +88,5 @@ def _count_own(own: OwnData, sequence: int) -> tuple[int, bool] | None:
     if kind == "table":
         from worker.data.own.table import count_own_table  # noqa: PLC0415
 
-        return count_own_table(own, _MOST_BYTES_READ)
+        return count_own_table(own, _MOST_BYTES_READ, settings)
     return None

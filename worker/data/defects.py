@@ -28,7 +28,7 @@ class Fault:
     def at(self, noun: str, places: list[str], count: int) -> str:
         """The fault with its first `places`, of `count` samples called `noun`; of the whole data where that is 0."""
         if not count:
-            return ": ".join(part for part in (self.of, self.fault) if part)
+            return " ".join(part for part in (self.of, self.fault) if part)
         if count == 1:
             return f"{noun} {places[0]}{f', {self.of}' if self.of else ''}: {self.fault}"
         told = ", ".join(places) + (", ..." if count > len(places) else "")
@@ -134,12 +134,13 @@ class Defects:
         return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]} ...; taihu check-data tells all"
 
 
-def check_all(parts: Sequence[Defects], skip_bad: int) -> str:
+def check_all(parts: Sequence[Defects], skip_bad: int, *, told: bool = True) -> str:
     """Whether samples may be left out of the parts of a data set so that nothing is wrong with the others.
 
     Args:
         parts: the defects of each.
         skip_bad: how many samples may be left out, of all parts together.
+        told: whether the setting by which they can be left out is told.
 
     Returns:
         What is left out, in words; nothing where there are no defects.
@@ -152,7 +153,7 @@ def check_all(parts: Sequence[Defects], skip_bad: int) -> str:
     if not faulty:
         return ""
     bad = sum(len(part.bad) for part in faulty)
-    if not all(part.may_skip for part in faulty):
+    if not all(part.may_skip for part in faulty) or (not told and bad > skip_bad):
         raise DataError(text)
     if bad > skip_bad:
         allowed = f", which is {skip_bad}" if skip_bad else ""

@@ -17,11 +17,11 @@ from worker.data.built_in.fashion_mnist import load_fashion_mnist
 from worker.data.built_in.python_source import load_python_source
 from worker.data.built_in.synthetic import load_synthetic
 from worker.data.dataset import Dataset
-from worker.data.depth import Depth
 from worker.data.own.arrays import load_own_arrays
 from worker.data.own.function import load_own_function
 from worker.data.own.inputs import Paired
 from worker.data.own.text_files import load_own_text
+from worker.data.reading import NOTHING_KNOWN, AsTrained
 from worker.data.resize import ResizedExamples
 from worker.data.sources import folder_kind, missing_package
 from worker.data.statistics import Statistics, no_statistics
@@ -29,19 +29,19 @@ from worker.data.statistics import Statistics, no_statistics
 __all__ = ["load_dataset", "with_statistics"]
 
 
-def load_dataset(settings: DataSettings, model: str = "", depth: Depth | None = None) -> Dataset:
+def load_dataset(settings: DataSettings, model: str = "", known: AsTrained = NOTHING_KNOWN) -> Dataset:
     """Load a built-in data set, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.
 
     `settings.path` is the folder of the files of `fashion-mnist` and `cifar10`, and is handed to a function of the
     user's own; the others need none and ignore it. Where `settings.size` does not say it, images that are too small
-    for `model`, one of the zoo, are resized to the smallest that it can take. `depth` is the range of images of more
-    than 8 bits that a model was trained with; by default they tell it themselves.
+    for `model`, one of the zoo, are resized to the smallest that it can take. What a saved model was trained on is
+    `known`: images and tables are read alike.
 
     Raises:
         DataError: the data set is missing or damaged.
     """
     own = own_data(settings.name)
-    dataset = _load(settings) if own is None else _load_own(settings, own, depth)
+    dataset = _load(settings) if own is None else _load_own(settings, own, known)
     if settings.normalise == "none":
         mean, scale, _ = no_statistics(dataset.input_shape)
         dataset = replace(dataset, mean=mean, scale=scale)
@@ -76,7 +76,7 @@ def _load(settings: DataSettings) -> Dataset:
     return load_synthetic(name)
 
 
-def _load_own(settings: DataSettings, own: OwnData, depth: Depth | None) -> Dataset:
+def _load_own(settings: DataSettings, own: OwnData, known: AsTrained) -> Dataset:
     kind = folder_kind(own.path) if own.kind == "folder" else own.kind
     if kind == "function":
         return load_own_function(settings, own)
@@ -89,10 +89,10 @@ def _load_own(settings: DataSettings, own: OwnData, depth: Depth | None) -> Data
         if kind == "images":
             from worker.data.own.image_folder import load_own_images  # noqa: PLC0415
 
-            return load_own_images(settings, own, depth)
+            return load_own_images(settings, own, known.depth)
         from worker.data.own.table import load_own_table  # noqa: PLC0415
 
-        return load_own_table(settings, own)
+        return load_own_table(settings, own, known.reading, known.class_names)
     except ImportError:
         raise missing_package(own.path, kind) from None
 

@@ -1,11 +1,13 @@
-"""The reading of a table's columns: decided once, by the rows for training, and the same for every later file."""
+"""The reading of data: decided once, by those for training, and the same for every later file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-__all__ = ["Column", "Form", "TableReading"]
+from worker.data.depth import Depth
+
+__all__ = ["NOTHING_KNOWN", "AsTrained", "Column", "Form", "TableReading"]
 
 Form = Literal["whole", "number", "percent", "truth", "date", "text"]
 """Of a column: whole numbers, others, percentages, true and false, moments in seconds since 1970, or texts."""
@@ -43,3 +45,21 @@ class TableReading:
     columns: tuple[Column, ...]
     decimal: Literal[".", ","] = "."
     wide: bool = False
+
+
+@dataclass(frozen=True)
+class AsTrained:
+    """The reading of the data that a model was trained on.
+
+    Attributes:
+        depth: the range of images of more than 8 bits; None where files tell it themselves.
+        reading: of a table; None where its rows tell it.
+        class_names: in the order of their numbers; empty where the data tell them.
+    """
+
+    depth: Depth | None = None
+    reading: TableReading | None = None
+    class_names: tuple[str, ...] = ()
+
+
+NOTHING_KNOWN: Final = AsTrained()

@@ -51,7 +51,8 @@ _FASHION_MNIST: Final = tuple(
 FASHION_MNIST_TRAIN: Final = _FASHION_MNIST[0]
 # Of uint8 with three dimensions.
 IDX_IMAGES_MAGIC: Final = 0x0803
-_TABLES: Final = (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz")
+_PACKED: Final = (".gz", ".bz2", ".xz")
+_TABLES: Final = (".csv", ".tsv", ".parquet", *(f"{kind}{way}" for kind in (".csv", ".tsv") for way in _PACKED))
 _FOLDER_REMEDY: Final = "give a folder of .npy files, of tables train and test, of .txt files, or of images by class"
 # Module, project and extra of what reads a kind of data.
 _PACKAGES: Final = {"images": ("PIL", "Pillow", "images"), "table": ("pyarrow", "PyArrow", "tables")}

@@ -24,6 +24,7 @@ __all__ = ["Samples", "read_samples"]
 
 _ARRAY_NAMES: Final = ("x_test", "x", "test_images", "images", "inputs")
 _TABLES: Final = (".csv", ".tsv", ".parquet")
+_PACKED: Final = (".gz", ".bz2", ".xz")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def read_samples(files: Sequence[Path], saved: SavedModel, batch: int) -> Iterat
     """
     images: list[Path] = []
     for file in files:
-        read = _READERS.get(Path(file.name.lower().removesuffix(".gz")).suffix)
+        name = file.name.lower()
+        read = _READERS.get(Path(name.removesuffix(next(filter(name.endswith, _PACKED), ""))).suffix)
         if read is None:
             images.append(file)
         if images and (read is not None or len(images) == batch or file is files[-1]):
@@ -150,7 +152,7 @@ def _table(file: Path, saved: SavedModel) -> NDArray[Any]:
         raise missing_package(file, "table") from None
     if not saved.columns:
         raise DataError(f"{file}: the model was not trained on a table; give it what it was trained on")
-    return read_features(file, saved.columns)
+    return read_features(file, saved.reading, saved.table_settings)
 
 
 _READERS: Final[Mapping[str, Callable[[Path, SavedModel], NDArray[Any]]]] = MappingProxyType(

@@ -11,7 +11,9 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from taihu.errors import ModelError
+from taihu.settings import DataSettings
 from worker.data.depth import Depth, Kind
+from worker.data.reading import AsTrained, Column, Form, TableReading
 from worker.data.statistics import Statistics
 
 __all__ = ["LARGEST_METADATA", "LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
@@ -20,6 +22,7 @@ LARGEST_SAMPLE: Final = 1 << 26
 _FORMAT: Final = 2
 LONGEST_TEXT: Final = 4096
 LARGEST_METADATA: Final = 1 << 24
+_OF_FILES: Final = ("header", "encoding", "decimal")
 _LARGEST_SIDE: Final = 1 << 24
 _FIRST_FORMAT: Final = ("model", "input_shape", "classes", "data", "steps")
 
@@ -54,6 +57,9 @@ class SavedModel(BaseModel):
         class_names: in the order of the outputs; may be empty.
         columns: of a table that became the features, see `Dataset.columns`.
         depth: kind and white of images of more than 8 bits, see `Dataset.depth`; None where files tell it.
+        forms: of these columns, see `Column`; empty in older files, of numbers and texts alone.
+        fills: what is put in the place of their missing values, null where nothing is; empty like `forms`.
+        decimal: the sign before decimals in tables that do not tell.
         data: the name of the data set that it was trained on.
         steps: that it was trained for.
         job: the tables of the job.
@@ -74,6 +80,9 @@ class SavedModel(BaseModel):
     class_names: tuple[_Text, ...] = ()
     columns: tuple[tuple[_Text, _Categories], ...] = ()
     depth: tuple[Kind, Annotated[int, Field(ge=1, lt=2**32)]] | None = None
+    forms: tuple[Form, ...] = ()
+    fills: tuple[float | _Text | None, ...] = ()
+    decimal: Literal[".", ","] = "."
     data: _Text
     steps: Annotated[int, Field(ge=0, lt=2**63)]
     job: dict[str, Any] = Field(default_factory=dict)
@@ -94,6 +103,12 @@ class SavedModel(BaseModel):
         features = sum(len(texts) or 1 for _, texts in self.columns)
         if self.columns and self.input_shape != (features,):
             raise ValueError(f"columns: expected {features} features, seen the input_shape {self.input_shape}")
+        if {len(self.forms), len(self.fills)} - {0, len(self.columns)}:
+            raise ValueError(f"forms and fills: expected {len(self.columns)}, as there are columns")
+        for column in self.reading.columns:
+            suits = column.fill is None or isinstance(column.fill, str) is bool(column.texts)
+            if (column.form == "text") is not bool(column.texts) or not suits:
+                raise ValueError(f"column {column.name}: its form, texts and fill do not fit together")
         return self
 
     @property
@@ -102,6 +117,30 @@ class SavedModel(BaseModel):
         if self.targets == "values":
             return 0
         return 2 if self.loss == "bce" else self.outputs
+
+    @property
+    def reading(self) -> TableReading:
+        """The reading of a table's columns."""
+        forms = self.forms or tuple("text" if texts else "number" for _, texts in self.columns)
+        fills = self.fills or (None,) * len(self.columns)
+        columns = zip(self.columns, forms, fills, strict=True)
+        made = tuple(Column(name, form, texts, fill) for (name, texts), form, fill in columns)
+        return TableReading(made, self.decimal, wide=bool(self.offset))
+
+    @property
+    def as_trained(self) -> AsTrained:
+        """The reading of the data that the model was trained on."""
+        return AsTrained(self.pixel_range, self.reading if self.columns else None, self.class_names)
+
+    @property
+    def table_settings(self) -> DataSettings:
+        """The settings that say how a CSV file is written: those of training, where the job has such."""
+        told = self.job.get("data")
+        known = told if isinstance(told, dict) else {}
+        try:
+            return DataSettings.model_validate({key: known[key] for key in _OF_FILES if key in known})
+        except ValidationError:
+            return DataSettings()
 
     @property
     def statistics(self) -> Statistics:

@@ -46,6 +46,7 @@ def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> Save
                 "class_names": tuple(map(_one_line, dataset.class_names)),
                 "columns": tuple((_one_line(name), tuple(map(_one_line, texts))) for name, texts in dataset.columns),
                 "depth": dataset.depth and (dataset.depth.kind, dataset.depth.white),
+                **_reading(dataset),
                 "data": _one_line(dataset.name),
                 "steps": steps,
                 "job": job.model_dump(mode="json", exclude_none=True),
@@ -60,6 +61,15 @@ def describe_model(job: Job, dataset: Dataset, model: Model, steps: int) -> Save
             f"{LARGEST_METADATA:,} are read"
         )
     return saved
+
+
+def _reading(dataset: Dataset) -> dict[str, Any]:
+    """The reading of a table's columns, whose names and texts `columns` has."""
+    if dataset.reading is None:
+        return {}
+    columns = dataset.reading.columns
+    fills = tuple(_one_line(each.fill) if isinstance(each.fill, str) else each.fill for each in columns)
+    return {"forms": tuple(each.form for each in columns), "fills": fills, "decimal": dataset.reading.decimal}
 
 
 def _one_line(text: str) -> str:

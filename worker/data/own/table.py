@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,280 +17,320 @@ from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
 from worker.data.dataset import Dataset
-from worker.data.own.assemble import Part, assemble
+from worker.data.defects import Defects, Fault, check_all
+from worker.data.own.assemble import Part, assemble, split_rows
+from worker.data.own.fills import fill_of, fill_value
 from worker.data.own.inputs import ArrayInputs
 from worker.data.own.table_files import TableFile, count_rows, open_table
+from worker.data.own.table_plan import Plan, plan_columns
+from worker.data.own.table_scan import Forms, Known, Portions, Scanned, decide_forms, portions_of, scan
+from worker.data.own.table_targets import TargetClasses, classes_of, known_classes, numbered, target_values
+from worker.data.reading import Column, Form, TableReading
 from worker.data.sources import table_files
+from worker.data.statistics import Moments
 
-__all__ = ["count_own_table", "load_own_table", "read_features"]
+__all__ = ["count_own_table", "load_own_table", "read_features", "table_defects"]
 
 _MOST_CATEGORIES: Final = 100
-_MOST_CLASSES: Final = 1000
-_MOST_INTEGER_CLASSES: Final = 100
 _MOST_BYTES_IN_MEMORY: Final = 256 << 20
-
-Kind = Literal["number", "text"]
+_PORTION_OF_MOMENTS: Final = 1 << 16
 
 
 @dataclass(frozen=True)
-class _Feature:
-    """One column as inputs: a number, or 1 at the place of its text among the categories."""
+class _Surveyed:
+    """The tables of a data set, looked over: nothing is made of them yet, and `defects` may forbid it."""
 
-    name: str
-    first: int
-    categories: tuple[str, ...]
+    target: tuple[str, Form]
+    tables: tuple[tuple[TableFile, Portions, Scanned], ...]
+    reading: TableReading
+    classes: TargetClasses | None
 
     @property
-    def width(self) -> int:
-        return len(self.categories) or 1
+    def defects(self) -> list[Defects]:
+        return [table.defects for table, _, _ in self.tables]
 
 
-def load_own_table(settings: DataSettings, own: OwnData) -> Dataset:
-    """Make inputs of all columns but `data.target`, and targets of that one.
+def load_own_table(
+    settings: DataSettings, own: OwnData, reading: TableReading | None = None, class_names: Sequence[str] = ()
+) -> Dataset:
+    """Make inputs of all columns but `data.target` and `data.drop`, and targets of that one.
 
-    Numbers stay numbers, a text becomes as many inputs as there are different ones in its column. The inputs lie in
-    memory up to 256 MiB, else in a temporary file that is mapped.
+    Numbers stay numbers, moments become seconds since 1970, a text becomes as many inputs as there are different ones
+    in its column. The inputs lie in memory up to 256 MiB, else in a temporary file that is mapped. Columns are read
+    as the `reading` of a saved model says, which knows the classes `class_names`; by default the rows for training
+    tell both.
 
     Raises:
-        DataError: a value is missing or not finite (row and column are named), a column is neither of numbers nor of
-            texts, or there are too many different texts.
+        DataError: more rows than `data.skip_bad` have defects, or the whole has: one line tells all of them.
     """
-    train_path, test_path = table_files(own)
-    train = open_table(train_path)
-    target = _target_name(train, settings.target)
-    kinds = {name: _kind(train, name) for name in train.schema.names}
-    names = [name for name in kinds if name != target]
-    if not names:
-        raise DataError(f"{train.path}: {target} is its only column; expected others to predict it from")
-    texts, rows, raw = _scan(train, kinds, target)
-    features = tuple(_features(train, names, kinds, texts))
-    classes = _classes(train, target, raw, settings)
-    parts = [_part(train, features, rows, _numbered(train, target, raw, classes))]
-    if test_path is not None:
-        test = open_table(test_path)
-        _check_columns(test, train, kinds)
-        _, rows, raw = _scan(test, kinds, target)
-        parts.append(_part(test, features, rows, _numbered(test, target, raw, classes)))
-    task = "values" if classes is None else "classes"
-    settings = settings.model_copy(update={"task": task})
-    dataset = assemble(settings, parts[0], parts[1] if len(parts) == 2 else None, classes or ())
-    return replace(dataset, columns=tuple((feature.name, feature.categories) for feature in features))
+    surveyed = _survey(settings, own, reading, class_names)
+    left_out = check_all(surveyed.defects, settings.skip_bad)
+    classes = surveyed.classes
+    wide = surveyed.reading.wide or any(
+        _is_wide(portions, surveyed.reading, scanned) for _, portions, scanned in surveyed.tables[:1]
+    )
+    reading = replace(surveyed.reading, wide=wide)
+    parts = [_part(each, surveyed.target, reading, classes) for each in surveyed.tables]
+    settings = settings.model_copy(update={"task": "values" if classes is None else "classes"})
+    dataset = assemble(settings, parts[0], parts[1] if len(parts) == 2 else None, classes.names if classes else ())
+    columns = tuple((column.name, column.texts) for column in reading.columns)
+    return replace(dataset, columns=columns, reading=reading, left_out=left_out)
 
 
-def count_own_table(own: OwnData, most_bytes: int) -> tuple[int, bool] | None:
+def table_defects(settings: DataSettings, own: OwnData) -> list[Defects]:
+    """All defects of a table, or of the two of a folder, by one look at each.
+
+    Raises:
+        DataError: a file cannot be read as a table at all.
+    """
+    return _survey(settings, own, None, ()).defects
+
+
+def count_own_table(own: OwnData, most_bytes: int, settings: DataSettings) -> tuple[int, bool] | None:
     """Number of rows for training, and whether there are others for testing; None where it takes too long.
 
     Raises:
         DataError: the file is no table.
     """
     train, test = table_files(own)
-    rows = count_rows(train, most_bytes)
+    rows = count_rows(train, most_bytes, settings)
     return None if rows is None else (rows, test is not None)
 
 
-def read_features(path: Path, columns: Sequence[tuple[str, Sequence[str]]]) -> NDArray[np.float32]:
-    """The inputs (rows, features) of a table with the `columns` of `Dataset.columns`; others in it are ignored.
+def read_features(path: Path, reading: TableReading, settings: DataSettings) -> NDArray[np.float64]:
+    """The inputs (rows, features) of a table whose columns are read as those for training; others are ignored.
 
     Raises:
-        DataError: a column is missing or of another kind, or a value is missing, not finite, or an unknown text.
+        DataError: a column is missing, or a value is missing, not of its column's form, or an unknown text.
     """
-    table = open_table(path)
-    kinds: dict[str, Kind] = {name: "text" if texts else "number" for name, texts in columns}
-    texts = {name: set(own) for name, own in columns}
-    for name, kind in kinds.items():
-        if name not in table.schema.names:
-            raise DataError(f"{path}: no column {name}, which the model was trained on; it takes {', '.join(kinds)}")
-        if _kind(table, name) != kind:
-            raise DataError(f"{path}: column {name} is of {table.schema.field(name).type}, the model takes a {kind}")
-    features = tuple(_features(table, kinds, kinds, texts))
-    rows = 0
-    for portion in table.portions():
-        for name, kind in kinds.items():
-            _check_column(table, name, kind, portion.column(name), rows)
-        rows += len(portion)
-    return _inputs(table, features, rows)
-
-
-def _target_name(table: TableFile, wanted: str | None) -> str:
-    names: list[str] = table.schema.names
-    if wanted is None:
-        return names[-1]
-    if wanted not in names:
-        near = difflib.get_close_matches(wanted, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
-        raise DataError(f"{table.path}: no column {wanted!r} for data.target; {hint}")
-    return wanted
-
-
-def _kind(table: TableFile, name: str) -> Kind:
-    dtype = table.schema.field(name).type
-    if pa.types.is_dictionary(dtype):
-        dtype = dtype.value_type
-    numbers = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
-    if any(is_one(dtype) for is_one in numbers):
-        return "number"
-    if any(is_one(dtype) for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)):
-        return "text"
-    raise DataError(f"{table.path}: column {name} is of {dtype}; make it numbers or texts, or drop it")
-
-
-def _check_columns(test: TableFile, train: TableFile, kinds: dict[str, Kind]) -> None:
-    for name, kind in kinds.items():
-        if name not in test.schema.names:
-            raise DataError(f"{test.path}: no column {name}, which {train.path} has")
-        if _kind(test, name) != kind:
-            raise DataError(
-                f"{test.path}: column {name} is of {test.schema.field(name).type}, unlike in {train.path}"
-            )
-
-
-def _scan(table: TableFile, kinds: dict[str, Kind], target: str) -> tuple[dict[str, set[str]], int, NDArray[Any]]:
-    """Different texts of every column of texts, the number of rows, and the values of the target."""
-    texts: dict[str, set[str]] = {name: set() for name, kind in kinds.items() if kind == "text"}
-    targets: list[NDArray[Any]] = []
-    rows = 0
-    for portion in table.portions():
-        for name, kind in kinds.items():
-            column = portion.column(name)
-            _check_column(table, name, kind, column, rows)
-            if kind == "text":
-                texts[name].update(pc.unique(_texts(column)).to_pylist())
-                _check_categories(table, name, texts[name], _MOST_CLASSES if name == target else _MOST_CATEGORIES)
-        try:
-            targets.append(_target_values(portion.column(target), kinds[target]))
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{table.path}: column {target}: {' '.join(str(error).split())}") from None
-        rows += len(portion)
-    if not rows:
-        raise DataError(f"{table.path}: it has no rows")
-    return texts, rows, np.concatenate(targets)
-
-
-def _check_column(table: TableFile, name: str, kind: Kind, column: Any, first_row: int) -> None:
-    if column.null_count:
-        row = first_row + int(pc.index(column.is_null(), True).as_py()) + 1
-        raise DataError(f"{table.path}: row {row}, column {name}: the value is missing; fill it in or drop it")
-    if kind == "number":
-        _check_finite(table, name, _numbers(column), first_row)
-
-
-def _check_categories(table: TableFile, name: str, texts: set[str], most: int) -> None:
-    if len(texts) > most:
+    names = [column.name for column in reading.columns]
+    table = open_table(path, settings, names)
+    missing = [name for name in names if name not in table.types]
+    if missing:
         raise DataError(
-            f"{table.path}: column {name} has more than {most} different texts, for example "
-            f"{min(texts)!r}; drop it, or make it numbers"
+            f"{path}: no column {missing[0]}, which the model was trained on; it takes {', '.join(names)}"
         )
+    forms = decide_forms(table, names, _known_forms(reading), _told_decimal(settings), reading.decimal)
+    portions = portions_of(table, forms)
+    scanned = scan(table, portions, reading.columns, filled=_filled(reading), known=_known_texts(reading.columns))
+    if not scanned.rows and not table.defects:
+        table.defects.of_data(Fault("it has no rows"))
+    check_all([table.defects], 0, told=False)
+    return _inputs(portions, replace(reading, wide=True), scanned)
 
 
-def _check_finite(table: TableFile, name: str, numbers: NDArray[np.float32], first_row: int) -> None:
-    finite = np.isfinite(numbers)
-    if not finite.all():
-        row = first_row + int(finite.argmin()) + 1
-        raise DataError(f"{table.path}: row {row}, column {name}: the value is not finite; replace it or drop it")
-
-
-def _numbers(column: Any) -> NDArray[np.float32]:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    with np.errstate(over="ignore"):
-        numbers: NDArray[np.float32] = (
-            column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False).astype("f4")
-        )
-    return numbers
-
-
-def _texts(column: Any) -> Any:
-    return column.cast(pa.string())
-
-
-def _target_values(column: Any, kind: Kind) -> NDArray[Any]:
-    """Texts as an array of them, whole numbers as int64, others as float64."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if kind == "text":
-        return np.array(_texts(column).to_pylist(), dtype=np.str_)
-    whole = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
-    values: NDArray[Any] = column.cast(pa.int64() if whole else pa.float64()).to_numpy(zero_copy_only=False)
-    return values
-
-
-def _features(
-    table: TableFile, names: Iterable[str], kinds: dict[str, Kind], texts: dict[str, set[str]]
-) -> Iterator[_Feature]:
-    first = 0
-    for name in names:
-        feature = _Feature(name, first, tuple(sorted(texts[name])) if kinds[name] == "text" else ())
-        first += feature.width
-        yield feature
-
-
-def _classes(table: TableFile, target: str, raw: NDArray[Any], settings: DataSettings) -> tuple[str, ...] | None:
-    """Names of the classes in the order of their numbers; None where targets are values."""
-    is_text = raw.dtype.kind == "U"
-    if settings.task == "values" and is_text:
-        raise DataError(f"{table.path}: column {target} has texts, which are no values; set data.task = 'classes'")
-    if settings.task == "values" or (settings.task == "auto" and raw.dtype.kind == "f"):
-        return None
-    seen = np.unique(raw)
-    if settings.task == "auto" and not is_text and len(seen) > _MOST_INTEGER_CLASSES:
-        raise DataError(
-            f"{table.path}: column {target} has {len(seen)} different whole numbers; set data.task = 'values' to "
-            "predict the number, or 'classes'"
-        )
-    if len(seen) < 2:
-        raise DataError(f"{table.path}: column {target} is {seen[0]} in every row; expected at least two classes")
-    return tuple(map(str, seen.tolist()))
-
-
-def _numbered(table: TableFile, target: str, raw: NDArray[Any], classes: Sequence[str] | None) -> NDArray[Any]:
-    """Values as float64, or the numbers of classes."""
+def _survey(
+    settings: DataSettings, own: OwnData, reading: TableReading | None, class_names: Sequence[str]
+) -> _Surveyed:
+    train_path, test_path = table_files(own)
+    expected = [column.name for column in reading.columns] if reading else []
+    train = open_table(train_path, settings, expected)
+    plan = plan_columns(train, settings, expected)
+    if any(name not in train.types for name in expected):
+        check_all([train.defects], 0)
+    known: dict[str, Form] = _known_forms(reading) if reading else dict.fromkeys(settings.texts, "text")
+    classes = known_classes(class_names)
+    if classes is not None and plan.target is not None:
+        known[plan.target] = classes.form
+    remembered = reading.decimal if reading else "."
+    forms = decide_forms(train, plan.read, known, _told_decimal(settings), remembered)
+    looked = [(train, *_look(train, forms, plan, settings.fill, (reading, classes)))]
     if classes is None:
-        return raw.astype(np.float64)
-    number = {name: place for place, name in enumerate(classes)}
-    names = list(map(str, raw.tolist()))
-    unknown = next((row for row, name in enumerate(names) if name not in number), None)
-    if unknown is not None:
-        raise DataError(
-            f"{table.path}: row {unknown + 1}, column {target}: class {names[unknown]!r} has no row for training"
+        classes = classes_of(train, plan.target, forms, looked[0][2], settings)
+    if reading is None:
+        reading = _reading(train, forms, plan, looked[0][2], settings, split=test_path is None)
+    if test_path is not None:
+        test = open_table(test_path, settings, plan.read)
+        absent = [name for name in plan.read if name not in test.types]
+        for name in absent:
+            test.defects.of_data(Fault(f"no column {name}, which {train.path} has", "add it"))
+        if not absent:
+            own_forms = decide_forms(test, plan.read, forms.of, _told_decimal(settings), forms.file_decimal)
+            looked.append((test, *_look(test, own_forms, plan, settings.fill, (reading, classes))))
+        else:
+            looked.append((test, lambda: iter(()), Scanned()))
+    target = plan.target or ""  # which is a defect
+    return _Surveyed((target, forms.of.get(target, "text")), tuple(looked), reading, classes)
+
+
+def _told_decimal(settings: DataSettings) -> Any:
+    return None if settings.decimal == "auto" else settings.decimal
+
+
+def _known_forms(reading: TableReading) -> dict[str, Form]:
+    return {column.name: column.form for column in reading.columns}
+
+
+def _filled(reading: TableReading) -> list[str]:
+    return [column.name for column in reading.columns if column.fill is not None]
+
+
+def _known_texts(columns: Sequence[Column]) -> dict[str, Known]:
+    return {
+        column.name: Known(
+            column.texts,
+            Fault("does not occur in the rows for training", "drop the row", f"column {column.name}"),
         )
-    return np.array([number[name] for name in names], np.int64)
+        for column in columns
+        if column.texts
+    }
 
 
-def _part(table: TableFile, features: Sequence[_Feature], rows: int, targets: NDArray[Any]) -> Part:
+def _look(
+    table: TableFile,
+    forms: Forms,
+    plan: Plan,
+    fills: Sequence[str],
+    known: tuple[TableReading | None, TargetClasses | None],
+) -> tuple[Portions, Scanned]:
+    """Look over the rows of a table; of one for testing by what is known of the other."""
+    portions = portions_of(table, forms)
+    reading, classes = known
+    among: dict[str, Known] = {}
+    if reading is not None:
+        columns = list(reading.columns)
+        filled, among = _filled(reading), _known_texts(columns)
+    else:
+        columns = [Column(name, forms.of[name]) for name in plan.features]
+        filled = [name for name in plan.features if fill_of(name, forms.of[name], fills) is not None]
+    if plan.target is not None:
+        columns.append(Column(plan.target, forms.of[plan.target]))
+        if classes is not None:
+            fault = Fault("this class has no row for training", "drop the row", f"column {plan.target}")
+            among[plan.target] = Known(classes.values, fault)
+    keep = [*filled, *([plan.target] if plan.target else [])]
+    scanned = scan(table, portions, columns, keep=keep, filled=filled, known=among)
+    if not scanned.rows and not table.defects:
+        table.defects.of_data(Fault("it has no rows"))
+    return portions, scanned
+
+
+def _reading(
+    table: TableFile, forms: Forms, plan: Plan, scanned: Scanned, settings: DataSettings, *, split: bool
+) -> TableReading:
+    """The reading of the columns of features, by the rows for training."""
+    train = np.flatnonzero(~scanned.bad)
+    if split and len(train) > 1:
+        train = train[split_rows(len(train), settings, str(table.path))[0]]
+    columns = []
+    for name in plan.features:
+        form, texts = forms.of[name], set(scanned.texts.get(name, ()))
+        setting = fill_of(name, form, settings.fill)
+        fill = None
+        if setting is not None:
+            fill = _fill((name, form), setting, scanned.values.get(name, ()), train, table.defects)
+        if isinstance(fill, str) and _has_missing(scanned, name):
+            texts.add(fill)
+        if len(texts) > _MOST_CATEGORIES:
+            table.defects.of_data(
+                Fault(
+                    f"has more than {_MOST_CATEGORIES} different texts, for example {min(texts)!r}",
+                    f"make it numbers, or set data.drop = ['{name}']",
+                    f"column {name}",
+                )
+            )
+            texts = set()
+        columns.append(Column(name, "number" if form == "whole" else form, tuple(sorted(texts)), fill))
+    return TableReading(tuple(columns), forms.file_decimal)
+
+
+def _has_missing(scanned: Scanned, name: str) -> bool:
+    return any(each.null_count for each in scanned.values.get(name, ()))
+
+
+def _fill(
+    column: tuple[str, Form], setting: str, chunks: Sequence[Any], train: NDArray[np.int64], defects: Defects
+) -> float | str | None:
+    name, form = column
+    found = pa.chunked_array(chunks).take(pa.array(train)).drop_null() if chunks else None
+    values: Any = np.empty(0)
+    if form == "text":
+        listed = pc.value_counts(found).to_pylist() if found is not None else []
+        values = {each["values"]: each["counts"] for each in listed}
+    elif found is not None:
+        values = found.cast(pa.float64(), safe=False).to_numpy()
+    fill = fill_value(setting, form, values)
+    if fill is None:
+        kind = "texts" if form == "text" else "numbers"
+        defects.of_data(
+            Fault(
+                f"has {len(values)} {kind}, for which data.fill {setting!r} tells no value",
+                "give a value",
+                f"column {name}",
+            )
+        )
+    return fill
+
+
+def _part(
+    looked: tuple[TableFile, Portions, Scanned],
+    target: tuple[str, Form],
+    reading: TableReading,
+    classes: TargetClasses | None,
+) -> Part:
+    table, portions, scanned = looked
+    name, form = target
     where = f"data {table.path}"
-    return Part(ArrayInputs(_inputs(table, features, rows), where), targets, where)
+    raw = target_values(scanned.values[name], ~scanned.bad, form)
+    return Part(ArrayInputs(_inputs(portions, reading, scanned), where), numbered(raw, classes), where)
 
 
-def _inputs(table: TableFile, features: Sequence[_Feature], rows: int) -> NDArray[np.float32]:
-    inputs = _room(rows, sum(feature.width for feature in features))
-    start = 0
-    for portion in table.portions():
-        out = inputs[start : start + len(portion)]
-        for feature in features:
-            _encode(table, feature, portion.column(feature.name), start, out[:, feature.first :][:, : feature.width])
-        start += len(portion)
+def _inputs(portions: Portions, reading: TableReading, scanned: Scanned) -> NDArray[Any]:
+    """Inputs of the rows without defects, float64 or float32 as the reading says."""
+    rows = int((~scanned.bad).sum())
+    width = sum(column.width for column in reading.columns)
+    inputs = _room(rows, width, np.float64 if reading.wide else np.float32)
+    start = place = 0
+    for portion in portions():
+        good = ~scanned.bad[place : place + portion.rows]
+        place += portion.rows
+        out = inputs[start : start + int(good.sum())]
+        first = 0
+        for column in reading.columns:
+            _encode(column, portion.columns[column.name].values, good, out[:, first : first + column.width])
+            first += column.width
+        start += len(out)
     return inputs
 
 
-def _encode(table: TableFile, feature: _Feature, column: Any, first_row: int, out: NDArray[np.float32]) -> None:
-    if not feature.categories:
-        out[:, 0] = _numbers(column)
+def _is_wide(portions: Portions, reading: TableReading, scanned: Scanned) -> bool:
+    """Whether a column of numbers has to be kept in float64 until its mean is taken away."""
+    numbers = [column for column in reading.columns if column.form != "text"]
+    if not numbers:
+        return False
+    moments = Moments(len(numbers))
+    place = 0
+    for portion in portions():
+        good = ~scanned.bad[place : place + portion.rows]
+        place += portion.rows
+        if good.any():
+            moments.add(
+                np.stack([_numbers(column, portion.columns[column.name].values)[good] for column in numbers], 1)
+            )
+    return moments.statistics().offset is not None
+
+
+def _numbers(column: Column, values: Any) -> NDArray[np.float64]:
+    values = values.cast(pa.float64(), safe=False)
+    if column.fill is not None:
+        values = values.fill_null(column.fill)
+    found: NDArray[np.float64] = values.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _encode(column: Column, values: Any, good: NDArray[np.bool_], out: NDArray[Any]) -> None:
+    if not column.texts:
+        out[:, 0] = _numbers(column, values)[good]
         return
-    places = pc.index_in(_texts(column), value_set=pa.array(feature.categories, pa.string()))
-    if places.null_count:
-        row = int(pc.index(places.is_null(), True).as_py())
-        raise DataError(
-            f"{table.path}: row {first_row + row + 1}, column {feature.name}: {column[row].as_py()!r} does not occur "
-            "in the rows for training"
-        )
-    out[...] = places.to_numpy(zero_copy_only=False)[:, np.newaxis] == np.arange(feature.width)
+    if column.fill is not None:
+        values = values.fill_null(column.fill)
+    places = pc.index_in(values, value_set=pa.array(column.texts, pa.string())).fill_null(-1)
+    out[...] = places.to_numpy(zero_copy_only=False)[good][:, np.newaxis] == np.arange(column.width)
 
 
-def _room(rows: int, width: int) -> NDArray[np.float32]:
+def _room(rows: int, width: int, dtype: Any) -> NDArray[Any]:
     """An array (rows, width): in memory, or mapped from a temporary file that has no name and goes with it."""
-    if rows * width * 4 <= _MOST_BYTES_IN_MEMORY:
-        return np.empty((rows, width), np.float32)
+    if rows * width * np.dtype(dtype).itemsize <= _MOST_BYTES_IN_MEMORY:
+        return np.empty((rows, width), dtype)
     with tempfile.TemporaryFile() as file:
-        return np.memmap(file, np.float32, "w+", shape=(rows, width))
+        return np.memmap(file, dtype, "w+", shape=(rows, width))

@@ -1,56 +1,84 @@
-"""Reading tables portion by portion: CSV files at once, Parquet files by row groups."""
+"""Reading tables portion by portion: CSV files at once, as texts, Parquet files by row groups, with their types."""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
+from numpy.typing import NDArray
 
 from taihu.errors import DataError
+from taihu.settings import DataSettings
+from worker.data.defects import Defects, Fault
+from worker.data.own.csv_form import CsvForm, NoNamesError, form_of
+from worker.data.own.csv_text import read_csv_text
 
 __all__ = ["TableFile", "count_rows", "open_table"]
 
 _PORTION: Final = 65_536
-_SNIFFED_BYTES: Final = 1 << 16
+_SNIFFED_BYTES: Final = 1 << 18
+_BLOCK: Final = 1 << 24
+# Texts that pandas and PyArrow take for a missing value where they are not quoted, in texts as in numbers.
+_MISSING: Final = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+    "NULL", "NaN", "n/a", "nan", "null",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table that can be read more than once; `portions()` are its record batches in order."""
+    """A table that can be read more than once.
+
+    Attributes:
+        path: of its file.
+        types: of its columns by name; all are texts in a CSV file.
+        is_typed: whether the file itself says these.
+        portions: makes its record batches, in order.
+        defects: what is wrong with it; rows count from 1 below the names.
+        numbers: of the rows that the portions have, where some could not be read.
+        unnamed: names given to columns that have none.
+    """
 
     path: Path
-    schema: Any
+    types: dict[str, Any]
+    is_typed: bool
     portions: Callable[[], Iterator[Any]]
+    defects: Defects
+    numbers: NDArray[np.int64] | None = None
+    unnamed: tuple[str, ...] = ()
+
+    def row(self, place: int) -> int:
+        """The number of a row by its place among those of the portions."""
+        return place + 1 if self.numbers is None else int(self.numbers[place])
 
 
-def open_table(path: Path) -> TableFile:
-    """Open a .csv, .tsv (perhaps with .gz) or .parquet file.
+def open_table(path: Path, settings: DataSettings, expected: Sequence[str] = ()) -> TableFile:
+    """Open a .csv, .tsv (perhaps with .gz, .bz2 or .xz) or .parquet file; `expected` are names that it must have.
 
-    A CSV file is read as a whole; what separates its columns is the commonest of comma, semicolon and tab in its
-    first line.
+    A CSV file is read as a whole. What separates its columns, and whether its first line names them, is told by its
+    first lines.
 
     Raises:
-        DataError: it is no such file, has columns without or of the same name, or no rows.
+        DataError: it is no such file, or has no names of columns.
     """
     with _explained(path):
-        table = _open_parquet(path) if path.suffix.lower() == ".parquet" else _open_csv(path)
-    names = Counter(table.schema.names)
-    twice = [name for name, count in names.items() if count > 1]
-    if twice:
-        raise DataError(f"{path}: {names[twice[0]]} columns are called {twice[0]!r}; give each its own name")
-    if all(_is_number(name) for name in names):
-        raise DataError(f"{path}: its first line has no names of columns; write them there")
-    return table
+        is_parquet = path.suffix.lower() == ".parquet"
+        return _open_parquet(path) if is_parquet else _open_csv(path, settings, expected)
 
 
-def count_rows(path: Path, most_bytes: int) -> int | None:
+def count_rows(path: Path, most_bytes: int, settings: DataSettings) -> int | None:
     """Number of rows: that of a Parquet file by its metadata, that of a CSV file of at most `most_bytes` by reading.
 
     None for larger or compressed CSV files.
@@ -61,9 +89,9 @@ def count_rows(path: Path, most_bytes: int) -> int | None:
     if path.suffix.lower() == ".parquet":
         with _explained(path):
             return int(pa_parquet.read_metadata(path).num_rows)
-    if path.suffix.lower() == ".gz" or path.stat().st_size > most_bytes:
+    if path.suffix.lower() not in {".csv", ".tsv"} or path.stat().st_size > most_bytes:
         return None
-    return sum(map(len, open_table(path).portions()))
+    return sum(map(len, open_table(path, settings).portions()))
 
 
 @contextmanager
@@ -77,27 +105,122 @@ def _explained(path: Path) -> Iterator[None]:
 def _open_parquet(path: Path) -> TableFile:
     def portions() -> Iterator[Any]:
         with _explained(path), pa_parquet.ParquetFile(path) as opened:
-            yield from opened.iter_batches(batch_size=_PORTION)
+            for batch in opened.iter_batches(batch_size=_PORTION):
+                yield batch.rename_columns(names)
 
     with pa_parquet.ParquetFile(path) as file:
-        return TableFile(path, file.schema_arrow, portions)
+        schema = file.schema_arrow
+    defects = Defects(str(path), "row")
+    names = _distinct(schema.names, defects)
+    return TableFile(path, dict(zip(names, schema.types, strict=True)), True, portions, defects)
 
 
-def _open_csv(path: Path) -> TableFile:
-    with pa.input_stream(str(path)) as stream:
-        first_line = stream.read(_SNIFFED_BYTES).partition(b"\n")[0]
-    delimiter = max(",;\t", key=lambda mark: first_line.count(mark.encode()))
-    table = pa_csv.read_csv(
+def _distinct(names: Sequence[str], defects: Defects) -> list[str]:
+    """The names, with a number behind those that are there already, which is a defect."""
+    counts = Counter(names)
+    for name, count in counts.items():
+        if count > 1:
+            defects.of_data(Fault(f"{count} columns are called {name!r}", "give each its own name"))
+    return [name if names.index(name) == place else f"{name} ({place + 1})" for place, name in enumerate(names)]
+
+
+def _open_csv(path: Path, settings: DataSettings, expected: Sequence[str]) -> TableFile:
+    content = read_csv_text(path, settings.encoding)
+    form = _form(path, content, settings, expected)
+    head = content[: _SNIFFED_BYTES + 4].decode("utf-8", "ignore")
+    rows = content[len(head[: form.start].encode()) :]
+    del content
+    if re.search(rb"[%s] +\"" % re.escape(form.separator.encode()), rows):
+        rows = _without_blanks(rows, form.separator)
+    defects = Defects(str(path), "row")
+    kept = [place for place in range(len(form.names)) if place not in form.empty]
+    names = _distinct([form.names[place] for place in kept], defects)
+    table, numbers = _texts(rows, form, kept, defects)
+    if b'"' in rows:
+        _check_quotes(rows, form.separator, table, defects)
+    table = table.rename_columns(names)
+    return TableFile(
         path,
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter),
-        convert_options=pa_csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False),
+        dict.fromkeys(names, pa.string()),
+        False,
+        lambda: iter(table.to_batches(max_chunksize=_PORTION)),
+        defects,
+        numbers,
+        tuple(form.names[place] for place in form.unnamed),
     )
-    return TableFile(path, table.schema, lambda: iter(table.to_batches(max_chunksize=_PORTION)))
 
 
-def _is_number(text: str) -> bool:
+def _form(path: Path, content: bytes, settings: DataSettings, expected: Sequence[str]) -> CsvForm:
+    head = content[:_SNIFFED_BYTES]
+    if len(content) > len(head):
+        head = head[: max(head.rfind(b"\n"), head.rfind(b"\r")) + 1] or head
+    tabs = ".tsv" in [suffix.lower() for suffix in path.suffixes]
     try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        return form_of(head.decode("utf-8", "ignore"), header=settings.header, tabs=tabs, expected=expected)
+    except NoNamesError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _without_blanks(rows: bytes, separator: str) -> bytes:
+    """Rows without blanks before quotes, which are no quotes else."""
+    written = io.StringIO()
+    reader = csv.reader(io.StringIO(rows.decode(), newline=""), delimiter=separator, skipinitialspace=True)
+    try:
+        csv.writer(written, delimiter=separator, lineterminator="\n").writerows(reader)
+    except csv.Error:
+        return rows
+    return written.getvalue().encode()
+
+
+def _texts(rows: bytes, form: CsvForm, kept: Sequence[int], defects: Defects) -> tuple[Any, Any]:
+    """All rows that have as many fields as there are names, as texts, and their numbers where others have not."""
+    places = [str(place) for place in range(len(form.names))]
+    included = [places[place] for place in kept]
+    if not rows.strip():
+        return pa.table({place: pa.array([], pa.string()) for place in included}), None
+    ragged: dict[int, tuple[int, str]] = {}
+
+    def note(row: Any) -> str:
+        ragged[row.number] = row.actual_columns, row.text or ""
+        return "skip"
+
+    table = pa_csv.read_csv(
+        pa.py_buffer(rows),
+        read_options=pa_csv.ReadOptions(column_names=places, use_threads=False, block_size=_BLOCK),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=form.separator, newlines_in_values=True, invalid_row_handler=note
+        ),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(places, pa.string()),
+            include_columns=included,
+            null_values=list(_MISSING),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    if not ragged:
+        return table, None
+    fault = Fault(
+        f"has another number of fields than the {len(places)} names", "mend it, or quote what has separators"
+    )
+    defects.of_samples(fault, ragged, [f"{fields}: {text}" for fields, text in ragged.values()])
+    numbers = np.setdiff1d(np.arange(1, len(table) + len(ragged) + 1), np.array(list(ragged)))
+    return table, numbers[: len(table)]
+
+
+def _check_quotes(rows: bytes, separator: str, table: Any, defects: Defects) -> None:
+    """Where a text has several lines, perhaps because a quote is not closed: all of them are."""
+    if not any(pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns):
+        return
+    reader = csv.reader(io.StringIO(rows.decode(), newline=""), delimiter=separator, strict=True)
+    number = 0
+    try:
+        for number, _ in enumerate(reader, 1):  # noqa: B007 - told below
+            pass
+    except csv.Error as error:
+        defects.of_data(
+            Fault(
+                f"row {number + 1} has a quote that is not closed, or text behind it ({error})",
+                "double quotes inside quotes",
+            )
+        )
