@@ -48,7 +48,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a column of texts has: its different ones, and how often each.
+    """The different texts of a column, and how often each is there.
 
     Attributes:
         name: of the column.
@@ -160,7 +160,7 @@ def _odd(column: Survey) -> Fault | None:
 
 
 def _unsure(column: Survey, known: frozenset[Decimal]) -> Fault | None:
-    """Where nothing proves which sign stands before decimals, and that matters."""
+    """The fault of a column whose decimals may stand behind either sign, and nothing proves which."""
     text = next(filter(is_ambiguous, column.texts), None)
     if text is None or known or proven(column.texts):
         return None

@@ -20,7 +20,7 @@ _MOST_TOLD: Final = 60
 
 @dataclass(frozen=True)
 class CsvForm:
-    """How a file is read.
+    """The form of a file.
 
     Attributes:
         separator: of fields.
@@ -176,7 +176,7 @@ def _parse(lines: Sequence[_Line], separator: str) -> _Parsed:
 
 
 def _separator(lines: Sequence[_Line], *, tabs: bool) -> str:
-    """What most rows can be told apart by, and stands in no field where something else does."""
+    """The mark by which most rows have as many fields as the names, and that leaves no other mark in fields."""
     likely = ("\t", ",", ";", "|") if tabs else _SEPARATORS
     parsed = [_parse(_without_comments(lines, mark), mark) for mark in likely]
     fits = [(each.fit, -each.others_inside, -place) for place, each in enumerate(parsed)]

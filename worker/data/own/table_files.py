@@ -209,7 +209,7 @@ def _texts(rows: bytes, form: CsvForm, kept: Sequence[int], defects: Defects) ->
 
 
 def _check_quotes(rows: bytes, separator: str, table: Any, defects: Defects) -> None:
-    """Where a text has several lines, perhaps because a quote is not closed: all of them are."""
+    """Note a quote that is not closed, where a text has several lines, perhaps for that reason."""
     if not any(pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns):
         return
     reader = csv.reader(io.StringIO(rows.decode(), newline=""), delimiter=separator, strict=True)
