@@ -10,11 +10,15 @@ import pytest
 from PIL import Image
 from support.reading import inputs_of, targets_of
 
+from benchmarks.pictures import WAYS
 from taihu.errors import DataError
+from taihu.names import OwnData
 from taihu.settings import DataSettings
 from worker.data.counting import count_training_samples
 from worker.data.dataset import Dataset
+from worker.data.depth import Depth
 from worker.data.load import load_dataset
+from worker.data.own.image_folder import check_own_images
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (4, 3)) -> None:
@@ -160,6 +164,41 @@ def test_all_defects_in_one_answer(tmp_path: Path) -> None:
     dataset = loaded(tmp_path, skip_bad=4)
     assert len(dataset.train) + len(dataset.test) == 12
     assert "4 images left out by data.skip_bad: " in dataset.told[-1]
+
+
+def test_all_images_are_checked(tmp_path: Path) -> None:
+    photos(tmp_path, count=8)
+    for name in ("cat/1.png", "dog/6.png"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-30])
+    (tmp_path / "cat" / "notes.txt").touch()
+    settings = DataSettings(name=str(tmp_path))
+    defects, notes = check_own_images(settings, OwnData("folder", tmp_path))
+    assert defects.bad == {f"{tmp_path}/cat/1.png", f"{tmp_path}/dog/6.png"}
+    assert notes == (f"{tmp_path}: 1 file left out: 1 .txt",)
+
+
+def test_colours_of_which_the_lower_bits_alone_are_used_are_refused(tmp_path: Path) -> None:
+    write = WAYS["png colours of 16 bits"].write
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(np.random.default_rng(0), np.full((3, 3, 4), 15, np.uint8), 1, tmp_path / name)
+    assert "16-bit colours of which at most 12 bits are used; the upper 8 would be read, 4 images" in failure(
+        tmp_path
+    )
+    write(np.random.default_rng(0), np.full((3, 3, 4), 16, np.uint8), 1, tmp_path / "a" / "1.png")
+    assert loaded(tmp_path).input_shape == (3, 3, 3)
+
+
+def test_one_image_far_above_the_others_does_not_make_these_black(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.fromarray(np.full((3, 3), 200, np.int32)).save(tmp_path / name / f"{number}.tif")
+    Image.fromarray(np.full((3, 3), 1 << 20, np.int32)).save(tmp_path / "a" / "7.tif")
+    message = failure(tmp_path)
+    assert f"image {tmp_path}/a/7.tif" in message
+    assert "32-bit pixels far above those of others" in message
+    assert loaded(tmp_path, skip_bad=1).depth == Depth("32-bit pixels", 255)
 
 
 def test_damage_beyond_the_header_is_told_of_all(tmp_path: Path) -> None:
