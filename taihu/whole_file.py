@@ -22,7 +22,7 @@ def cannot_write(path: object, error: OSError) -> WriteError:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: object) -> Iterator[None]:
     """Raise WriteError, which names `path`, for what goes wrong with a disk during the block."""
     try:
         yield

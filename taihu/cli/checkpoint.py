@@ -14,6 +14,7 @@ from taihu.errors import CheckpointError
 from taihu.local.display import human_bytes
 from taihu.results import check_writable
 from taihu.run_folder import CHECKPOINTS
+from taihu.whole_file import writing
 from taihu.words import aligned, counted
 from worker.saved.exporting import export_model
 
@@ -110,7 +111,9 @@ def reshard_checkpoint(
     Examples:
       taihu checkpoint reshard runs/first/checkpoints/step-000120 moved --servers 3 --workers 2
     """  # noqa: D301
-    place = reshard(newest_in(_inside(place_of(folder))), place_of(out), servers=servers, workers=workers)
+    checkpoint, target = newest_in(_inside(place_of(folder))), place_of(out)
+    with writing(target):
+        place = reshard(checkpoint, target, servers=servers, workers=workers)
     typer.echo(f"{place}: for {counted(servers, 'server')} and {counted(workers, 'worker')}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -16,6 +15,7 @@ import typer
 from taihu.errors import RunError, TaihuError
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import InterruptedRunError
+from taihu.process.lives import passing_folder
 from taihu.process.options import (
     DirectPortOption,
     JobArgument,
@@ -146,9 +146,9 @@ def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -
     security = security_of(job, "worker", role.place)
     # mpirun gives terminals to the processes, but their lines are mixed in one log.
     console = Console(file=sys.stdout, force_terminal=False)
-    with tempfile.TemporaryDirectory(prefix="taihu-") as folder, PlainDisplay(console) as display:
+    with passing_folder() as folder, PlainDisplay(console) as display:
         display.say(opening(job))
-        file = Path(folder) / "results.json" if json_file is None or is_stdout(json_file) else json_file
+        file = folder / "results.json" if json_file is None or is_stdout(json_file) else json_file
         with _silent_stdout(), watching(meeting.address, display, security) as watched:
             yield file
         written = read_json(file)

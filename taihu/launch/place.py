@@ -83,6 +83,8 @@ def find_launch(environment: Mapping[str, str]) -> Launch:
         ConfigError: no launcher's variables are there, or they make no sense.
     """
     launch = maybe_launch(environment)
+    if launch is None and "RANK" in environment:
+        raise _half_told("RANK", "WORLD_SIZE")
     if launch is None:
         raise ConfigError(
             "no launcher: mpirun, srun or torchrun start taihu node, for example mpirun -n 5 taihu node job.toml; or "
@@ -101,7 +103,9 @@ def maybe_launch(environment: Mapping[str, str]) -> Launch | None:
         launch = find(environment)
         if launch is not None:
             if not 0 <= launch.rank < launch.size:
-                raise ConfigError(f"{launch.launcher}: rank {launch.rank} of {launch.size} processes makes no sense")
+                ranks = f"; ranks go from 0 to {launch.size - 1}" if launch.size > 0 else ""
+                told = f"rank {launch.rank} of {launch.size} processes makes no sense"
+                raise ConfigError(f"{launch.launcher}: {told}{ranks}")
             return launch
     return None
 
@@ -258,8 +262,10 @@ def _other_mpi(environment: Mapping[str, str]) -> Launch | None:
 
 
 def _plain(environment: Mapping[str, str]) -> Launch | None:
-    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+    if "WORLD_SIZE" not in environment or ("RANK" not in environment and environment["WORLD_SIZE"] == "1"):
         return None
+    if "RANK" not in environment:
+        raise _half_told("WORLD_SIZE", "RANK")
     return Launch("RANK", *_numbers(environment, "RANK", "WORLD_SIZE"), None, *_master(environment, None))
 
 
@@ -278,11 +284,13 @@ def _local(environment: Mapping[str, str], name: str) -> int | None:
 def _numbers(environment: Mapping[str, str], *names: str) -> tuple[int, int]:
     missing = [name for name in names if name not in environment]
     if missing:
-        raise ConfigError(
-            f"environment variable {missing[0]} is missing, {names[0]} is there; the launcher sets both"
-        )
+        raise _half_told(names[0], missing[0])
     first, second = (_number(name, environment[name]) for name in names)
     return first, second
+
+
+def _half_told(there: str, missing: str) -> ConfigError:
+    return ConfigError(f"environment variable {missing} is missing, {there} is there; the launcher sets both")
 
 
 def _number(name: str, text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.results import results_of
 from taihu.local.watching import StatusWatch
 from taihu.process.entry import Interrupts
+from taihu.process.lives import passing_folder
 from taihu.results import read_json
 from taihu.run_folder import RunFiles
 from taihu.settings import RunSettings
@@ -100,8 +100,8 @@ class ScriptRun:
         # PyTorch is imported once for all of them; a single one imports it as Python does.
         imported = (_SCRIPT, *(_SERVER if self.job.servers else ())) if self._is_forked else ()
         security = security_of_run(self.job)
-        with log_folder(self.logs, self.files) as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
-            files = ProcessFiles(Path(name), self.trace, self.trace_steps)
+        with log_folder(self.logs, self.files) as logs, passing_folder() as folder:
+            files = ProcessFiles(folder, self.trace, self.trace_steps)
             try:
                 with LocalProcesses(logs, fork=imported, token=security.token) as processes:
                     coordinator = self._start(processes, files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from taihu.local.results import results_of
 from taihu.local.successors import Successors
 from taihu.local.supervision import Supervision
 from taihu.process.entry import Interrupts
+from taihu.process.lives import passing_folder
 from taihu.results import read_json
 from taihu.run_folder import CHAOS, CHECKPOINTS, RunFiles
 from taihu.settings import ChaosSettings, CheckpointSettings, RunSettings
@@ -53,8 +53,8 @@ class LocalTraining:
                 no checkpoints to go on from, or this happened too often.
             InterruptedRunError: interrupted when there was nothing to save, or for the second time.
         """
-        with log_folder(self.logs, self.files) as logs, tempfile.TemporaryDirectory(prefix="taihu-") as name:
-            files = ProcessFiles(Path(name), self.trace, self.trace_steps)
+        with log_folder(self.logs, self.files) as logs, passing_folder() as folder:
+            files = ProcessFiles(folder, self.trace, self.trace_steps)
             try:
                 lost_after_s = self.job.cluster.lost_after_s
                 security = security_of_run(self.job)

@@ -48,6 +48,8 @@ def prepare_process(environment: MutableMapping[str, str]) -> None:
         _begin_again({**environment, "PYTHONUTF8": "1"})
     _write_any_letter()
     environment.setdefault("GRPC_VERBOSITY", "NONE")
+    if environment.get("COLUMNS", "").strip() == "0":
+        del environment["COLUMNS"]  # of a terminal that does not know its width; nothing would be shown in none
     prefer_widest_vectors(environment)
     keep_freed_memory()
     allow_open_files()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from taihu.errors import ConfigError
+from taihu.process.lives import LIFE, is_over, own_life
 
 __all__ = [
     "TOKEN_VARIABLE",
@@ -98,12 +99,25 @@ def keep_token(token: Token, address: str) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         if not _is_private(folder):
             return
+        life = ""
+        with suppress(OSError):  # elsewhere than on Linux nobody knows whose it was
+            life = own_life()
+        _forget_left_over(folder)
         place = _place(folder, address)
         part = place.with_suffix(f".{os.getpid()}")
         part.unlink(missing_ok=True)
         part.touch(0o600, exist_ok=False)
-        part.write_text(token.reveal())
+        part.write_text(f"{token.reveal()}\n{life}\n")
         part.replace(place)
+
+
+def _forget_left_over(folder: Path) -> None:
+    """Remove tokens of runs whose process was killed before it could."""
+    for path in folder.glob("*.token"):
+        with suppress(OSError):
+            life = path.read_text().partition("\n")[2].strip()
+            if re.fullmatch(LIFE, life, re.ASCII) and is_over(life):
+                path.unlink(missing_ok=True)
 
 
 def forget_token(address: str) -> None:
@@ -117,7 +131,7 @@ def kept_token(address: str) -> Token | None:
     folder = _own_folder()
     with suppress(OSError, ConfigError):
         if _is_private(folder):
-            return Token(_place(folder, address).read_text())
+            return Token(_place(folder, address).read_text().partition("\n")[0])
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TypeVar
@@ -20,6 +21,8 @@ _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 # gRPC's words for a name or a certificate that is not believed, and for a side that speaks no TLS.
 _CUT = ("Verification Check failed", "andshake", "Socket closed")
+# gRPC's words where a name is not known.
+_UNKNOWN = re.compile(r"(?:errors resolving|resolution failed for) (?:dns:/*)?(\[[^\]]*\]|[^\s:]+)")
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -65,8 +68,14 @@ def call_until_reachable(
         clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
     raise PeerUnreachableError(
         f"{peer}: no answer within {timeout_s:g} s; check the address and that it has been started, "
-        f"or raise cluster.connect_timeout_s{_of_tls(told)}"
+        f"or raise cluster.connect_timeout_s{_of_name(told)}{_of_tls(told)}"
     )
+
+
+def _of_name(told: str) -> str:
+    """The cause, where gRPC `told` that nobody knows the name."""
+    name = _UNKNOWN.search(told)
+    return "" if name is None else f"; the name {name[1]} is not known here: check it, DNS and /etc/hosts"
 
 
 def _of_tls(told: str) -> str:

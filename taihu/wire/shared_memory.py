@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from protos import parameter_server_pb2 as pb
 from taihu.errors import SharedMemoryError
+from taihu.process.lives import LIFE, is_over, own_life
 
 __all__ = [
     "CONTROL_WORDS",
@@ -44,7 +45,7 @@ _HEADER_BYTES = _CACHE_LINE_BYTES + 8 * CONTROL_WORDS
 _TOKEN_BYTES = 16
 _DIRECTORY = Path("/dev/shm")  # noqa: S108 - opened with O_EXCL, or checked before use
 # pid namespace, pid, the process's start time, token
-_NAME = re.compile(r"taihu-(\d{1,20})-(\d{1,20})-(\d{1,20})-[0-9a-f]{32}", re.ASCII)
+_NAME = re.compile(rf"taihu-({LIFE})-[0-9a-f]{{32}}", re.ASCII)
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -84,7 +85,7 @@ class SharedBuffer:
         try:
             remove_leftovers()
             token = secrets.token_bytes(_TOKEN_BYTES)
-            path = _DIRECTORY / f"taihu-{_pid_namespace()}-{os.getpid()}-{_start_time(os.getpid())}-{token.hex()}"
+            path = _DIRECTORY / f"taihu-{own_life()}-{token.hex()}"
             descriptor = SharedDescriptor(_boot_id(), str(path), token, size_bytes)
             memory = _make(path, _HEADER_BYTES + size_bytes)
         except OSError as error:
@@ -194,10 +195,9 @@ def remove_leftovers() -> None:
     Raises:
         OSError: there is no /dev/shm or no /proc.
     """
-    namespace = _pid_namespace()
     for path in _DIRECTORY.iterdir():
         match = _NAME.fullmatch(path.name)
-        if match and int(match[1]) == namespace and _is_own(path) and _start_time(int(match[2])) != int(match[3]):
+        if match and _is_own(path) and is_over(match[1]):
             path.unlink(missing_ok=True)
 
 
@@ -244,17 +244,3 @@ def _is_own(path: Path) -> bool:
 
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _pid_namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino
-
-
-def _start_time(pid: int) -> int | None:
-    """The start of a process, in clock ticks since boot; None when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command's name before it may hold anything, blanks and parentheses too.
-    return int(text[text.rindex(")") + 1 :].split()[19])

@@ -104,8 +104,9 @@ def test_the_innermost_of_nested_launchers_counts(environment: dict[str, str], l
             {},
             r"^no launcher: mpirun, srun or torchrun start taihu node, for example mpirun -n 5 taihu node job\.toml",
         ),
-        ({"RANK": "0"}, "^no launcher"),
-        ({**MPIRUN, "OMPI_COMM_WORLD_RANK": "4"}, "^mpirun: rank 4 of 4 processes makes no sense"),
+        ({**MPIRUN, "OMPI_COMM_WORLD_RANK": "4"}, "^mpirun: rank 4 of 4 processes makes no sense; .* from 0 to 3$"),
+        ({"WORLD_SIZE": "2"}, "^environment variable RANK is missing, WORLD_SIZE is there; the launcher sets both$"),
+        ({"RANK": "1"}, "^environment variable WORLD_SIZE is missing, RANK is there; the launcher sets both$"),
         (
             {**MPIRUN, "OMPI_COMM_WORLD_SIZE": "x"},
             "^environment variable OMPI_COMM_WORLD_SIZE: expected a number, got",

@@ -216,3 +216,14 @@ def test_what_is_no_rpc_error_is_not_caught(clock: MovedClock) -> None:
     with pytest.raises(StaleError, match="another job"):
         reach(call, clock, 60)
     assert clock.slept == []
+
+
+def test_a_name_that_nobody_knows_is_told_at_the_end(clock: MovedClock) -> None:
+    with open_channel("nohost.invalid:7070") as channel:
+        asked: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/taihu.v1.Nothing/Ask")
+        with pytest.raises(PeerUnreachableError) as caught:
+            reach(lambda remaining: asked(b"", timeout=60), clock, 3)
+    assert str(caught.value).endswith(
+        "within 3 s; check the address and that it has been started, or raise cluster.connect_timeout_s; the name "
+        "nohost.invalid is not known here: check it, DNS and /etc/hosts"
+    )
