@@ -178,7 +178,11 @@ def _damage(rng: np.random.Generator, case: Case) -> None:
         del case.shown[str(path)]  # no image by its first bytes: counted
         case.beside += 1
     else:
-        case.shown[str(path)] = None if _is_deep(case) else _after(case, path)
+        shown = None if _is_deep(case) else _after(case, path)
+        as_others = shown is not None and shown.shape == next(
+            each.shape for each in case.shown.values() if each is not None
+        )
+        case.shown[str(path)] = shown if as_others else None
 
 
 def _after(case: Case, path: Path) -> Pixels | None:

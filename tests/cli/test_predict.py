@@ -321,3 +321,38 @@ def test_images_of_12_bits_are_predicted_and_tested_as_in_training(command: Comm
     assert code == 0
     assert model.info.pixel_range is not None
     assert model.info.pixel_range.white == 4095
+
+
+def test_texts_as_labels_are_predicted_by_their_names(command: Command, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((12, 4))
+    np.savez(tmp_path / "a.npz", x=x, y=np.array(["owl", "cat", "emu"] * 4))
+    model = saved(tmp_path / "m", {"name": f"{tmp_path}/a.npz"})
+    assert model.class_names == ("cat", "emu", "owl")
+    np.save(tmp_path / "x.npy", x)
+    code, out, _ = command("predict", tmp_path / "m", tmp_path / "x.npy", "--top", 1)
+    expected = [("cat", "emu", "owl")[number] for number in model.predict(x).argmax(axis=1)]
+    assert (code, [line.split("  ")[1].split()[0] for line in out.splitlines()]) == (0, expected)
+    assert command("evaluate", tmp_path / "m", "--data", f"{tmp_path}/a.npz")[0] == 0
+
+
+def test_onnx_takes_the_bytes_of_images(command: Command, tmp_path: Path) -> None:
+    import onnxruntime  # noqa: PLC0415 - not in every process that collects this test
+
+    rng = np.random.default_rng(0)
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(tmp_path / "photos" / f"{name}.png")
+    saved(tmp_path / "m", {"name": f"{tmp_path}/photos"}, "small_cnn")
+    code, _, err = command(
+        "export", tmp_path / "m", "--to", "onnx", "--inputs", "bytes", "--out", tmp_path / "m.onnx"
+    )
+    assert (code, err) == (0, "")
+    command("predict", tmp_path / "m", tmp_path / "photos", "--top", 2, "--json", tmp_path / "p.json")
+    rows = json.loads((tmp_path / "p.json").read_text())["predictions"]
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    for row in rows:
+        (found,) = session.run(["probabilities"], {"input": np.asarray(Image.open(row["sample"]))[None]})
+        told = {each["class"]: each["probability"] for each in row["classes"]}
+        np.testing.assert_allclose(found[0], [told[0], told[1]], rtol=1e-5, atol=1e-6)
+    code, _, err = command("export", tmp_path / "m", "--to", "torch", "--inputs", "bytes", "--out", tmp_path / "m.pt")
+    assert (code, err.count("--inputs bytes: is for --to onnx")) == (2, 1)

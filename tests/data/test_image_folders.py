@@ -12,13 +12,14 @@ from support.reading import inputs_of, targets_of
 
 from benchmarks.pictures import WAYS
 from taihu.errors import DataError
-from taihu.names import OwnData
 from taihu.settings import DataSettings
 from worker.data.counting import count_training_samples
 from worker.data.dataset import Dataset
+from worker.data.defects import Defects
 from worker.data.depth import Depth
 from worker.data.load import load_dataset
-from worker.data.own.image_folder import check_own_images
+from worker.data.own.image_folder import ImageFolder
+from worker.data.own.image_survey import survey
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (4, 3)) -> None:
@@ -170,11 +171,9 @@ def test_all_images_are_checked(tmp_path: Path) -> None:
     photos(tmp_path, count=8)
     for name in ("cat/1.png", "dog/6.png"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-30])
-    (tmp_path / "cat" / "notes.txt").touch()
-    settings = DataSettings(name=str(tmp_path))
-    defects, notes = check_own_images(settings, OwnData("folder", tmp_path))
+    defects = Defects(str(tmp_path), "image")
+    survey(ImageFolder.of(tmp_path).files, (2, 2), defects, decode_all=True)
     assert defects.bad == {f"{tmp_path}/cat/1.png", f"{tmp_path}/dog/6.png"}
-    assert notes == (f"{tmp_path}: 1 file left out: 1 .txt",)
 
 
 def test_colours_of_which_the_lower_bits_alone_are_used_are_refused(tmp_path: Path) -> None:

@@ -36,10 +36,14 @@ _KINDS_TOLD: Final = 6
 
 @dataclass(frozen=True)
 class Wanted:
-    """Files that are looked for: by the `endings` of their names, and of those without by their first bytes."""
+    """Files that are looked for: by the `endings` of their names, and of those without by their first bytes.
+
+    Behind an ending may stand one of the `packings`.
+    """
 
     endings: frozenset[str]
     beginnings: re.Pattern[bytes] | None = None
+    packings: tuple[str, ...] = ()
 
     def kind(self, entry: os.DirEntry[str]) -> str:
         """The kind of a file that is not wanted, in a word; a broken link is, and told when it is read."""
@@ -48,7 +52,9 @@ class Wanted:
                 return "no files (pipes, sockets)"
         except OSError:
             pass  # a link that leads to itself
-        suffix = os.path.splitext(entry.name.lower().removesuffix(".gz"))[1]  # noqa: PTH122 - of every file
+        name = entry.name.lower()
+        packing = next(filter(name.endswith, self.packings), "")
+        suffix = os.path.splitext(name.removesuffix(packing))[1]  # noqa: PTH122 - of every file
         if suffix in self.endings:
             return ""
         if suffix:

@@ -23,7 +23,7 @@ def files_for(saved: SavedModel) -> Wanted:
     if saved.targets == "tokens":
         return Wanted(frozenset({".txt"}))
     if saved.columns:
-        return Wanted(_TABLES)
+        return Wanted(_TABLES, packings=(".gz", ".bz2", ".xz"))
     if len(saved.input_shape) == 3:
         return Wanted(IMAGES.endings | _ARRAYS, IMAGES.beginnings)
     return Wanted(_ARRAYS)

@@ -20,7 +20,7 @@ from worker.data.depth import Depth
 from worker.data.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
 from worker.data.own.assemble import Part, assemble
 
-__all__ = ["ImageFolder", "check_own_images", "count_own_images", "load_own_images"]
+__all__ = ["ImageFolder", "count_own_images", "load_own_images"]
 
 _TRAIN: Final = ("train", "training")
 _TEST: Final = ("test", "testing", "val", "valid", "validation", "eval", "dev")
@@ -137,20 +137,6 @@ def load_own_images(settings: DataSettings, own: OwnData, depth: Depth | None = 
     notes = (*folder.notes, *(f"{own.path}: {note}" for note in seen.notes))
     dataset = assemble(settings, train, test, names)
     return replace(dataset, notes=(*dataset.notes, *notes), depth=seen.depth, left_out=left_out)
-
-
-def check_own_images(settings: DataSettings, own: OwnData) -> tuple[Defects, tuple[str, ...]]:
-    """Decode all images of a folder; what is wrong with them, and notes on what is left out or not expected.
-
-    Raises:
-        DataError: there are none, or a class is empty or unknown to training.
-    """
-    from worker.data.own.image_survey import survey  # noqa: PLC0415 - Pillow is an extra
-
-    folder = ImageFolder.of(own.path)
-    defects = Defects(f"data {settings.name}", "image")
-    seen = survey(folder.files, settings.size, defects, decode_all=True)
-    return defects, (*folder.notes, *(f"{own.path}: {note}" for note in seen.notes))
 
 
 def count_own_images(own: OwnData) -> tuple[int, bool]:

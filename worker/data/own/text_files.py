@@ -22,7 +22,7 @@ from worker.data.text import TextExamples, sequences, sequences_of, text_dataset
 __all__ = ["count_own_text", "load_own_text"]
 
 _REMEDY: Final = "give the path of a text file, or a folder of .txt files"
-_TEXTS: Final = Wanted(frozenset({".txt"}))
+_TEXTS: Final = Wanted(frozenset({".txt"}), packings=(".gz",))
 _TRAIN: Final = "train.txt"
 _TEST: Final = ("test.txt", "val.txt", "valid.txt", "validation.txt")
 
