@@ -203,16 +203,27 @@ class Communicator:
             self._operations.paths.append(SameHostPath(self.rank, opened, self._turn_events()))
         return opened is not None
 
+    def forget_shared(self) -> None:
+        """Sum values in no shared memory any more, until `share`; all ranks call this, and nothing is under way."""
+        paths = self._operations.paths
+        for path in [each for each in paths if isinstance(each, SameHostPath)]:
+            path.close()
+            paths.remove(path)
+
     def _turn_events(self) -> TurnEvents:
         operations = self._operations
         return TurnEvents(lambda: self._failure, lambda: operations.left, operations.finish, self.fail)
 
     def sum_by_kernel(self, value_type: ValueType = ValueType.FP32, *, is_possible: bool = True) -> bool:
-        """Have a kernel sum what needs no word before it is complete; all ranks call this once, as `open_ring`.
+        """Have a kernel sum what needs no word before it is complete; all ranks call this, as `open_ring`.
+
+        Where it is so already nothing changes.
 
         Returns:
             Whether it is so: it is possible for all ranks, and they can open what it needs.
         """
+        if any(isinstance(path, KernelRingPath) for path in self._operations.paths):
+            return True
         ring = self.open_ring(value_type, is_possible=is_possible)
         if ring is not None:
             self._operations.paths.append(KernelRingPath(ring, self.rank, self._turn_events()))
@@ -342,9 +353,17 @@ class Communicator:
         Raises:
             TaihuError: see `wait`.
         """
+        self.begin_allreduce(values, value_type, mean=mean)()
+
+    def begin_allreduce(
+        self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, mean: bool = False
+    ) -> Callable[[], None]:
+        """As `allreduce`; returns what waits for its end, until which `values` belong to it."""
         schedule = Ring(self.rank, cut_chunks(buffer_layout(len(values)), Group(0, 0), self.size, values.itemsize))
         scale = 1.0 / self.size if mean else 1.0
-        self._call(Operation(self._next_key(), values, value_type, schedule, scale=scale))
+        operation = Operation(self._next_key(), values, value_type, schedule, scale=scale)
+        self.start(operation)
+        return partial(self.wait, operation)
 
     def broadcast(self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, root: int = 0) -> None:
         """Replace `values` (shape (n,), as in `allreduce`) on every rank by those of rank `root`."""
@@ -375,6 +394,11 @@ class Communicator:
             failure = self._failure
         if failure is not None:
             tell(failure)
+
+    def forget_failure(self, tell: Callable[[BaseException], None]) -> None:
+        """Have `tell`, which `on_failure` was given, called no more."""
+        with self._changed:
+            self._told_of_failure.remove(tell)
 
     def abort(self, attempt: int) -> None:
         """Give up everything under way, for the run goes back: it is attempt `attempt` now, on every rank in the end.

@@ -40,6 +40,7 @@ __all__ = [
     "Reporting",
     "Session",
     "exchange_after_meeting",
+    "exchange_by_plan",
     "meet_workers",
     "take_part",
     "take_part_after_meeting",
@@ -197,6 +198,16 @@ def exchange_after_meeting(
         with exchange, failure_reported(meeting.client):
             exchange.start()
             yield Session(meeting.client, exchange, meeting.communicator)
+
+
+@contextmanager
+def exchange_by_plan(
+    job: Job, plan: Plan, meeting: Meeting, exchanged: Exchanged, reporting: Reporting
+) -> Iterator[Session]:
+    """An exchange between workers that follows another one of their meeting, by a plan that all have made alike."""
+    with ExitStack() as ending:
+        ending.callback(exchanged.arenas.forget_name)
+        yield ending.enter_context(_between_workers(job, plan, meeting, exchanged, reporting))
 
 
 def _meet(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ["HashBook", "difference"]
+__all__ = ["HashBook", "checksums_in_words", "difference"]
 
 _SHOWN: Final = 12
 _KEPT: Final = 8
+_BETWEEN: Final = " | "
 
 
 class HashBook:
@@ -34,10 +36,31 @@ class HashBook:
         return difference(known)
 
 
+def checksums_in_words(checksums: Sequence[tuple[str, int]]) -> str:
+    """Checksums of parameters, 32 bits, with their names, behind one hash of all: what is too long may be cut off."""
+    each = [f"{name}={value:08x}" for name, value in checksums]
+    return _BETWEEN.join([hashlib.sha256("\n".join(each).encode()).hexdigest(), *each])
+
+
 def difference(hashes: Mapping[str, str]) -> str:
-    """Members whose hashes are not those of most, and theirs, in words; nothing where all are alike."""
+    """Members whose hashes are not those of most, and theirs, in words; nothing where all are alike.
+
+    Where checksums with names are behind the hashes, the first one that is not alike.
+    """
+    for words in zip(*(value.split(_BETWEEN)[1:] for value in hashes.values()), strict=False):
+        if len(set(words)) > 1:
+            name = words[0].rpartition("=")[0]
+            return f"{name} is the first: {_unusual(dict(zip(hashes, words, strict=True)))}"
+    return _unusual({name: value.partition(_BETWEEN)[0] for name, value in hashes.items()})
+
+
+def _unusual(hashes: Mapping[str, str]) -> str:
     usual, count = Counter(hashes.values()).most_common(1)[0]
     if count == len(hashes):
         return ""
-    others = [f"{name} {value[:_SHOWN]}" for name, value in hashes.items() if value != usual]
-    return f"{', '.join(others)}, {count} of {len(hashes)} {usual[:_SHOWN]}"
+    others = [f"{name} {_short(value)}" for name, value in hashes.items() if value != usual]
+    return f"{', '.join(others)}, {count} of {len(hashes)} {_short(usual)}"
+
+
+def _short(value: str) -> str:
+    return value.rpartition("=")[2][:_SHOWN]

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 
 from taihu.coordination.client import LOSSES
-from taihu.errors import RunError
+from taihu.errors import ConfigError, RunError
 from taihu.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
@@ -83,13 +83,16 @@ def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mappi
 
     Raises:
         ConfigError: a setting is wrong, or the launcher has not said which rank this is.
-        RunError: it has been found already.
+        RunError: it has been found already, and not left by `shutdown`.
     """
-    if _present.world is not None:
-        raise RunError("taihu.torch is initialized already: call init before everything else, and once")
+    former = _present.world
+    if former is not None and not former.has_left:
+        raise RunError("taihu.torch is initialized already: call init before everything else, or behind shutdown()")
     place = find_place(job, settings)
+    if former is not None and place.job.servers:
+        raise ConfigError("init() behind shutdown(): servers have ended with the run; start the script without them")
     configure_script_logs(log_of_script(os.environ), role="worker", rank=place.rank)
-    _present.world = World(place)
+    _present.world = World(place, is_first=former is None)
     _tell_of_errors(_present.world)
     # What the atexit module is told comes too late: the threads that answer other workers have ended then.
     threading._register_atexit(shutdown)  # type: ignore[attr-defined]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import numpy as np
 import structlog
 import torch
 from numpy.typing import NDArray
+from torch.nn.parameter import UninitializedTensorMixin
 
 from taihu.errors import ConfigError
 from taihu.layout import LayerSpec, Layout, TensorSpec
@@ -16,9 +19,10 @@ from taihu.torch.sealed import SealedGradient, sealed_like
 from taihu.torch.spread import is_spread, was_spread
 from taihu.torch.staging import Staging, pin, staging_of
 
-__all__ = ["GradientArena", "layout_of", "trained", "views_of"]
+__all__ = ["GradientArena", "check_parameters", "layer_of", "layout_of", "trained", "views_of"]
 
 _log = structlog.get_logger()
+_CAN_LET_GO: Final = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and hasattr(torch._C, "_storage_Use_Count")
 
 
 def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> list[tuple[str, torch.nn.Parameter]]:
@@ -52,17 +56,47 @@ def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> 
         )
     if not named:
         raise ConfigError("no parameter of the optimizer needs a gradient: there is nothing to exchange")
+    check_parameters(named, model)
     return named
+
+
+def check_parameters(named: Iterable[tuple[str, torch.nn.Parameter]], model: torch.nn.Module | None) -> None:
+    """Refuse parameters whose gradients cannot be exchanged.
+
+    Raises:
+        ConfigError: one has no values yet, or will have a sparse gradient.
+    """
+    names = {}
+    for name, parameter in named:
+        names[id(parameter)] = name
+        if isinstance(parameter, UninitializedTensorMixin) or parameter.device.type == "meta":
+            raise ConfigError(
+                f"{name} ({type(parameter).__name__} on {parameter.device}) has no values yet: run a batch through "
+                "the model, or load its state, before the optimizer and DistributedOptimizer are made"
+            )
+        if parameter.layout != torch.strided:
+            raise ConfigError(f"{name} is {parameter.layout}, and dense parameters are exchanged: make it dense")
+    for module in () if model is None else model.modules():
+        weight = getattr(module, "weight", None)
+        if getattr(module, "sparse", False) is True and id(weight) in names:
+            raise ConfigError(
+                f"{names[id(weight)]} is of {type(module).__name__}(sparse=True), whose gradients are sparse, and "
+                "dense ones are exchanged: make it with sparse=False"
+            )
+
+
+def layer_of(name: str, parameter: torch.Tensor, kind: int = 0) -> LayerSpec:
+    """The layer of a parameter: its gradient, of a complex one as real and imaginary parts."""
+    return LayerSpec(name, (TensorSpec("gradient", _real_shape(parameter) or (1,)),), kind=kind)
+
+
+def _real_shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    return (*parameter.shape, 2) if parameter.is_complex() else tuple(parameter.shape)
 
 
 def layout_of(named: Iterable[tuple[str, torch.nn.Parameter]]) -> Layout:
     """A layer for each parameter, the last one first: backward begins at the output, until its order is known."""
-    return Layout(
-        tuple(
-            LayerSpec(name, (TensorSpec("gradient", tuple(parameter.shape) or (1,)),))
-            for name, parameter in reversed(list(named))
-        )
-    )
+    return Layout(tuple(layer_of(name, parameter) for name, parameter in reversed(list(named))))
 
 
 def views_of(
@@ -76,11 +110,53 @@ def views_of(
     ]
 
 
+class _View:
+    """The part of one parameter in an arena, as memory of its own that a script may hold on to.
+
+    Args:
+        values: shape (n,), a part of the arena.
+        shape: of the gradient as real numbers.
+    """
+
+    def __init__(self, values: NDArray[np.float32], shape: Sequence[int]) -> None:
+        self.tensor: Any = torch.from_numpy(values).view(shape)
+        self._note()
+
+    def _note(self) -> None:
+        self._storage = self.tensor.untyped_storage()
+        self._uses = _uses(self._storage)
+
+    def let_go(self) -> None:
+        """Leave the values to whoever else holds the tensor, or another one of its memory; this has another then.
+
+        The tensor is no parameter's gradient.
+        """
+        if _references(self) == _USUAL_REFERENCES and _uses(self._storage) == self._uses:
+            return
+        fresh = self.tensor.detach().clone()
+        self._storage._swap_data_ptr_(fresh.untyped_storage())
+        self.tensor = fresh
+        self._note()
+
+
+def _references(holder: Any) -> int:
+    return sys.getrefcount(holder.tensor)
+
+
+def _uses(storage: Any) -> int:
+    return int(torch._C._storage_Use_Count(storage._cdata)) if _CAN_LET_GO else 0
+
+
+_USUAL_REFERENCES: Final = _references(SimpleNamespace(tensor=torch.empty(0)))
+
+
 class GradientArena:
     """The gradients of parameters in one array, shape (elements,), fp32.
 
-    Those of fp32 parameters on the CPU are views of it. Those on a CUDA device are copied there and back beside what
-    the device computes (`taihu.torch.staging`), all others at once.
+    Those of fp32 parameters on the CPU become views of it in backward: what autograd has made is copied there, and
+    what comes back is where the optimizer looks. Those on a CUDA device are copied there and back beside what the
+    device computes (`taihu.torch.staging`), all others at once. A gradient that the script has kept, and that is no
+    parameter's any more, stays as it is.
 
     Args:
         layout: of the parameters.
@@ -102,17 +178,21 @@ class GradientArena:
         stage: Callable[[torch.device], Staging | None] = staging_of,
     ) -> None:
         self.parameters = list(parameters)
-        self._views = views_of(layout, parameters, arena)
+        self._names = [layer.name for layer in layout.layers]
+        bounds = zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
+        self._views = [_View(arena[start:stop], _real_shape(p)) for start, stop, p in bounds]
         self._sealed = [sealed_like(parameter) for parameter in parameters] if seals else []
         stagings = {device: stage(device) for device in {p.device for p in parameters}}
         self._staged = [stagings[p.device] for p in parameters]
         self._stagings = [each for each in stagings.values() if each is not None]
         self._is_bound = [
-            keeps and staging is None and p.dtype == torch.float32 and p.device.type == "cpu"
+            keeps and _CAN_LET_GO and staging is None and p.dtype == torch.float32 and p.device.type == "cpu"
             for staging, p in zip(self._staged, parameters, strict=True)
         ]
         is_cuda = any(device.type == "cuda" for device in stagings)
         self._unpin = pin(torch.from_numpy(arena)) if is_cuda else lambda: None
+        # Complete gradients that are not in the arena yet.
+        self._taken: list[int] = []
         bound, staged = sum(self._is_bound), sum(staging is not None for staging in self._staged)
         _log.info("gradients", views=bound, staged=staged, copied=len(parameters) - bound - staged)
 
@@ -121,48 +201,59 @@ class GradientArena:
         self._settle()
         self._unpin()
 
-    def bind(self, indices: Iterable[int]) -> None:
-        """Have backward add to the arena where parameters `indices` have no gradient, as after `zero_grad`."""
-        bound = []
-        for index in indices:
-            parameter = self.parameters[index]
-            if parameter.grad is None and self._is_bound[index]:
-                parameter.grad = self._views[index]
-                bound.append(self._views[index])
-        if bound:
-            # In one call: Python takes longer than the zeros do.
-            torch._foreach_zero_(bound)
-
     def bind_one(self, index: int) -> None:
         """Have backward add to the arena, or to memory of its own, unless parameter `index` has a gradient."""
         parameter = self.parameters[index]
         if isinstance(parameter.grad, SealedGradient):
             parameter.grad = None
         if parameter.grad is None and self._is_bound[index]:
-            self._views[index].zero_()
-            parameter.grad = self._views[index]
-
-    def take(self, index: int) -> None:
-        """The gradient of parameter `index` is complete: bring it to the arena, where `is_there` tells of it."""
-        parameter, view = self.parameters[index], self._views[index]
-        gradient = parameter.grad
-        if gradient is view and not self._sealed:
-            return
-        staging = self._staged[index]
-        if gradient is None or isinstance(gradient, SealedGradient):
-            self._settle()
+            view = self._views[index].tensor
             view.zero_()
-        elif staging is not None:
-            staging.take(index, view, gradient.detach())
-        elif not _is(gradient, view):
-            view.copy_(gradient.detach())
-        if self._sealed:
-            parameter.grad = self._sealed[index]
-        elif self._is_bound[index]:
             parameter.grad = view
 
+    def take(self, index: int) -> None:
+        """The gradient of parameter `index` is complete: it may be brought to the arena from now on.
+
+        `gather` brings those that no device has to copy, `is_there` tells of the others.
+        """
+        staging = self._staged[index]
+        if staging is None or self._sealed:
+            self._taken.append(index)
+            return
+        gradient = self.parameters[index].grad
+        if gradient is None:
+            self._settle()
+            self._views[index].tensor.zero_()
+        else:
+            staging.take(index, self._views[index].tensor, _real(self._dense(index, gradient)))
+
+    def gather(self) -> None:
+        """Bring all gradients that were taken to the arena, but for those that a device copies."""
+        targets, sources = [], []
+        for index in self._taken:
+            parameter, view = self.parameters[index], self._views[index]
+            gradient = parameter.grad
+            if gradient is view.tensor and not self._sealed:
+                continue
+            if not self._sealed:
+                view.let_go()
+            if gradient is None or isinstance(gradient, SealedGradient):
+                self._settle()
+                view.tensor.zero_()
+            elif not _is(gradient := self._dense(index, gradient), view.tensor):
+                targets.append(view.tensor)
+                sources.append(_real(gradient))
+            if self._sealed:
+                parameter.grad = self._sealed[index]
+            elif self._is_bound[index] and gradient is not None:
+                parameter.grad = view.tensor
+        self._taken.clear()
+        if targets:
+            # In one call: Python takes longer than small copies do.
+            torch._foreach_copy_(targets, sources)
+
     def is_there(self, index: int) -> bool:
-        """Whether the gradient of parameter `index` may be sent; returns at once."""
+        """Whether the gradient of parameter `index`, which was taken, may be sent; returns at once."""
         staging = self._staged[index]
         return staging is None or staging.is_there(index)
 
@@ -172,25 +263,50 @@ class GradientArena:
         if staging is not None:
             staging.wait(index)
 
-    def give(self, indices: Iterable[int]) -> None:
-        """The arena has what came back for parameters `indices`: have it in their gradients."""
+    def give(self, indices: Iterable[int], is_brought: Callable[[int], bool] = lambda _: True) -> None:
+        """The arena has what came back for parameters `indices`: have it in their gradients.
+
+        One that has none, and that no worker has brought, goes on having none.
+        """
         for index in indices:
-            parameter, view = self.parameters[index], self._views[index]
-            if self._is_bound[index]:
+            parameter, view = self.parameters[index], self._views[index].tensor
+            gradient = parameter.grad
+            if gradient is view or (gradient is None and not is_brought(index)):
                 continue
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
+            if self._is_bound[index]:
+                parameter.grad = view
+                continue
+            if gradient is None:
+                gradient = parameter.grad = torch.empty_like(parameter)
             if (staging := self._staged[index]) is None:
-                parameter.grad.copy_(view)
+                _real(gradient).copy_(view)
             else:
-                staging.give(parameter.grad, view)
+                staging.give(_real(gradient), view)
         for staging in self._stagings:
             staging.given()
+
+    def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient whose values lie in memory.
+
+        Raises:
+            ConfigError: it is sparse.
+        """
+        if gradient.layout != torch.strided:
+            raise ConfigError(
+                f"{self._names[index]} has a sparse gradient, and dense ones are exchanged: make its embedding with "
+                "sparse=False"
+            )
+        return gradient.detach()
 
     def _settle(self) -> None:
         """Return when nothing of the last step is on its way out of the arena."""
         for staging in self._stagings:
             staging.settle()
+
+
+def _real(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient as real numbers: of a complex one its parts, in a last dimension of 2."""
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
 
 def _is(tensor: Any, view: Any) -> bool:

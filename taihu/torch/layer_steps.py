@@ -13,7 +13,7 @@ from taihu.torch.turns import Brought, Turns
 from taihu.wire.clock import Clock
 from worker.exchange.shell import Exchange
 from worker.session import Session
-from worker.training.calibration import Measuring
+from worker.training.calibration import Schedule
 from worker.training.plan_follower import PlanFollower
 from worker.training.step_driver import StepDriver, Wait
 from worker.training.step_record import StepRecord
@@ -56,7 +56,7 @@ class LayerSteps:
         gradients: GradientArena,
         session: Session,
         reports: Reports,
-        measuring: Measuring,
+        measuring: Schedule,
         *,
         owners: Sequence[int],
         turns: Turns,
@@ -134,6 +134,7 @@ class LayerSteps:
             if self._copies:
                 self._driver.make_room(layer)
                 self.gradients.take(layer)
+                self.gradients.gather()
             if not self.gradients.is_there(layer):
                 if not waits:
                     return
@@ -142,6 +143,7 @@ class LayerSteps:
                 self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
             self._next += 1
             if (group := self._last_of.get(layer)) is not None:
+                self.gradients.gather()
                 self._driver.group_ready(group)
 
     def end(self, record: StepRecord, brought: Brought) -> None:
@@ -170,9 +172,9 @@ class LayerSteps:
         """Return when every group has been summed, and updated where servers do so."""
         self._timed(lambda _: self._driver.finish(), 0)
 
-    def give(self) -> None:
-        """Have what came back in the gradients of the parameters that the step was about."""
-        self.gradients.give(self._part.layers)
+    def give(self, is_brought: Callable[[int], bool]) -> None:
+        """Have what came back in the gradients of the parameters that the step was about, or that was brought."""
+        self.gradients.give(self._part.layers, is_brought)
 
     def close(self, record: StepRecord) -> None:
         """Note a step that has ended, and go on by another plan where the workers have agreed on one."""

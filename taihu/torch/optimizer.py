@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy, deepcopy
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
 from typing_extensions import override
 
 from taihu.errors import ConfigError
-from taihu.torch.gradients import layout_of, trained
+from taihu.torch.exchanged import Optimized
+from taihu.torch.gradients import check_parameters, layout_of, trained
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.steps import BackwardSteps
@@ -49,26 +52,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._world = world
         self._brings: list[torch.Tensor] = []
         self._steps: BackwardSteps | None = None
-        self._number = 0
+        self._optimized = Optimized(optimizer, model)
         self._serves = update == "servers" and not world.is_alone
         if world.is_alone:
             return
         named = trained(optimizer, model)
         parameters = [parameter for _, parameter in reversed(named)]
         self._brings = parameters if model is None else [*model.parameters(), *model.buffers()]
-        layout, updates = layout_of(named), None
+        updates = None
         if self._serves:
             if model is None:
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
-            updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout, parameters)
-        steps, numbers = world.train(layout, parameters, self._brings, updates, model=model)
-        self._steps, self._number = steps, steps.optimizers - 1
+            updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout_of(named), parameters)
+        self._steps = world.train(self._optimized, self._brings, updates)
         if self._serves:
             by_servers = set(map(id, parameters))
             self._brings = [each for each in self._brings if id(each) not in by_servers]
-        if model is not None:
-            model.register_forward_pre_hook(lambda *_: steps.begins(numbers) if torch.is_grad_enabled() else None)
-            model.register_forward_hook(lambda *_: steps.forwarded())
+
+    # A copy is the optimizer inside: nothing of what is exchanged belongs to it.
+    @override
+    def __reduce_ex__(self, _: Any) -> Any:
+        return copy, (self.optimizer,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.optim.Optimizer:
+        return deepcopy(self.optimizer, memo)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -83,11 +90,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update by the mean gradients, as the optimizer inside does.
 
-        Where servers update they have begun to, and this waits for nothing.
+        Gradients that no backward has exchanged, because they were set by hand, are exchanged first. A closure
+        returns the mean of all workers' losses to the optimizer inside. Where servers update they have begun to, and
+        this waits for nothing.
 
         Raises:
             ConfigError: a learning rate is another one than when backward began.
+            RunError: within backward, or where gradients are not what all workers would exchange alike.
         """
+        if self._steps is None:
+            return self._stepped(closure)
         if self._serves:
             value = None
             if closure is not None:
@@ -95,13 +107,48 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     value = closure()
             self._update()
             return value
+        if closure is None:
+            self._steps.before_update(self._optimized)
+        loss = self._stepped(None if closure is None else partial(self._evaluated, closure, self._steps))
+        self._steps.updated(self._optimized)
+        return loss
+
+    def _stepped(self, closure: Callable[[], float] | None) -> float | None:
         loss: float | None = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         return loss
+
+    def _evaluated(self, closure: Callable[[], Any], steps: BackwardSteps) -> Any:
+        """The mean loss of all workers: optimizers that look at it, as LBFGS does, go on everywhere alike."""
+        loss = closure()
+        steps.before_update(self._optimized)
+        if loss is None:
+            return None
+        if not isinstance(loss, torch.Tensor):
+            return steps.mean_of(float(loss))
+        return torch.full_like(loss.detach(), steps.mean_of(loss.item()))
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Have the optimizer inside update more parameters, from worker 0's values on; all workers call this.
+
+        Raises:
+            RunError: another worker does something else.
+            ConfigError: gradients of one cannot be exchanged.
+        """
+        known = {id(parameter) for parameter in self._optimized.parameters()}
+        self.optimizer.add_param_group(param_group)
+        if self._steps is None or self._serves:
+            return
+        added = [(name, p) for name, p in self._optimized.named() if id(p) not in known]
+        check_parameters(added, self._optimized.model)
+        self._world.bring([p for _, p in added])
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
         self.optimizer.zero_grad(set_to_none)
+        if self._steps is not None:
+            self._steps.forget(self._optimized)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +165,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 'saved; save model.state_dict() alone, or give update="workers"'
             )
         state: dict[str, Any] = self.optimizer.state_dict()
-        own = {} if self._steps is None or self._number else self._steps.state()
+        own = self._steps.state() if self._steps is not None and self._steps.is_first(self._optimized) else {}
         return {**state, **{_OURS + name: torch.from_numpy(array.copy()) for name, array in own.items()}}
 
     @override
@@ -142,10 +189,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Return when all parameters are those of the last step, where servers update them.
 
-        Where workers update there is nothing to wait for: gradients are means as soon as backward has returned.
+        Where workers update, gradients are means as soon as backward has returned. Those that no backward has
+        exchanged, which were set by hand or added up in `no_sync()`, become means here; all workers call this then.
         """
-        if self._steps is not None:
+        if self._serves and self._steps is not None:
             self._steps.settle()
+        elif self._steps is not None:
+            self._steps.before_update(self._optimized, is_asked_for=True)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -197,7 +247,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # Schedulers that were made of the optimizer inside look whether it steps.
             self.optimizer._opt_called = True
         else:
-            self.optimizer.step()
+            self.step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -208,7 +258,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps is None:
             yield
             return
-        former, self._steps.adds_up = self._steps.adds_up, self._steps.adds_up | {self._number}
+        former, self._steps.adds_up = self._steps.adds_up, self._steps.adds_up | {self._optimized}
         try:
             yield
         finally:

@@ -15,6 +15,7 @@ from taihu.torch.gradients import views_of
 from taihu.torch.modules import ModuleReads, Uses
 from taihu.torch.order import with_layers
 from taihu.torch.rules import ScriptOptimizer
+from taihu.torch.sealed import SealedGradient
 from taihu.update_rules import UpdateRules
 
 __all__ = ["ServerUpdates"]
@@ -125,6 +126,11 @@ class ServerUpdates:
                     f"parameter {self._layout.layers[number].name} was written to here, and the servers hold another "
                     'one: give update="workers"'
                 )
+            if parameter.dtype != torch.float32:
+                raise RunError(
+                    f"parameter {self._layout.layers[number].name} is {parameter.dtype} now, and the servers hold "
+                    'float32: give update="workers"'
+                )
         self._sent = self.script.rates()
         return self._sent
 
@@ -139,14 +145,24 @@ class ServerUpdates:
             assert self._reads is not None  # noqa: S101
             self.at_step = self._reads.learn(self._unread)
 
+    def _check_that_none_is_set(self) -> None:
+        for number, parameter in enumerate(self._parameters):
+            if parameter.grad is not None and not isinstance(parameter.grad, SealedGradient):
+                raise RunError(
+                    f"step(): the gradient of {self._layout.layers[number].name} was set by hand, and servers have "
+                    'those alone that a backward has brought: give update="workers"'
+                )
+
     def stepped(self) -> None:
         """The script calls `step`.
 
         Raises:
             ConfigError: a learning rate was changed since backward began.
+            RunError: no backward came before, and a gradient was set by hand.
         """
         sent, self._sent = self._sent, None
         if sent is None:
+            self._check_that_none_is_set()
             return
         for number, (before, now) in enumerate(zip(sent, self.script.rates(), strict=True)):
             if before != now:

@@ -2,50 +2,65 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
+from taihu.coordination.hashes import checksums_in_words
 from taihu.errors import ConfigError, RunError
 from taihu.job import Job
 from taihu.layout import Layout
+from taihu.torch.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients import GradientArena
 from taihu.torch.layer_steps import LayerSteps
 from taihu.torch.live import LiveParameters
+from taihu.torch.means import Means
 from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.reports import Reports
+from taihu.torch.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.turns import Brought, Turns
 from taihu.wire.clock import Clock, SystemClock
 from worker.session import Session
-from worker.training.calibration import Measuring
+from worker.training.calibration import Measuring, Schedule, Unmeasured
 from worker.training.step_driver import Wait
 from worker.training.step_record import StepRecord
 
 __all__ = ["BackwardSteps", "Open"]
 
-Open = Callable[[Sequence[int], Layout, Sequence[torch.nn.Parameter]], tuple[GradientArena, Session]]
-"""Takes the order in which parameters came, layout and parameters in it; returns gradients and the open exchange."""
+_USUAL_CHECKS: Final = 128
+
+
+class Open(Protocol):
+    """Opens an exchange, and closes the one before; all workers call it together."""
+
+    def __call__(
+        self, order: Sequence[int], layout: Layout, parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[GradientArena, Session]:
+        """Take the order in which parameters came, layout and parameters in it; return gradients and the exchange."""
+        ...
 
 
 class BackwardSteps:
     """Drives an exchange by what autograd tells of parameters; the thread that calls backward does all of it.
 
     The exchange is opened at the end of the first backward whose gradients are exchanged, when it is known in which
-    order they come, and takes all of them then. Parameters have numbers, their positions among all that were added;
-    layers are those of the exchange's layout.
+    order they come, and takes all of them then. It is opened anew where workers train other parameters than before.
+    Parameters have numbers, their positions in the exchanged set; layers are those of the exchange's layout.
 
     Args:
         job: of the run.
         open_exchange: opens it; all workers call it together.
         reports: are told of steps and plans.
         agree: called with an order, returns that of worker 0; all workers call it together.
+        bring: has worker 0's values in tensors; all workers call it together.
         communicator: between the workers.
         waits: called with whether this worker waits for others from now on.
         updates: of the servers, where these update: parameters come back then, while the script goes on.
@@ -58,33 +73,38 @@ class BackwardSteps:
         reports: Reports,
         *,
         agree: Callable[[Sequence[int]], tuple[int, ...]],
+        bring: Callable[[Sequence[torch.Tensor]], None],
         communicator: Communicator,
         waits: Callable[[bool], None],
         updates: ServerUpdates | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._job = job
-        self._layout = Layout(())
-        self._parameters: list[torch.nn.Parameter] = []
-        # Of each parameter the number of its optimizer.
-        self._owners: list[int] = []
         self._open_exchange = open_exchange
         self._reports = reports
         self._agree = agree
+        self._bring = bring
         self._communicator = communicator
         self._waits = waits
         self.updates = updates
         self._clock = clock or SystemClock()
-        self._measuring = Measuring(job.exchange.calibration_steps, job.exchange.replan_every)
+        self._measuring: Schedule = Measuring(job.exchange.calibration_steps, job.exchange.replan_every)
         self.step = 0
         """The number of backward passes whose gradients were exchanged."""
-        self.optimizers = 0
-        """The number of optimizers whose parameters were added."""
-        self.adds_up: frozenset[int] = frozenset()
+        self.adds_up: frozenset[Optimized] = frozenset()
         """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
         self.is_joined = False
         """Whether workers may have different numbers of backwards, and tell each other of one before each."""
         self._own = 0
+        self._watch = Watch()
+        self._means = Means()
+        self._calls = RollCall(communicator, self._waiting)
+        # What is exchanged, or will be when the exchange is opened; and the hooks of its parameters.
+        self._set = ExchangedSet.of((), shares_groups=True)
+        self._owner_of: dict[int, Optimized] = {}
+        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        # Whether the exchange is opened anew at the end of this backward.
+        self._reopens = False
         self._rates: Sequence[float] | None = None
         self._turns: Turns | None = None
         self._layers: LayerSteps | None = None
@@ -93,47 +113,46 @@ class BackwardSteps:
         # A state of compression that was loaded before there was an exchange.
         self._loaded: dict[str, NDArray[Any]] = {}
         self._record: StepRecord | None = None
-        # Numbers of the parameters whose gradients are complete in this backward, as they came.
+        # Identities of the parameters whose gradients are complete in this backward, as they came.
         self._came: dict[int, None] = {}
         # The step whose updates may still be on their way, and the groups that nobody has read since.
         self._open: StepRecord | None = None
         self._unread: set[int] = set()
         self._waited_in_forward_s = 0.0
-        self._start_s = self._forward_end_s = self._clock.now()
+        self._start_s = self._clock.now()
         # Of the parameters that are here, where they do not stay.
         self._live: LiveParameters | None = None
         if updates is not None:
             updates.watch(self.read, self.settle, self if job.zero == 3 else None)
 
-    def add(self, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> range:
-        """Exchange the gradients of one more optimizer's parameters; returns their numbers.
+    def add(self, optimized: Optimized) -> None:
+        """Exchange the gradients of one more optimizer's parameters, from the next backward on.
 
-        Args:
-            layout: a layer for each of them, the last one of the model first.
-            parameters: in this order.
+        One that was exchanged before, and has some of them, has none any more.
 
         Raises:
             ConfigError: another optimizer has one of them, too.
-            RunError: the first backward has begun.
         """
-        if self._turns is not None:
-            raise RunError(
-                "an optimizer comes behind the first backward: give all of them to DistributedOptimizer before it"
-            )
-        known = set(map(id, self._parameters))
-        for layer, parameter in zip(layout.layers, parameters, strict=True):
-            if id(parameter) in known:
-                raise ConfigError(f"{layer.name} is a parameter of another optimizer, too: give it to one of them")
-        numbers = range(len(self._parameters), len(self._parameters) + len(parameters))
-        self._layout = Layout((*self._layout.layers, *layout.layers))
-        self._parameters += parameters
-        self._owners += [self.optimizers] * len(parameters)
-        self.optimizers += 1
-        for number, parameter in zip(numbers, parameters, strict=True):
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
-            if self.updates is not None:
-                parameter.register_hook(partial(self._accumulates, number))
-        return numbers
+        known = {id(p): other for other in self._watch.optimized for p in other.parameters()}
+        for name, parameter in reversed(optimized.named()):
+            other = known.get(id(parameter))
+            if other is not None and not other.was_exchanged:
+                raise ConfigError(f"{name} is a parameter of another optimizer, too: give it to one of them")
+            if other is not None:
+                other.is_retired = True
+        self._watch.optimized.append(optimized)
+        if self._layers is None:
+            self._set = self._wanted()
+        self._hook(optimized)
+
+    def is_first(self, optimized: Optimized) -> bool:
+        """Whether it is the first of the optimizers that are exchanged."""
+        return self._watch.optimized[0] is optimized
+
+    @property
+    def optimizers(self) -> int:
+        """The number of optimizers whose parameters are exchanged."""
+        return sum(not each.is_dead for each in self._watch.optimized)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The live state of compression here, and its `ORDER`; empty where nothing is compressed."""
@@ -151,21 +170,19 @@ class BackwardSteps:
         if self._job.compression.method == "none":
             return
         if self._layers is None:
-            order_of_state(state, self._layout)
+            order_of_state(state, self._set.layout)
             self._loaded = {name: array.copy() for name, array in state.items()}
             return
         compression = self._layers.exchange.compression
         assert compression is not None  # noqa: S101
-        compression.resume(state_in_order(state, self._layout, self._order))
+        compression.resume(state_in_order(state, self._set.layout, self._order))
 
-    def begins(self, numbers: Iterable[int]) -> None:
-        """A forward begins: gradients of parameters `numbers` that it leads to are to be added to the arena."""
-        if self.updates is None and self._layers is not None:
-            self._layers.gradients.bind(map(self._layer_of.__getitem__, numbers))
-
-    def forwarded(self) -> None:
-        """A forward has ended, most likely the last one before backward."""
-        self._forward_end_s = self._clock.now()
+    def checksums(self) -> str:
+        """The checksums of all parameters with their names, as all workers must have them in the end; "" of none."""
+        if self._layers is None or self.updates is not None:
+            return ""
+        own = zip(self._set.names, map(int, self._set.checksums().tolist()), strict=True)
+        return checksums_in_words(list(own)[::-1])
 
     def read(self, numbers: Sequence[int]) -> None:
         """Return when the updated parameters `numbers` are here, which a module is about to read."""
@@ -214,7 +231,7 @@ class BackwardSteps:
             return
         self._finish_last()
         if self._record is None:
-            for number in range(len(self._parameters)):
+            for number in range(len(self._set.parameters)):
                 self.updates.read(number)
 
     def _finish_last(self) -> None:
@@ -232,9 +249,65 @@ class BackwardSteps:
     def stepped(self) -> None:
         """The script's optimizer steps, where servers have the gradients already."""
         assert self.updates is not None  # noqa: S101
+        _refuse_within_backward()
         self.updates.stepped()
         if self._live is None:
             self.read(self.updates.at_step)
+
+    def before_update(self, optimized: Optimized, *, is_asked_for: bool = False) -> None:
+        """An optimizer is about to step: exchange gradients that no backward has exchanged, as all workers do.
+
+        Args:
+            optimized: the optimizer.
+            is_asked_for: whether the script has said that gradients are as they are to be exchanged.
+
+        Raises:
+            RunError: backward goes on, or such a gradient may not be what is to be exchanged.
+        """
+        _refuse_within_backward()
+        if optimized.is_retired:
+            raise RunError("step(): another DistributedOptimizer was made of this one's parameters; step by that one")
+        own = optimized.parameters()
+        rest = self._means.rest(own)
+        if not rest:
+            return
+        names = {id(p): name for name, p in optimized.named()}
+        for parameter in rest:
+            if not parameter.requires_grad and id(parameter) not in self._set.ids:
+                raise RunError(
+                    f"step(): {names[id(parameter)]} is frozen and has a gradient, which is not exchanged: set it to "
+                    "None"
+                )
+        if not is_asked_for:
+            self._means.check(rest, names)
+        if self._job.compression.method != "none" and len(rest) < sum(p.grad is not None for p in own):
+            raise RunError(
+                f"step(): the gradient of {names[id(rest[0])]} was set by hand behind a backward that has brought "
+                "others, and with compression each is exchanged once: set all of them, or compression.method = 'none'"
+            )
+        self._exchange_now(rest)
+
+    def updated(self, optimized: Optimized) -> None:
+        """The optimizer has stepped: gradients from now on are not exchanged yet."""
+        self._means.used(optimized.parameters())
+
+    def forget(self, optimized: Optimized) -> None:
+        """The optimizer forgets its gradients."""
+        self._means.forget(optimized.parameters())
+
+    def mean_of(self, value: float) -> float:
+        """The mean of a number of all workers, who all call this."""
+        own = np.array([value])
+        return float(self._calls.sums(own)[0] / self._communicator.size)
+
+    def _exchange_now(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        record = self._begin()
+        for parameter in parameters:
+            self._came[id(parameter)] = None
+            if self._layers is not None and not self._reopens:
+                self._layers.take(self._layer_of[self._set.ids[id(parameter)]])
+                self._layers.push(record)
+        self._end(Call.STEP)
 
     def follow(self, update: Callable[[], None]) -> int:
         """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
@@ -244,45 +317,57 @@ class BackwardSteps:
         """
         while self._sums(0.0).any():
             self.settle()
-            for parameter in self._parameters:
+            for parameter in self._set.parameters:
                 parameter.grad = None
             self._begin(follows=True)
             self._end()
             update()
         return int(np.argmax(self._sums(self._own)))
 
-    def _sums(self, own: float) -> NDArray[np.float32]:
+    def _sums(self, own: float) -> NDArray[np.float64]:
         """Numbers of all workers by rank, of which `own` is this one's."""
-        numbers = np.zeros(self._communicator.size, dtype=np.float32)
+        numbers = np.zeros(self._communicator.size)
         numbers[self._communicator.rank] = own
-        with self._waiting():
-            self._communicator.allreduce(numbers)
-        return numbers
+        return self._calls.sums(numbers)
+
+    def _hook(self, optimized: Optimized) -> None:
+        """Hear of the gradients of an optimizer's parameters."""
+        for parameter in optimized.parameters():
+            key = id(parameter)
+            self._owner_of[key] = optimized
+            if key not in self._hooks and parameter.requires_grad:
+                self._hooks[key] = parameter.register_post_accumulate_grad_hook(self._ready)
+                if self.updates is not None:
+                    parameter.register_hook(partial(self._accumulates, self._set.ids[key]))
 
     def _accumulates(self, number: int, _: torch.Tensor) -> None:
         """Autograd is about to add to the gradient of a parameter, in memory that may be on its way yet."""
         self._finish_last()
-        if self._record is not None and number in self._came:
+        if self._record is not None and id(self._set.parameters[number]) in self._came:
             raise self._twice(number)
         if self._layers is not None:
             self._layers.gradients.bind_one(self._layer_of[number])
 
-    def _ready(self, number: int, _: torch.Tensor) -> None:
+    def _ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of a parameter is complete for this backward."""
+        key = id(parameter)
+        number = self._set.ids.get(key)
         if self.updates is not None:
+            assert number is not None  # noqa: S101
             self.updates.brought(number)
-        if self._owners[number] in self.adds_up:
+        if self.adds_up and self._owner_of[key] in self.adds_up:
+            self._means.added_up(parameter)
             return
         record = self._record or self._begin_in_backward()
-        if number in self._came:
-            raise self._twice(number)
-        self._came[number] = None
-        if self._layers is not None:
+        if key in self._came:
+            raise self._twice(number or 0)
+        self._came[key] = None
+        if self._layers is not None and not self._reopens and number is not None:
             self._layers.take(self._layer_of[number])
             self._layers.push(record)
 
     def _twice(self, number: int) -> RunError:
-        name = self._layout.layers[number].name
+        name = self._set.layout.layers[number].name
         return RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
 
     def _begin_in_backward(self) -> StepRecord:
@@ -302,31 +387,68 @@ class BackwardSteps:
             )
         self._rates = None if self.updates is None else () if follows else self.updates.rates()
         self.step += 1
-        turns = self._turns = self._turns or Turns(self.optimizers)
+        self._reopens = self._layers is not None and self.updates is None and self._watch.look()[1]
+        turns = self._turns = self._turns or Turns(max(len(self._set.optimized), 1))
         turns.begin()
         number = turns.counted + 1
         serial = turns.expects_all and self._measuring.is_serial(number)
         steady = not serial and self._measuring.is_steady(number)
         record = StepRecord(self.step, serial, steady, self._start_s)
-        record.forward_end_s = max(self._start_s, self._forward_end_s)
+        # Everything until the first gradient.
+        record.forward_end_s = self._clock.now()
         record.waited_s = record.waited_in_forward_s = self._waited_in_forward_s
         self._waited_in_forward_s = 0.0
         self._record = record
         self._came.clear()
-        if self._layers is not None:
+        if self._layers is not None and not self._reopens:
             self._layers.begin(record, self._rates)
         return record
 
+    def _wanted(self) -> ExchangedSet:
+        """The set of what is to be exchanged; what was exchanged stays as long as an optimizer has it."""
+        shares = self._job.compression.method == "none"
+        return ExchangedSet.of(self._watch.optimized, stays=self._set.ids, shares_groups=shares)
+
+    def _renew_set(self) -> None:
+        """Leave out optimizers that no worker has any more, and have all that the others train."""
+        if len({each.was_exchanged for each in self._watch.optimized}) > 1:
+            # Of optimizers that others follow: schedulers and they hold each other.
+            gc.collect()
+        alive = self._calls.sums(np.array([float(not each.is_dead) for each in self._watch.optimized]))
+        self._watch.optimized = [each for each, lives in zip(self._watch.optimized, alive, strict=True) if lives]
+        former = self._set
+        self._set = self._wanted()
+        self._bring([p for p in self._set.parameters if id(p) not in former.ids])
+        for key in self._hooks.keys() - self._set.ids.keys():
+            self._hooks.pop(key).remove()
+            self._owner_of.pop(key, None)
+        self._turns, self._measuring = Turns(len(self._watch.optimized)), Unmeasured()
+        self._turns.begin()
+        self._means.keep(self._set.ids)
+
     def _begin_exchange(self, record: StepRecord) -> LayerSteps:
         """Open the exchange, and have all gradients of the first backward in it."""
-        count = len(self._parameters)
+        if self._layers is not None:
+            self._layers = None
+            self._renew_set()
+        elif self.updates is None:
+            self._set = self._wanted()
+        exchanged = self._set
+        came = [exchanged.ids[key] for key in self._came if key in exchanged.ids]
+        # Nothing has told of the gradients of those that were found just now.
+        unheard = [p for p in exchanged.parameters if id(p) not in self._hooks]
+        self._came |= {id(p): None for p in unheard if p.grad is not None}
+        for each in self._watch.optimized:
+            self._hook(each)
+        count = len(exchanged.parameters)
         # A run that goes on keeps its order, and with it the thresholds.
-        came: Iterable[int] = order_of_state(self._loaded, self._layout) if self._loaded else self._came
+        first: Iterable[int] = order_of_state(self._loaded, exchanged.layout) if self._loaded else came
         with self._waiting():
-            self._order = self._agree(whole_order(came, count))
+            self._order = self._agree(whole_order(first, count))
         self._layer_of = {number: layer for layer, number in enumerate(self._order)}
-        in_order = [self._parameters[number] for number in self._order]
-        gradients, session = self._open_exchange(self._order, with_layers(self._layout, self._order), in_order)
+        in_order = [exchanged.parameters[number] for number in self._order]
+        layout = with_layers(exchanged.layout, self._order)
+        gradients, session = self._open_exchange(self._order, layout, in_order)
         assert self._turns is not None  # noqa: S101
         layers = self._layers = LayerSteps(
             self._job,
@@ -334,50 +456,104 @@ class BackwardSteps:
             session,
             self._reports,
             self._measuring,
-            owners=[self._owners[number] for number in self._order],
+            owners=[exchanged.owners[number] for number in self._order],
             turns=self._turns,
             timed=self._wait,
             waits=self._waits,
             clock=self._clock,
         )
+        self._watch.opened(exchanged)
         if self._loaded:
             loaded, self._loaded = self._loaded, {}
             self.resume(loaded)
         layers.begin(record, self._rates)
-        for number in self._came:
-            layers.take(self._layer_of[number])
+        for key in self._came:
+            if key in exchanged.ids:
+                layers.take(self._layer_of[exchanged.ids[key]])
         if self._job.zero == 3:
-            layout = with_layers(self._layout, self._order)
             self._live = LiveParameters(layout, in_order, layers)
         return layers
 
-    def _end(self) -> None:
+    def _end(self, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
         record = self._record
         assert record is not None  # noqa: S101
-        layers = self._layers or self._begin_exchange(record)
-        layers.end(record, self._brought())
         if self.updates is not None:
+            layers = self._layers or self._begin_exchange(record)
+            layers.end(record, frozenset((0,)))
             self.updates.pushed()
             self._unread = set(range(len(layers.exchange.plan.groups)))
             self._record, self._open = None, record
             record.end_s = self._start_s = self._clock.now()
             return
+        heard = self._call(call)
+        if self._layers is None or self._reopens:
+            self._agreed(heard())
+            layers = self._begin_exchange(record)
+            self._reopens = False
+            is_brought = self._calls.sums(self._own_flags())
+            layers.end(record, self._owners_of(is_brought))
+        elif record.serial or len(self._set.optimized) > 1:
+            layers = self._layers
+            is_brought = self._agreed(heard())
+            layers.end(record, self._owners_of(is_brought))
+        else:
+            layers = self._layers
+            layers.end(record, frozenset((0,)))
+            is_brought = self._agreed(heard())
         layers.finish()
-        layers.give()
+        layers.give(lambda layer: bool(is_brought[self._order[layer]]))
+        self._means.brought(p for p, here in zip(self._set.parameters, is_brought, strict=True) if here)
         self._record = None
         record.end_s = self._start_s = self._clock.now()
         layers.close(record)
 
-    def _brought(self) -> Brought:
+    @property
+    def flags(self) -> int:
+        """The number of flags in a roll call: one for each parameter of the exchange that is open."""
+        return 0 if self._layers is None else len(self._set.parameters)
+
+    def _own_flags(self) -> NDArray[np.float64]:
+        """For each parameter whether this worker has a gradient to be exchanged, shape (n,)."""
+        flags = np.zeros(self.flags)
+        ids = self._set.ids
+        if not len(flags):
+            return flags
+        flags[[ids[key] for key in self._came if key in ids]] = 1.0
+        if local := self._means.local(self._set.parameters):
+            # What an optimizer has added up goes with what this backward has brought of it.
+            owners = {self._owner_of[key] for key in self._came if key in ids}
+            flags[[ids[id(p)] for p in local if self._owner_of[id(p)] in owners]] = 1.0
+        return flags
+
+    def _call(self, call: Call) -> Callable[[], Heard]:
+        digest = 0 if self._layers is None else self._watch.look()[0]
+        due = self._layers is not None and not self._reopens and self._is_compared(self.step - 1)
+        word = Word(call, self.step, digest, self._set.checksum() if due else 0)
+        return self._calls.begin(word, self._own_flags())
+
+    def _agreed(self, heard: Heard) -> NDArray[np.float64]:
+        """The flags of all workers, if they train the same."""
+        if len({word.digest for word in heard.words}) > 1:
+            self._calls.refuse_others(self.step, self._watch.changes())
+        self._compare(heard)
+        return heard.flags
+
+    def _compare(self, heard: Heard) -> None:
+        self._calls.compared(heard, self._set.names, self._set.checksums)
+
+    def _is_compared(self, step: int) -> bool:
+        """Whether all workers compare their parameters behind a step."""
+        every = self._job.train.check_every
+        if every is not None:
+            return step % every == 0
+        return step % _USUAL_CHECKS == 0 or (step < _USUAL_CHECKS and not step & (step - 1))
+
+    def _owners_of(self, is_brought: NDArray[np.float64]) -> Brought:
         """The optimizers that some worker has gradients of in this backward."""
-        if self.optimizers == 1:
+        if len(self._set.optimized) == 1:
             return frozenset((0,))
-        has_some = np.zeros(self.optimizers, dtype=np.float32)
-        has_some[[self._owners[number] for number in self._came]] = 1.0
-        with self._waiting():
-            self._communicator.allreduce(has_some)
-        return frozenset(np.flatnonzero(has_some).tolist())
+        return frozenset(self._set.owners[number] for number in np.flatnonzero(is_brought).tolist())
 
     def _wait(self, wait: Wait, group: int) -> None:
         with self._waiting():
@@ -397,3 +573,11 @@ class BackwardSteps:
             self._record.waited_in_backward_s += waited_s
         else:
             self._waited_in_forward_s += waited_s
+
+
+def _refuse_within_backward() -> None:
+    if torch._C._current_graph_task_id() != -1:
+        raise RunError(
+            "step() was called within backward, where gradients are this worker's own: they are the means of all "
+            "when backward has returned; call step() behind it"
+        )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from time import monotonic, sleep
 from types import TracebackType
 
 import numpy as np
@@ -20,9 +21,12 @@ from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.process.ending import log_of_script, tell
 from taihu.process.last_will import LastWill
+from taihu.torch.anew import between_workers_of, plan_anew
+from taihu.torch.exchanged import Optimized, digest_of_tensors
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import Place
 from taihu.torch.reports import Reports, options_of
+from taihu.torch.roll_call import Call, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
@@ -31,20 +35,25 @@ from taihu.words import one_line, ordinal
 from worker.fc.mover import PeerMover
 from worker.memory.arenas import arenas_of
 from worker.reporting.activity import Activity
-from worker.session import Exchanged, Reporting, Session, exchange_after_meeting, meet_workers
+from worker.session import Exchanged, Reporting, Session, exchange_after_meeting, exchange_by_plan, meet_workers
 
 __all__ = ["World"]
 
 _VALUES_AT_A_TIME = 1 << 22
+_ASK_AGAIN_S = 0.1
 
 
 class World:
     """The workers that train together, of which this process is one.
 
     One thread calls everything, but `leave`, which the end of the process calls.
+
+    Args:
+        place: of this process.
+        is_first: whether this process was in no world before.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, is_first: bool = True) -> None:
         self.job = place.job
         self.rank = place.rank
         self.size = place.job.cluster.workers
@@ -53,14 +62,18 @@ class World:
         self._session: Session | None = None
         self._spread: Spread | None = None
         self._steps: BackwardSteps | None = None
-        self._models: list[torch.nn.Module | None] = []
+        # Of the exchange that is open: it is closed before another one is opened.
+        self._opened = ExitStack()
+        self._is_through_servers = False
         self._is_waiting = False
         # The operation of all workers that this one waits in, where it is none of backward's.
         self._waits_in = ""
         self.was_in = ""
         """The operation of all workers in which this one has waited last, in words."""
         self._log = log_of_script(os.environ)
-        self._has_left = False
+        self.has_left = False
+        """Whether this process's part has ended."""
+        self._place, self._is_first = place, is_first
         self._activity = Activity(SystemClock())
         self._last_will = LastWill(place.job.patience.still_after_s)
         reports = Reports(place.job, place.rank, options_of(os.environ), self._activity, place.listen)
@@ -80,9 +93,23 @@ class World:
             mesh: whether parts go from each to each.
         """
         if self._meeting is None:
-            met = meet_workers(self.job, self.rank, self._reporting, listener=self._listener, mesh=mesh)
-            self._meeting = self._stack.enter_context(met)
+            until_s = 0.0 if self._is_first else monotonic() + self.job.cluster.connect_timeout_s
+            self._meeting = self._meet(mesh=mesh, until_s=until_s)
+            self._stack.push(self._opened)
         return self._meeting.communicator
+
+    def _meet(self, *, mesh: bool, until_s: float) -> Meeting:
+        """Meet the others; until then those of the world before may still be leaving it."""
+        while True:
+            listener = self._listener or listen_for_peers(self.job, self.rank, self._place.listen)
+            self._listener = None
+            try:
+                met = meet_workers(self.job, self.rank, self._reporting, listener=listener, mesh=mesh)
+                return self._stack.enter_context(met)
+            except TaihuError:
+                if monotonic() > until_s:
+                    raise
+                sleep(_ASK_AGAIN_S)
 
     def spread(self) -> Spread:
         """This worker's part in layers that are spread over the workers; all of them call this.
@@ -105,33 +132,27 @@ class World:
         return self._spread
 
     def train(
-        self,
-        layout: Layout,
-        parameters: Sequence[torch.nn.Parameter],
-        brings: Sequence[torch.Tensor],
-        updates: ServerUpdates | None = None,
-        *,
-        model: torch.nn.Module | None = None,
-    ) -> tuple[BackwardSteps, range]:
+        self, optimized: Optimized, brings: Sequence[torch.Tensor], updates: ServerUpdates | None = None
+    ) -> BackwardSteps:
         """Join, take over worker 0's values, and exchange an optimizer's gradients from the next backward on.
 
         All workers call this alike, for one optimizer after the other.
 
         Args:
-            layout: a layer for each parameter; worker 0's first backward brings its layers into another order.
-            parameters: in the layout's order.
+            optimized: the optimizer.
             brings: all tensors that are to be worker 0's everywhere.
-            model: the one that the parameters belong to, if it is known.
             updates: of the servers, where these update: they bring the parameters, which lie in the arena then.
 
         Returns:
-            The steps of all optimizers, and the numbers that these parameters have there.
+            The steps of all optimizers.
 
         Raises:
             ConfigError: the servers cannot, or not for several optimizers.
-            RunError: the first backward has begun.
+            RunError: the run was left, or another worker does something else.
             TaihuError: the others cannot be reached.
         """
+        if self.has_left:
+            raise RunError("shutdown() has left the run: call init() before another DistributedOptimizer")
         if self._steps is not None and (updates is not None or self._steps.updates is not None):
             raise ConfigError(
                 'update="servers": servers carry out one optimizer of a script: give it all parameters, in groups of '
@@ -140,6 +161,7 @@ class World:
         job = settled(self.job, None if updates is None else updates.script.rules)
         communicator = self.meet()
         with self._waiting_in("the beginning of a DistributedOptimizer"):
+            self._call(Call.WRAP, brings, f'update="{"workers" if updates is None else "servers"}"')
             bring(communicator, brings)
         if self._steps is None:
             self._reports.joined(job)
@@ -148,27 +170,25 @@ class World:
                 partial(self._open, job=job, updates=updates),
                 self._reports,
                 agree=partial(_agree, communicator),
+                bring=partial(bring, communicator),
                 communicator=communicator,
                 waits=self._waits,
                 updates=updates,
             )
-        return self._steps, self._steps.add(self._of_optimizer(layout, model, job), parameters)
+        self._steps.add(optimized)
+        return self._steps
 
-    def _of_optimizer(self, layout: Layout, model: torch.nn.Module | None, job: Job) -> Layout:
-        """The layers of one more optimizer, with names and a kind of their own where it is not the first.
+    def _call(self, call: Call, tensors: Sequence[torch.Tensor], said: str = "") -> None:
+        """Say what this worker is about to do with tensors, and wait until all others do the same with theirs.
 
-        Optimizers of one model may share groups: what comes in a backward of others alone goes as it is, or as zeros.
-        Where gradients are compressed it would not be as it was: something of what is held back would be sent.
+        Raises:
+            RunError: on all workers, where another one does something else.
         """
-        number = len(self._models)
-        self._models.append(model)
-        if not number:
-            return layout
-        shares = model is not None and job.compression.method == "none"
-        kind = next(i for i, each in enumerate(self._models) if each is model) if shares else number
-        return Layout(
-            tuple(replace(layer, name=f"optimizer {number}: {layer.name}", kind=kind) for layer in layout.layers)
-        )
+        assert self._meeting is not None  # noqa: S101
+        flags, step = (0, 0) if self._steps is None else (self._steps.flags, self._steps.step)
+        word = Word(call, step + 1, digest_of_tensors(tensors, said))
+        own = f"{said} {len(tensors)} tensors of {sum(each.numel() for each in tensors):,} values".strip()
+        RollCall(self._meeting.communicator, nullcontext).agree_on(word, flags, own)
 
     def _open(
         self,
@@ -179,12 +199,21 @@ class World:
         job: Job,
         updates: ServerUpdates | None,
     ) -> tuple[GradientArena, Session]:
-        """Open the exchange of all parameters, which are, as their layers, in `order`.
+        """Open the exchange of all parameters, which are, as their layers, in `order`; the one before is closed.
 
         Raises:
             TaihuError: the others cannot be reached, or train something else.
         """
         assert self._meeting is not None  # noqa: S101
+        former = self._session
+        if former is not None and not self._is_through_servers:
+            self._opened.close()
+            self._meeting.communicator.forget_shared()
+        if former is not None and self._is_through_servers:
+            # Servers would miss whom they exchange with: what was opened with them stays open.
+            self._opened = self._stack.enter_context(ExitStack())
+        self._is_through_servers = former is None and bool(job.servers)
+        job = job if former is None else between_workers_of(job)
         arenas = arenas_of(job, layout.elements)
         exchanged = Exchanged(layout, arenas)
         if updates is not None:
@@ -193,21 +222,29 @@ class World:
             if self.rank == 0 and arenas.parameter_pages is None:
                 for layer in range(len(layout.layers)):
                     put(layer)
-        session = self._session = self._stack.enter_context(
-            exchange_after_meeting(self.job, self._meeting, exchanged, self._reporting)
-        )
-        self._stack.callback(self._reports.tell_trace, session)
+        if former is None:
+            opening = exchange_after_meeting(self.job, self._meeting, exchanged, self._reporting)
+        else:
+            plan = plan_anew(job, layout, former.exchange.plan)
+            opening = exchange_by_plan(job, plan, self._meeting, exchanged, self._reporting)
+        session = self._session = self._opened.enter_context(opening)
+        self._opened.callback(self._reports.tell_trace, session)
         self._activity.takes_part(session)
         if updates is not None:
             updates.take_over(order, arenas.parameters)
         gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=updates is not None)
-        self._stack.callback(gradients.close)
+        self._opened.callback(gradients.close)
         return gradients, session
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
-        """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way."""
+        """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way.
+
+        Raises:
+            RunError: on all workers, where another one does something else.
+        """
         if self._meeting is not None:
             with self._waiting_in("broadcast_parameters()"):
+                self._call(Call.BRING, tensors)
                 bring(self._meeting.communicator, tensors, root)
 
     def leave(self, error: BaseException | None = None, exit_code: int | None = None) -> None:
@@ -218,9 +255,9 @@ class World:
             exit_code: of this process, where it is known and there is no error.
         """
         # A process that the script has forked, as loaders of data are, has no part of its own.
-        if self._has_left or self._process != os.getpid():
+        if self.has_left or self._process != os.getpid():
             return
-        self._has_left = True
+        self.has_left = True
         kind: type[BaseException] | None = None
         trace: TracebackType | None = None
         if error is not None:
@@ -231,8 +268,9 @@ class World:
                     self._steps.settle()
                 if self._session is not None:
                     self._reports.tell_results(self._session)
+                checksums = "" if self._steps is None else self._steps.checksums()
                 self._meeting.client.finish_with_all(
-                    progress=self._progress(), parameters_sha256="", exit_code=exit_code
+                    progress=self._progress(), parameters_sha256=checksums, exit_code=exit_code
                 )
             except TaihuError as failure:
                 kind, error, trace = type(failure), failure, failure.__traceback__

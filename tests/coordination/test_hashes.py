@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.coordination.hashes import HashBook, difference
+from taihu.coordination.hashes import HashBook, checksums_in_words, difference
 
 HASHES = st.sampled_from(["a" * 64, "b" * 64, "c" * 64])
 
@@ -33,3 +33,19 @@ def test_steps_that_some_never_tell_are_forgotten() -> None:
         assert not book.told("worker 0", step, str(step))
     assert not book.told("worker 1", 1, "other")
     assert book.told("worker 1", 100, "other") in ("worker 0 100, 1 of 2 other", "worker 1 other, 1 of 2 100")
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6), st.data())
+def test_the_first_parameter_that_differs_is_named(values: list[int], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, len(values) - 1))
+    others = [*values[:first], values[first] ^ 1, *data.draw(st.permutations(values[first + 1 :]))]
+    told = [
+        checksums_in_words([(f"layer {i}.weight", value) for i, value in enumerate(each)])
+        for each in (values, others)
+    ]
+    shown = difference({"worker 0": told[0], "worker 1": told[1]})
+    assert shown.startswith(f"layer {first}.weight is the first: worker ")
+    assert difference({"worker 0": told[0], "worker 1": told[0]}) == ""
+    # Texts of members are cut: the hash of all is in front.
+    cut = difference({"worker 0": told[0][:70], "worker 1": told[1][:70]})
+    assert cut.startswith("worker ")

@@ -84,6 +84,8 @@ def replicas() -> list[Net]:
             model.zero_grad()
             backward(model, step, inputs, labels)
         for parameters in zip(*(model.parameters() for model in models), strict=True):
+            if all(p.grad is None for p in parameters):
+                continue  # as in one process: momentum does not move it
             own = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
             mean = torch.stack(own).mean(0)
             for parameter in parameters:

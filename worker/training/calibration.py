@@ -6,10 +6,51 @@ All workers follow the same schedule, so they exchange groups one at a time in t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
-__all__ = ["Measuring"]
+__all__ = ["Measuring", "Schedule", "Unmeasured"]
 
 _COLD_STEPS = 2
+
+
+class Schedule(Protocol):
+    """The schedule of measured steps."""
+
+    def reports_after(self, step: int) -> bool:
+        """Whether the workers report when `step` has ended."""
+        ...
+
+    def is_serial(self, step: int) -> bool:
+        """Whether the groups of `step` are exchanged one at a time."""
+        ...
+
+    def is_measured(self, step: int) -> bool:
+        """Whether `step` is part of a report."""
+        ...
+
+    def is_steady(self, step: int) -> bool:
+        """Whether `step` counts as an ordinary one."""
+        ...
+
+
+class Unmeasured:
+    """The schedule of an exchange whose plan stays: nothing is measured."""
+
+    def reports_after(self, step: int) -> bool:
+        """Never."""
+        return False
+
+    def is_serial(self, step: int) -> bool:
+        """Never."""
+        return False
+
+    def is_measured(self, step: int) -> bool:
+        """Never."""
+        return False
+
+    def is_steady(self, step: int) -> bool:
+        """Always."""
+        return True
 
 
 @dataclass(frozen=True)

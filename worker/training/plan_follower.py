@@ -8,7 +8,7 @@ from typing import Protocol
 from taihu.coordination.plan import Plan
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from worker.exchange.times import GroupTimes
-from worker.training.calibration import Measuring
+from worker.training.calibration import Schedule
 from worker.training.step_record import StepRecord
 
 __all__ = ["PlanFollower", "group_measurement"]
@@ -25,7 +25,7 @@ class Coordinator(Protocol):
 class PlanFollower:
     """Collects measured steps and exchanges them for a plan."""
 
-    def __init__(self, measuring: Measuring, client: Coordinator, timeout_s: float | None) -> None:
+    def __init__(self, measuring: Schedule, client: Coordinator, timeout_s: float | None) -> None:
         self._measuring = measuring
         self._client = client
         self._timeout_s = timeout_s

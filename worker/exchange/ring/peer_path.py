@@ -23,7 +23,8 @@ class PeerPath(RoutePath):
         self._transport = transport
         self._attempt = 0
         self._opened = False
-        communicator.on_failure(events.failed)
+        self._failed = events.failed
+        communicator.on_failure(self._failed)
 
     @property
     @override
@@ -77,7 +78,8 @@ class PeerPath(RoutePath):
         self._communicator.fail(error)
 
     def close(self) -> None:
-        """Do nothing: whoever gave the communicator closes it."""
+        """Hear of failures no more; whoever gave the communicator closes it."""
+        self._communicator.forget_failure(self._failed)
 
     def _prepare(self) -> None:
         if self._carriage != "grpc":
