@@ -77,6 +77,11 @@ _COMMANDS: Final = (
         "taihu.cli.check_model:check_model",
         "Show the layers of a model, and check the gradients of each of them against central differences.",
     ),
+    (
+        "check-data",
+        "taihu.cli.check_data:check_data",
+        "Tell all defects of a data set at once, each kind with its number and the first rows or files.",
+    ),
     ("evaluate", "taihu.cli.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
     (
         "predict",

@@ -199,7 +199,7 @@ def _look(
             fault = Fault("this class has no row for training", "drop the row", f"column {plan.target}")
             among[plan.target] = Known(classes.values, fault)
     keep = [*filled, *([plan.target] if plan.target else [])]
-    scanned = scan(table, portions, columns, keep=keep, filled=filled, known=among)
+    scanned = scan(table, portions, columns, keep=keep, filled=filled, may_be_filled=plan.features, known=among)
     if not scanned.rows and not table.defects:
         table.defects.of_data(Fault("it has no rows"))
     return portions, scanned

@@ -171,6 +171,7 @@ def scan(
     *,
     keep: Sequence[str] = (),
     filled: Sequence[str] = (),
+    may_be_filled: Sequence[str] = (),
     known: Mapping[str, Known] | None = None,
 ) -> Scanned:
     """Look over all rows; their defects are taken down in those of the table.
@@ -181,6 +182,7 @@ def scan(
         columns: names and forms of what is looked at.
         keep: columns whose values are kept.
         filled: columns in which values may be missing.
+        may_be_filled: columns whose missing values a setting can fill.
         known: columns whose values must be among some.
     """
     scanned = Scanned(texts={each.name: Counter() for each in columns if each.form == "text"})
@@ -196,7 +198,7 @@ def scan(
                     scanned.texts[column.name][each["values"]] += each["counts"]
             if column.name in keep:
                 scanned.values.setdefault(column.name, []).append(converted.values)
-        look.at_missing(missing, filled)
+        look.at_missing(missing, filled, may_be_filled)
         bad.append(look.bad)
         scanned.rows += portion.rows
     scanned.bad = np.concatenate(bad) if bad else scanned.bad
@@ -245,7 +247,9 @@ class _Look:
             seen = [str(values[int(place)].as_py()) for place in places[:3]]
             self.take_down(known.fault, places, seen)
 
-    def at_missing(self, missing: Mapping[str, NDArray[np.bool_]], filled: Sequence[str]) -> None:
+    def at_missing(
+        self, missing: Mapping[str, NDArray[np.bool_]], filled: Sequence[str], may_be_filled: Sequence[str]
+    ) -> None:
         """Note missing values: of rows that have none at all, and of columns."""
         empty = np.logical_and.reduce(list(missing.values())) if len(missing) > 1 else np.zeros_like(self.bad)
         if empty.any():
@@ -253,5 +257,7 @@ class _Look:
         for name, each in missing.items():
             places = np.flatnonzero(each & ~empty)
             if len(places) and name not in filled:
-                remedy = f"fill it in or drop it, or set data.fill, for example ['{name}=most']"
+                remedy = "fill it in or drop it"
+                if name in may_be_filled:
+                    remedy += f", or set data.fill, for example ['{name}=most']"
                 self.take_down(Fault("the value is missing", remedy, _of(name)), places)
