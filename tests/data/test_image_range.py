@@ -46,6 +46,8 @@ def loaded(folder: Path, pictures: dict[str, NDArray[Any]], **saving: Any) -> Da
         (GREY.astype(np.uint16) * 257, "png", ""),
         (GREY.astype(">u2") * np.array(257, ">u2"), "tif", ""),
         (GREY.astype(np.int32) * 257, "pgm", ""),
+        (GREY.astype(np.int32) * 16, "pgm", "16-bit pixels up to 4,080 are taken for a range of 0 to 4,095"),
+        (GREY.astype(np.int32) << 14, "tif", "32-bit pixels up to 4,177,920 are taken for a range of 0 to 4,194,303"),
     ],
 )
 def test_pixels_of_every_range_look_alike(tmp_path: Path, pixels: NDArray[Any], ending: str, note: str) -> None:
@@ -53,6 +55,18 @@ def test_pixels_of_every_range_look_alike(tmp_path: Path, pixels: NDArray[Any], 
     assert dataset.input_shape == (10, 14, 1)
     np.testing.assert_array_equal(inputs_of(dataset, dataset.train)[0, ..., 0], GREY)
     assert dataset.notes == ((f"{tmp_path}: {note}",) if note else ())
+
+
+def test_a_file_that_tells_its_range_is_shown_by_it(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            values = (GREY.astype(np.uint16) >> 3).astype(">u2")  # dark, of 0 to 1,000
+            (tmp_path / name / f"{number}.pgm").write_bytes(b"P5 14 10 1000\n" + values.tobytes())
+    dataset = load_dataset(DataSettings(name=str(tmp_path)))
+    seen = inputs_of(dataset, dataset.train)[0, ..., 0]
+    np.testing.assert_allclose(seen, (GREY >> 3) * 0.255, atol=1)
+    assert not dataset.told
 
 
 def test_white_may_be_zero(tmp_path: Path) -> None:

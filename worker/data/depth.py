@@ -115,4 +115,5 @@ def shown_range(values: Values, depth: Depth) -> str:
     """Words on a range that files did not tell; nothing for the usual one."""
     if depth == Depth("16-bit pixels", 0xFFFF):
         return ""
-    return f"{depth.kind} up to {values.most:,g} are taken for a range of 0 to {depth.white:,}"
+    most = f"{values.most:,.0f}" if values.most.is_integer() else f"{values.most:,g}"
+    return f"{depth.kind} up to {most} are taken for a range of 0 to {depth.white:,}"

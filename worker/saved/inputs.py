@@ -142,7 +142,10 @@ def _shaped(array: NDArray[Any], saved: SavedModel, file: Path) -> NDArray[Any]:
     for one in (shape, shape[:-1]) if shape[-1] == 1 and len(shape) == 3 else (shape,):
         if array.shape == one or array.shape[1:] == one:
             return array.reshape(-1, *shape)
-    raise DataError(f"{file}: an array of shape {array.shape}, the model takes (n, {', '.join(map(str, shape))})")
+    first = len(shape) == 3 and array.shape[-3:] == (shape[2], *shape[:2])
+    remedy = "; channels come last: np.moveaxis(x, -3, -1)" if first else ""
+    expected = ", ".join(map(str, shape))
+    raise DataError(f"{file}: an array of shape {array.shape}, the model takes (n, {expected}){remedy}")
 
 
 def _table(file: Path, saved: SavedModel) -> NDArray[Any]:

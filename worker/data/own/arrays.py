@@ -150,4 +150,8 @@ def _cause(error: Exception) -> str:
     if "allow_pickle" not in text:
         return text
     pickled = text.startswith("Object arrays")
-    return "pickled objects are not loaded, save plain arrays" if pickled else "its content has another format"
+    return (
+        "pickled objects are not loaded, save plain arrays: np.array(x.tolist())"
+        if pickled
+        else "its content has another format"
+    )

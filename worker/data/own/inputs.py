@@ -202,7 +202,7 @@ def array_inputs(array: NDArray[Any], where: str) -> ArrayInputs:
     if not 1 <= array.ndim <= 4 or 0 in array.shape:
         raise DataError(f"{where}: inputs of shape {array.shape}; expected {_FORMS}, none of them empty")
     shaped = array[..., np.newaxis] if array.ndim in {1, 3} else array
-    _check_channels(shaped.shape[1:], where)
+    _check_channels(shaped.shape[1:], where, "x.transpose(0, 2, 3, 1) or np.moveaxis(x, 1, -1)")
     if array.dtype.kind == "f" and not is_mapped(array):
         _check_finite(array, where)
     return ArrayInputs(shaped, where)
@@ -218,7 +218,7 @@ def _item(get: Callable[[int], Any], row: int, code: UserCode) -> NDArray[Any]:
             "(features,), not empty"
         )
     shaped = item[..., np.newaxis] if item.ndim in {0, 2} else item
-    _check_channels(shaped.shape, where)
+    _check_channels(shaped.shape, where, "x.transpose(1, 2, 0), of a tensor x.permute(1, 2, 0)")
     return shaped
 
 
@@ -237,12 +237,12 @@ def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
         raise DataError(f"{where}: inputs of {dtype}; expected numbers: uint8, float32, ...")
 
 
-def _check_channels(shape: tuple[int, ...], where: str) -> None:
+def _check_channels(shape: tuple[int, ...], where: str, remedy: str) -> None:
     """Refuse images with channels first: few rows of many channels each are none."""
     if len(shape) == 3 and shape[0] <= _MOST_CHANNELS < min(shape[1:]):
         raise DataError(
             f"{where}: inputs of shape {shape} look like (channels, height, width); expected (height, width, "
-            "channels), channels last: transpose them, x.transpose(0, 2, 3, 1) or np.moveaxis(x, 1, -1)"
+            f"channels), channels last: transpose them, {remedy}"
         )
 
 

@@ -34,7 +34,7 @@ _DEEP: Final[MappingProxyType[str, Kind]] = MappingProxyType(
         "F": "floating-point pixels",
     }
 )
-# Pillow brings their samples to 16 bits, however many the file says that they have.
+# Pillow brings their samples to 16 bits, unless they have 16 already, in one of its modes or another.
 _BROUGHT_TO_16_BITS: Final = frozenset({"PPM", "JPEG2000"})
 # In the words of decoders, so that truncated files are one kind of defect.
 _NUMBERS: Final = re.compile(r" \([0-9]+ bytes not processed\)")
@@ -132,9 +132,9 @@ def _described(image: Image.Image, decode: Decode) -> Look:
     image.load()
     if deep_colours:
         return replace(look, upper_bits=int(np.asarray(image)[..., :3].max()))
-    if image.mode not in _DEEP or _told_depth(image) is not None:
+    if image.mode not in _DEEP or _told_depth(image, raw_mode) is not None:
         return look
-    return replace(look, values=Values.of(_DEEP[image.mode], np.asarray(image)))
+    return replace(look, values=Values.of(_kind(image), np.asarray(image)))
 
 
 def _is_grey(image: Image.Image, raw_mode: str) -> bool:
@@ -173,7 +173,7 @@ def _orientation(image: Image.Image) -> int:
 
 def _decoded(image: Image.Image, channels: int, size: tuple[int, int] | None, depth: Depth | None) -> Pixels:
     mode = "L" if channels == 1 else "RGB"
-    deep_colours = _has_deep_colours(image)
+    deep_colours, raw_mode = _has_deep_colours(image), _raw_mode(image)
     if size is not None:
         # JPEG files are decoded at a fraction of their size where that is enough.
         image.draft(mode, (max(size), max(size)))
@@ -182,7 +182,7 @@ def _decoded(image: Image.Image, channels: int, size: tuple[int, int] | None, de
     turn = _TURNS.get(_orientation(image))
     if deep_colours and "transparency" in image.info:
         raise DepthError("16-bit colours of which one is transparent", "save it with 8 bits")
-    shown = _shallow(image, depth) if image.mode in _DEEP else image
+    shown = _shallow(image, _told_depth(image, raw_mode) or depth) if image.mode in _DEEP else image
     if shown.has_transparency_data:
         shown = _on_white(shown)
     elif shown.mode not in {"1", "L", "RGB"}:
@@ -205,8 +205,8 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 def _shallow(image: Image.Image, depth: Depth | None) -> Image.Image:
     """An image of 8 bits from one of more."""
-    kind, values = _DEEP[image.mode], np.asarray(image)
-    known = _told_depth(image) or (whole_range(kind) if depth is None else depth)
+    kind, values = _kind(image), np.asarray(image)
+    known = depth or whole_range(kind)
     if known.kind != kind:
         raise DepthError(f"{kind}, the others have {known.kind}", "bring all of them to one kind")
     pixels = known.shown(values)
@@ -218,10 +218,18 @@ def _shallow(image: Image.Image, depth: Depth | None) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def _told_depth(image: Image.Image) -> Depth | None:
-    """The range of pixels of more than 8 bits, where the file itself tells it."""
-    if image.format in _BROUGHT_TO_16_BITS and image.mode != "F":
-        return Depth(_DEEP[image.mode], 0xFFFF)
+def _kind(image: Image.Image) -> Kind:
+    is_16_bits = image.format in _BROUGHT_TO_16_BITS and image.mode != "F"
+    return "16-bit pixels" if is_16_bits else _DEEP[image.mode]
+
+
+def _told_depth(image: Image.Image, raw_mode: str) -> Depth | None:
+    """The range of pixels of more than 8 bits, where the file itself tells it.
+
+    A file of 16 bits tells nothing: fewer may be used.
+    """
+    if image.format in _BROUGHT_TO_16_BITS and image.mode != "F" and raw_mode != "I;16B":
+        return Depth("16-bit pixels", 0xFFFF)
     if isinstance(image, TiffImageFile) and image.tag_v2.get(_BITS) == (12,):
-        return Depth(_DEEP[image.mode], 0xFFF)
+        return Depth("16-bit pixels", 0xFFF)
     return None
