@@ -1,43 +1,81 @@
-"""Calls of a group in words, by which ranks compare what they have called."""
+"""Calls of a group in words, by which ranks compare what they have called; they are put only where that is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
-from taihu.torch.group.sums import name_of
-
-__all__ = ["MOST_TAG", "Words", "call_of"]
+__all__ = ["MOST_TAG", "Call", "Said", "Words", "call_of"]
 
 MOST_TAG: Final = 2**31 - 1
 _MOST_LISTED: Final = 8
 
 
-@dataclass(frozen=True)
-class Words:
-    """A call in words: its name, `details` that are the same on all ranks, and `sizes` of this rank's tensors."""
+class Words(NamedTuple):
+    """A call's name, its reduction, the type and layout of its first tensor, its root, and its tensors' shapes."""
 
     what: str
-    details: str = ""
-    sizes: str = ""
+    reduction: str = ""
+    dtype: Any = None
+    layout: Any = None
+    root: int | None = None
+    shapes: Sequence[Any] = ()
 
-    def __str__(self) -> str:
-        return f"{self.what} {self.details}".strip()
+    @property
+    def common(self) -> str:
+        """The words that are the same on all ranks."""
+        kind = "" if self.dtype is None else f"of {'' if self.layout is torch.strided else 'sparse '}{self.dtype}"
+        root = "" if self.root is None else f"with root worker {self.root}"
+        return " ".join(filter(None, (self.what, self.reduction, kind, root)))
+
+    @property
+    def sizes(self) -> str:
+        """The shapes of this rank's tensors."""
+        if not self.shapes:
+            return ""
+        more = "" if len(self.shapes) <= _MOST_LISTED else f" and {len(self.shapes) - _MOST_LISTED} more"
+        return f"of shape {', '.join(str(tuple(each)) for each in self.shapes[:_MOST_LISTED])}{more}"
 
 
-def call_of(what: str, tensors: Sequence[Any], *, op: Any = None, root: int | None = None) -> Words:
-    """The words of a call with these tensors, which reduces by `op`, and whose root is rank `root` of the group."""
+def call_of(what: str, tensors: Sequence[Any], *, reduction: str = "", root: int | None = None) -> Words:
+    """The words of a call with these tensors, and whose root is rank `root` of the group."""
     if not tensors:
         return Words(what)
     first = tensors[0]
-    details = [] if op is None else [name_of(op)]
-    layout = "" if first.layout is torch.strided else " sparse"
-    details.append(f"of{layout} {first.dtype}")
-    if root is not None:
-        details.append(f"with root worker {root}")
-    shapes = [tuple(tensor.shape) for tensor in tensors[:_MOST_LISTED]]
-    more = "" if len(tensors) <= _MOST_LISTED else f" and {len(tensors) - _MOST_LISTED} more"
-    return Words(what, " ".join(details), f"of shape {', '.join(map(str, shapes))}{more}")
+    return Words(what, reduction, first.dtype, first.layout, root, [tensor.shape for tensor in tensors])
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a rank says that it calls: the `number` of it in the group, the `words` of all ranks, its own `sizes`."""
+
+    number: int
+    words: str
+    sizes: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.sizes}".strip()
+
+    def text(self) -> str:
+        """A key's value."""
+        return f"{self.number}\n{self.words}\n{self.sizes}"
+
+    @classmethod
+    def read(cls, text: str) -> Said:
+        """From a key's value; raises ValueError when it is none."""
+        number, words, sizes = text.split("\n")
+        return cls(int(number), words, sizes)
+
+
+class Call(NamedTuple):
+    """A call of all ranks, the group's operation `number`."""
+
+    number: int
+    words: Words
+
+    def said(self) -> Said:
+        """The call in words."""
+        return Said(self.number, self.words.common, self.words.sizes)

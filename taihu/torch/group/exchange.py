@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,9 +19,10 @@ from allreduce.ring.operation import IsFailed, reduce_kind
 from allreduce.same_host.staged import StagedSums, share
 from taihu.errors import ExchangeError, TaihuError
 from taihu.torch.group.bits import letter, parcel
+from taihu.torch.group.calls import Call, Words
 from taihu.torch.group.meeting import meet
 from taihu.torch.group.place import Place
-from taihu.torch.group.roll_call import Call, RollCall
+from taihu.torch.group.roll_call import RollCall
 from taihu.torch.group.watch import Watch
 from taihu.wire.headers import ValueType
 
@@ -50,7 +50,7 @@ class Exchange:
         self._failure: BaseException | None = None
         self._communicator.on_failure(self._failed)
         self._roll_call = RollCall(store, place, self._meeting.word)
-        self._call = Call(0, "")
+        self._call = Call(0, Words(""))
         self._is_explained = False
         self._watch = Watch(self._compare)
         # Broadcasts of this rank that others have not taken yet, with their sizes.
@@ -63,22 +63,23 @@ class Exchange:
         """The error with which everything ends, if there is one."""
         return self._failure
 
-    @contextmanager
-    def calling(self, words: str, sizes: str) -> Iterator[None]:
-        """The next call of all ranks: `words` are the same on all, `sizes` are so of most.
+    def carry_out(self, words: Words, run: Callable[[], None]) -> None:
+        """Make the next call of all ranks, which `run` does.
 
         Raises:
-            TaihuError: what the block raises, in better words where ranks have not called the same.
+            TaihuError: what `run` raises, in better words where ranks have not called the same.
         """
-        self._call = Call(self._call.number + 1, words, sizes)
+        call = self._call = Call(self._call.number + 1, words)
+        self._watch.begin(call)
         try:
-            with self._watch.over(self._call):
-                yield
+            run()
         except TaihuError as error:
             if self._is_explained or self.size == 1:
                 raise
             self._is_explained = True
-            raise self._roll_call.after_failure(self._call) or error from None
+            raise self._roll_call.after_failure(call) or error from None
+        finally:
+            self._watch.end()
 
     def fail(self, error: BaseException) -> None:
         """End every operation of every rank with `error`, or with what came first."""
@@ -150,10 +151,10 @@ class Exchange:
         parcels = [
             [parcel(data) for data in each] if other else [] for each, other in zip(receives, others, strict=True)
         ]
-        marks = [np.zeros_like(self._mark) for _ in others]
+        own = self._mark
+        marks = [np.zeros_like(own) for _ in others]
         letters = [
-            [self._mark, *map(letter, each)] if other and each else []
-            for each, other in zip(sends, others, strict=True)
+            [own, *map(letter, each)] if other and each else [] for each, other in zip(sends, others, strict=True)
         ]
         places = [
             [mark, *(each.values for each in some)] if some else [] for mark, some in zip(marks, parcels, strict=True)
@@ -161,15 +162,17 @@ class Exchange:
         operation = self._communicator.start_parts(Transfer(letters, places), ValueType.FP16)
         self._wait(what, operation, timeout_s)
         for rank, (mark, some) in enumerate(zip(marks, parcels, strict=True)):
-            if some and not np.array_equal(mark, self._mark):
-                raise ExchangeError(f"worker {rank} has not called {self._call.words}, as worker {self.rank} has")
+            if some and not np.array_equal(mark, own):
+                raise ExchangeError(
+                    f"worker {rank} has not called {self._call.words.common}, as worker {self.rank} has"
+                )
             for each in some:
                 each.unpack()
 
     @property
     def _mark(self) -> NDArray[np.uint16]:
         """Two values before those of the present call, by which its receiver knows whether it calls the same."""
-        return np.array([zlib.crc32(self._call.words.encode())], dtype=np.uint32).view(np.uint16)
+        return np.array([zlib.crc32(self._call.words.common.encode())], dtype=np.uint32).view(np.uint16)
 
     def send(self, rank: int, tag: int, data: Bytes, on_sent: Callable[[], None]) -> None:
         """Send a message to another rank; `on_sent` is called, by any thread, when `data` may be written to again."""

@@ -103,7 +103,7 @@ class TaihuGroup(dist.ProcessGroup):
                 with moves.in_place(tensor) as contiguous:
                     sums.all_reduce(turn, contiguous, reduction)
 
-        return self._issue(call_of(what, tensors, op=opts.reduceOp), tensors, run, opts)
+        return self._issue(call_of(what, tensors, reduction=reductions[0].name), tensors, run, opts)
 
     def _sum_sparse(self, what: str, tensors: Tensors, opts: Any) -> GroupWork:
         tensor = check_one(what, tensors)
@@ -121,7 +121,7 @@ class TaihuGroup(dist.ProcessGroup):
             with moves.in_place(tensor) as contiguous:
                 sums.reduce_to(turn, contiguous, reduction, root)
 
-        return self._issue(call_of(what, tensors, op=opts.reduceOp, root=root), tensors, run, opts)
+        return self._issue(call_of(what, tensors, reduction=reduction.name, root=root), tensors, run, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
         """Set the output to the reduction of what all ranks have for this one, in lists of a tensor for each rank."""
@@ -152,7 +152,7 @@ class TaihuGroup(dist.ProcessGroup):
                 sums.reduce_scatter(turn, out, terms, reduction)
 
         results = [out for out, _ in pairs]
-        return self._issue(call_of(what, results, op=opts.reduceOp), results, run, opts)
+        return self._issue(call_of(what, results, reduction=reductions[0].name), results, run, opts)
 
     def broadcast(self, tensors: Any, opts: Any) -> GroupWork:
         """Replace each tensor on every rank by the root's."""
@@ -309,8 +309,7 @@ class TaihuGroup(dist.ProcessGroup):
         if self._exchange.failure is not None:
             raise self._exchange.failure
         try:
-            with self._exchange.calling(str(call), call.sizes):
-                run(turn)
+            self._exchange.carry_out(call, partial(run, turn))
         except BaseException as error:
             # The others shall not wait for this rank, which may be in the middle of it.
             self._exchange.fail(error)

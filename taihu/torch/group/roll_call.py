@@ -5,45 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch.distributed as dist
 
 from taihu.errors import ExchangeError
+from taihu.torch.group.calls import Call, Said
 from taihu.torch.group.place import Place
 from taihu.words import listed
 
-__all__ = ["Call", "RollCall", "differing"]
+__all__ = ["RollCall", "differing"]
 
 _LOOK_AGAIN_S: Final = 0.05
 _LONGEST_S: Final = 1.0
 _AT_A_FAILURE_S: Final = 0.3
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of all ranks: its `number` in its group, `words` that are the same on all ranks, and its `sizes`."""
-
-    number: int
-    words: str
-    sizes: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.words} {self.sizes}".strip()
-
-    def text(self) -> str:
-        """The call as a key's value."""
-        return f"{self.number}\n{self.words}\n{self.sizes}"
-
-    @classmethod
-    def read(cls, text: str) -> Call:
-        """A call from a key's value; raises ValueError when it is none."""
-        number, words, sizes = text.split("\n")
-        return cls(int(number), words, sizes)
-
-
-def differing(own: Call, others: dict[int, Call], *, with_sizes: bool = False) -> dict[int, Call]:
+def differing(own: Said, others: dict[int, Said], *, with_sizes: bool = False) -> dict[int, Said]:
     """The calls of other ranks, by rank, that should be the `own` one by their numbers, and are not."""
     return {
         rank: call
@@ -65,23 +43,26 @@ class RollCall:
 
     def missing(self, call: Call) -> list[int]:
         """The ranks that do not wait for `call`, as this one does; none where that is not known."""
-        heard = self._ask(call, lambda others: self._is_whole(others, call), _LONGEST_S)
+        own = call.said()
+        heard = self._ask(own, lambda others: self._is_whole(others, own), _LONGEST_S)
         if heard is None:
             return []
         return [rank for rank in self._others if rank not in heard or heard[rank].number < call.number]
 
     def other_calls(self, call: Call) -> ExchangeError | None:
         """The error of a call in whose place another rank waits for something else now; None where none does."""
-        return self._told(call, differing(call, self._ask(call, lambda _: True, 0.0) or {}))
+        own = call.said()
+        return self._told(own, differing(own, self._ask(own, lambda _: True, 0.0) or {}))
 
     def after_failure(self, call: Call) -> ExchangeError | None:
         """As `other_calls`, when the call has failed: the others have failed, too, and are about to say where."""
+        own = call.said()
 
-        def is_known(others: dict[int, Call]) -> bool:
-            return self._is_whole(others, call) or bool(differing(call, others, with_sizes=True))
+        def is_known(others: dict[int, Said]) -> bool:
+            return self._is_whole(others, own) or bool(differing(own, others, with_sizes=True))
 
-        heard = self._ask(call, is_known, _AT_A_FAILURE_S) or {}
-        return self._told(call, differing(call, heard) or differing(call, heard, with_sizes=True))
+        heard = self._ask(own, is_known, _AT_A_FAILURE_S) or {}
+        return self._told(own, differing(own, heard) or differing(own, heard, with_sizes=True))
 
     def late(self, what: str, timeout_s: float, missing: list[int]) -> ExchangeError:
         """The error of an operation that has not ended in time."""
@@ -92,7 +73,7 @@ class RollCall:
             "init_process_group a longer timeout"
         )
 
-    def _told(self, own: Call, others: dict[int, Call]) -> ExchangeError | None:
+    def _told(self, own: Said, others: dict[int, Said]) -> ExchangeError | None:
         if not others:
             return None
         calls = sorted({self._place.rank: own, **others}.items())
@@ -102,23 +83,21 @@ class RollCall:
             "the same types and sizes, on all ranks"
         )
 
-    def _is_whole(self, others: dict[int, Call], call: Call) -> bool:
-        return all(rank in others and others[rank].number >= call.number for rank in self._others)
+    def _is_whole(self, others: dict[int, Said], own: Said) -> bool:
+        return all(rank in others and others[rank].number >= own.number for rank in self._others)
 
     @property
     def _others(self) -> list[int]:
         return [rank for rank in range(self._place.size) if rank != self._place.rank]
 
-    def _ask(
-        self, call: Call, is_enough: Callable[[dict[int, Call]], bool], limit_s: float
-    ) -> dict[int, Call] | None:
-        """Say that this rank waits for `call`; the others' calls, as soon as they are enough, or after `limit_s`."""
-        found: list[dict[int, Call]] = []
+    def _ask(self, own: Said, is_enough: Callable[[dict[int, Said]], bool], limit_s: float) -> dict[int, Said] | None:
+        """Say that this rank waits for `own`; the others' calls, as soon as they are enough, or after `limit_s`."""
+        found: list[dict[int, Said]] = []
 
         def ask() -> None:
             deadline = time.monotonic() + min(limit_s, self._place.timeout_s)
             try:
-                self._store.set(f"{self._keys}/{self._place.rank}", call.text())
+                self._store.set(f"{self._keys}/{self._place.rank}", own.text())
                 heard = self._heard()
                 while not is_enough(heard) and time.monotonic() < deadline:
                     threading.Event().wait(_LOOK_AGAIN_S)
@@ -133,7 +112,7 @@ class RollCall:
         asking.join(limit_s + _LONGEST_S)
         return found[0] if found else None
 
-    def _heard(self) -> dict[int, Call]:
+    def _heard(self) -> dict[int, Said]:
         keys = {rank: f"{self._keys}/{rank}" for rank in self._others}
         said = {rank: key for rank, key in keys.items() if self._store.check([key])}
-        return {rank: Call.read(bytes(self._store.get(key)).decode()) for rank, key in said.items()}
+        return {rank: Said.read(bytes(self._store.get(key)).decode()) for rank, key in said.items()}

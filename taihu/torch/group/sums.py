@@ -17,7 +17,7 @@ from taihu.planner.partition import slice_bounds
 from taihu.torch.group.bits import SUMMED, bytes_of, values_of
 from taihu.torch.group.exchange import Bytes, Turn
 
-__all__ = ["Reduction", "all_reduce", "check_sum", "name_of", "reduce_scatter", "reduce_to", "reduction_of"]
+__all__ = ["Reduction", "all_reduce", "check_sum", "reduce_scatter", "reduce_to", "reduction_of"]
 
 _GATHERED_BYTES: Final = 64 << 10
 """Up to so many bytes of all ranks together everybody reduces everything: one transfer instead of two."""
@@ -34,7 +34,8 @@ Combine = Callable[[Any, Any], None]
 class Reduction:
     """A way of reducing tensors of one type: `combine(total, term)` changes `total`; a mean is divided at the end."""
 
-    def __init__(self, combine: Combine, *, is_sum: bool = False, is_mean: bool = False) -> None:
+    def __init__(self, name: str, combine: Combine, *, is_sum: bool = False, is_mean: bool = False) -> None:
+        self.name = name
         self.combine = combine
         self.is_sum = is_sum or is_mean
         self.is_mean = is_mean
@@ -59,13 +60,16 @@ _COMBINED: Final = MappingProxyType(
 )
 
 
+_NAMED: Final = tuple((name, getattr(dist.ReduceOp, name)) for name in (*_COMBINED, "PREMUL_SUM"))
+
+
 def reduction_of(what: str, op: Any, dtype: Any) -> Reduction:
     """The reduction of a ReduceOp for tensors of a type.
 
     Raises:
         ValueError: there is none.
     """
-    name = name_of(op)
+    name = _name_of(op)
     bits = name in ("BAND", "BOR", "BXOR")
     ordered = name in ("MIN", "MAX")
     exact = not (dtype.is_floating_point or dtype.is_complex)
@@ -74,19 +78,18 @@ def reduction_of(what: str, op: Any, dtype: Any) -> Reduction:
         raise ValueError(
             f"taihu {what}: no {name} of {dtype}; expected SUM, AVG, PRODUCT, MIN, MAX, of integers BAND, BOR, BXOR"
         )
-    return Reduction(_COMBINED[name], is_sum=name == "SUM", is_mean=name == "AVG")
+    return Reduction(name, _COMBINED[name], is_sum=name == "SUM", is_mean=name == "AVG")
 
 
 def check_sum(what: str, op: Any) -> None:
     """Raise ValueError unless a ReduceOp is SUM, the only one that there is of sparse tensors, as with Gloo."""
-    if name_of(op) != "SUM":
-        raise ValueError(f"taihu {what}: no {name_of(op)} of sparse tensors; expected SUM, or dense tensors")
+    if _name_of(op) != "SUM":
+        raise ValueError(f"taihu {what}: no {_name_of(op)} of sparse tensors; expected SUM, or dense tensors")
 
 
-def name_of(op: Any) -> str:
-    """The name of a ReduceOp."""
+def _name_of(op: Any) -> str:
     kind = op.op if hasattr(op, "op") else op
-    return next((each for each in (*_COMBINED, "PREMUL_SUM") if kind == getattr(dist.ReduceOp, each)), str(kind))
+    return next((name for name, known in _NAMED if kind == known), str(kind))
 
 
 def all_reduce(turn: Turn, tensor: Any, reduction: Reduction) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
-from taihu.torch.group.roll_call import Call
+from taihu.torch.group.calls import Call
 
 __all__ = ["Watch"]
 
@@ -27,17 +26,16 @@ class Watch:
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    @contextmanager
-    def over(self, call: Call) -> Iterator[None]:
-        """Watch `call`, which the block makes."""
+    def begin(self, call: Call) -> None:
+        """Watch `call`, which begins."""
         self._present = (call, time.monotonic())
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="taihu-watch", daemon=True)
             self._thread.start()
-        try:
-            yield
-        finally:
-            self._present = None
+
+    def end(self) -> None:
+        """The call has ended."""
+        self._present = None
 
     def close(self) -> None:
         """End the thread."""
