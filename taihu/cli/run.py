@@ -132,7 +132,7 @@ def run_script(
                 note_failure(files.folder, one_line(str(error)), datetime.now(UTC))
             raise
     if not is_used:
-        told = f"{script.name} has not used taihu.torch: each of its processes ran by itself; see docs/torch.md"
+        told = f"{script.name} has not used taihu.torch: taihu has exchanged nothing for it; see docs/torch.md"
         typer.echo(f"warning: {told}", err=True)
     for file in (*files.results, *([] if json_file is None else [json_file])) if results is not None else ():
         write_json(file, results or {})

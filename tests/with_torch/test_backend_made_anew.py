@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -41,7 +40,7 @@ def made_anew(rank: int, port: int) -> list[Any]:
         dist.destroy_process_group()
         del group, pair
         gc.collect()
-        held.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+        held.append((len(list(Path("/proc/self/fd").iterdir())), threading.active_count()))
     dist.init_process_group("taihu", init_method=url, rank=rank, world_size=2)
     return [sums, held]
 

@@ -76,11 +76,44 @@ def test_forked_workers_draw_numbers_of_their_own_and_keep_to_their_threads(tmp_
     assert one[1] == other[1] == "1"
 
 
+PLAIN = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+print("hello", tensor.tolist())
+"""
+BOTH = """
+import os
+import torch
+import torch.distributed as dist
+import taihu.torch
+dist.init_process_group("taihu")
+model = torch.nn.Linear(2, 1)
+optimizer = taihu.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+optimizer.zero_grad()
+model(torch.full((1, 2), 1.0 + dist.get_rank())).sum().backward()
+optimizer.step()
+gradients = [torch.zeros(1, 2) for _ in range(dist.get_world_size())]
+dist.all_gather(gradients, model.weight.grad)
+dist.destroy_process_group()
+dist.init_process_group("taihu")
+print(torch.cat(gradients).tolist(), dist.get_rank() == taihu.torch.rank() == int(os.environ["LOCAL_RANK"]))
+"""
+
+
+def test_a_script_uses_torch_distributed_beside_the_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "both.py").write_text(BOTH)
+    done = taihu_run(tmp_path, "--quiet", script=str(tmp_path / "both.py"), workers=2)
+    assert (done.returncode, done.stdout) == (0, "[[1.5, 1.5], [1.5, 1.5]] True\n"), done.stderr
+
+
 @pytest.mark.parametrize("flags", [(), ("--servers", "1")], ids=" ".join)
 def test_a_script_that_does_not_use_taihu_ends_well_and_that_is_said(flags: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "plain.py").write_text("print('hello')\n")
+    (tmp_path / "plain.py").write_text(PLAIN)
     done = taihu_run(tmp_path, "--quiet", *flags, script=str(tmp_path / "plain.py"), workers=2)
-    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert (done.returncode, done.stdout) == (0, "hello [2.0]\n")
     assert done.stderr.splitlines() == [
-        "warning: plain.py has not used taihu.torch: each of its processes ran by itself; see docs/torch.md"
+        "warning: plain.py has not used taihu.torch: taihu has exchanged nothing for it; see docs/torch.md"
     ]
