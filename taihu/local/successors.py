@@ -36,7 +36,7 @@ class Successors:
         self._run_folder = run_folder
         self._replacing = Replacing(job.checkpoint.restarts)
         self.remedy = ""
-        """How to go on where another process may not take a lost one's place any more."""
+        """The way to go on where another process may not take a lost one's place any more; "" before that."""
 
     @property
     def recovers(self) -> bool:

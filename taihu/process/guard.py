@@ -15,7 +15,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-__all__ = ["PACKAGES", "check_installation", "check_surroundings", "foreign_packages", "leave_starting_folder"]
+__all__ = [
+    "PACKAGES",
+    "check_installation",
+    "check_surroundings",
+    "foreign_packages",
+    "leave_starting_folder",
+    "refuse_taken_names",
+    "taken_names",
+]
 
 PACKAGES = ("protos", "kernels", "taihu", "allreduce", "ps_server", "worker")
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -58,6 +66,22 @@ def leave_starting_folder(path: list[str]) -> None:
     script = Path(sys.argv[0] or ".").resolve().parent
     if first != _ROOT and first in (Path.cwd(), script):
         del path[0]
+
+
+def refuse_taken_names() -> None:
+    """Raise ImportError where a file of a script's own has the name of one of taihu's packages."""
+    for name in PACKAGES:
+        place = _place_elsewhere(find_spec(name))
+        if place is not None:
+            raise ImportError(f"{place}: taihu has a package {name}; give this one another name", name=name)
+
+
+def taken_names(folder: Path) -> list[Path]:
+    """Modules in a script's folder that it does not find by their names: those are packages of taihu's."""
+    if folder.resolve() == _ROOT:
+        return []
+    places = (place for name in PACKAGES for place in (folder / f"{name}.py", folder / name / "__init__.py"))
+    return [place for place in places if place.exists()]
 
 
 def foreign_packages(modules: dict[str, ModuleType]) -> list[str]:

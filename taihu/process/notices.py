@@ -1,4 +1,4 @@
-"""What a process cannot write, said once: in its log, and to whoever started it and reads along."""
+"""Notices of files that a process cannot write, each once: in its log, and to whoever started it and reads along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run that goes on by itself begins: from the newest checkpoint that is whole, if there is one."""
+"""A run that goes on by itself begins from the newest checkpoint that is whole, if there is one."""
 
 from __future__ import annotations
 

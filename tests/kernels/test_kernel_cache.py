@@ -38,7 +38,7 @@ class Cache:
         return sorted(path for path in self.folder.rglob("*") if path.suffix in {".nbi", ".nbc"})
 
     def compiled(self) -> int:
-        """How often a new process compiles the kernel, whose value is right."""
+        """The number of times that a new process compiles the kernel, whose value is right."""
         made: Any = kernel(triple)
         assert made(14) == 42
         return sum(made.stats.cache_misses.values())

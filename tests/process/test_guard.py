@@ -12,7 +12,13 @@ from types import ModuleType
 import pytest
 
 from taihu.job.environment import without_settings
-from taihu.process.guard import PACKAGES, check_surroundings, foreign_packages, leave_starting_folder
+from taihu.process.guard import (
+    PACKAGES,
+    check_surroundings,
+    foreign_packages,
+    leave_starting_folder,
+    taken_names,
+)
 
 ROOT = Path(__file__).parents[2]
 OURS = [name for name in PACKAGES if name != "taihu"]
@@ -157,3 +163,18 @@ def test_a_current_folder_that_is_gone_is_said_in_one_line(tmp_path: Path) -> No
     done = python(gone, "-P", "-c", program)
     told = "error: the current folder: No such file or directory; change to one that is there\n"
     assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_a_name_that_a_script_has_taken_is_told(tmp_path: Path) -> None:
+    (tmp_path / "worker.py").write_text("X = 1")
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "__init__.py").touch()
+    (tmp_path / "allreduce.txt").touch()
+    assert taken_names(tmp_path) == [tmp_path / "kernels" / "__init__.py", tmp_path / "worker.py"]
+    assert taken_names(ROOT) == []
+    program = "from taihu.process.guard import refuse_taken_names; refuse_taken_names()"
+    done = python(tmp_path, "-c", program)
+    told = f"ImportError: {tmp_path}/kernels: taihu has a package kernels; give this one another name"
+    assert done.stderr.splitlines()[-1] == told
+    done = python(tmp_path.parent, "-c", program)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What a process leaves that was killed goes with the next; what belongs to one that lives stays."""
+"""Files of a process that was killed go with the next; those of one that lives stay."""
 
 from __future__ import annotations
 
