@@ -95,6 +95,7 @@ def test_numbers_in_other_dress(tmp_path: Path, dress: str) -> None:
     ("texts", "fragment"),
     [
         ([f'"{1000 + v:,}"' for v in range(40)], "column a looks like numbers, but '1,000' may be 1000 or 1;"),
+        ([f"{1 + v % 9}.{v:03};" for v in range(40)], "column a looks like numbers, but '1.000' may be 1 or 1000;"),
         ([f"{v}" for v in range(39)] + ["1O5"], "row 40 ('1O5'), column a: is no number, unlike others"),
         ([f"{v}" for v in HALVES[:-1]] + ["?"], "row 40, column a: the value is missing"),
         ([f"{v} %" for v in range(1, 40)] + ["7"], "row 40 ('7'), column a: has no % behind it, unlike others"),
@@ -104,7 +105,9 @@ def test_numbers_in_other_dress(tmp_path: Path, dress: str) -> None:
     ],
 )
 def test_what_only_looks_like_numbers_is_refused(tmp_path: Path, texts: list[str], fragment: str) -> None:
-    path = written(tmp_path, "a,b,c\n" + "".join(f"{a},{row % 4},{row % 2}\n" for row, a in enumerate(texts)))
+    mark = ";" if texts[0].endswith(";") else ","
+    rows = [[text.rstrip(";"), str(row % 4), str(row % 2)] for row, text in enumerate(texts)]
+    path = written(tmp_path, "\n".join(map(mark.join, [["a", "b", "c"], *rows])))
     assert fragment in failure(path)
     dataset = loaded(path, texts="a")  # as texts they are what they are
     assert len(dataset.columns[0][1]) == len(set(texts))

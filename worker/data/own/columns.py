@@ -56,6 +56,7 @@ class Survey:
         plain: whether all are numbers as programs write them: 12, 1.5, 1e5.
         whole: whether all are whole ones of them.
         is_typed: whether the file says that they are texts.
+        by_comma: whether commas separate columns: a point stands before decimals there.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Survey:
     plain: bool
     whole: bool
     is_typed: bool = False
+    by_comma: bool = True
 
     @property
     def texts(self) -> list[str]:
@@ -70,7 +72,7 @@ class Survey:
         return [text for text in self.counts if text.casefold() not in MISSING_MARKS]
 
 
-def survey(chunks: Sequence[Any], name: str, *, is_typed: bool) -> Survey:
+def survey(chunks: Sequence[Any], name: str, *, is_typed: bool, by_comma: bool) -> Survey:
     """Look over the texts of a column, given in portions."""
     texts = pa.chunked_array([trimmed(chunk) for chunk in chunks], pa.string())
     whole = _casts(texts, pa.int64())
@@ -80,11 +82,11 @@ def survey(chunks: Sequence[Any], name: str, *, is_typed: bool) -> Survey:
         dotted = texts.filter(pc.match_substring(texts, "."))
         proof = dotted.filter(pc.invert(pc.match_substring_regex(dotted, _IN_GROUPS)))
         some = [*proof[:1].to_pylist(), *dotted[:1].to_pylist(), *texts.drop_null()[:1].to_pylist()]
-        return Survey(name, dict.fromkeys(some, 1), plain, whole, is_typed)
+        return Survey(name, dict.fromkeys(some, 1), plain, whole, is_typed, by_comma)
     found = pc.value_counts(texts.drop_null())
     step = -(-len(found) // _MOST_SURVEYED)
     values, counts = found.field("values")[::step].to_pylist(), found.field("counts")[::step].to_pylist()
-    return Survey(name, dict(zip(values, counts, strict=True)), plain, whole, is_typed)
+    return Survey(name, dict(zip(values, counts, strict=True)), plain, whole, is_typed, by_comma)
 
 
 def _casts(texts: Any, dtype: Any) -> bool:
@@ -161,8 +163,9 @@ def _odd(column: Survey) -> Fault | None:
 
 def _unsure(column: Survey, known: frozenset[Decimal]) -> Fault | None:
     """The fault of a column whose decimals may stand behind either sign, and nothing proves which."""
-    text = next(filter(is_ambiguous, column.texts), None)
-    if text is None or known or proven(column.texts):
+    texts = (each for each in column.texts if is_ambiguous(each, by_point=not column.by_comma))
+    text = next(texts, None)
+    if text is None or len(known) == 1 or proven(column.texts):
         return None
     dot, comma = (number.value if (number := parse_number(text, sign)) else 0.0 for sign in _SIGNS)
     return Fault(

@@ -179,8 +179,9 @@ def _separator(lines: Sequence[_Line], *, tabs: bool) -> str:
     """The mark by which most rows have as many fields as the names, and that leaves no other mark in fields."""
     likely = ("\t", ",", ";", "|") if tabs else _SEPARATORS
     parsed = [_parse(_without_comments(lines, mark), mark) for mark in likely]
-    fits = [(each.fit, -each.others_inside, -place) for place, each in enumerate(parsed)]
-    return likely[-max(fits)[2]] if max(fits)[0] else likely[0]
+    fits = [(each.fit - each.others_inside, each.fit, -place) for place, each in enumerate(parsed)]
+    best = max(fits)
+    return likely[-best[2]] if best[1] else likely[0]
 
 
 def _without_comments(lines: Sequence[_Line], separator: str) -> list[_Line]:

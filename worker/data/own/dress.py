@@ -132,9 +132,12 @@ def proven(texts: Iterable[str]) -> frozenset[Decimal]:
     return frozenset(found)
 
 
-def is_ambiguous(text: str) -> bool:
-    """Whether a text is one number with decimals after a comma, and another one without."""
-    if "," not in text:
+def is_ambiguous(text: str, *, by_point: bool = False) -> bool:
+    """Whether a text is one number with decimals after a comma, and another without; with `by_point` after either.
+
+    A point alone stands before decimals wherever programs write.
+    """
+    if "," not in text and not by_point:
         return False
     dot, comma = parse_number(text, "."), parse_number(text, ",")
     return dot is not None and comma is not None and dot.value != comma.value

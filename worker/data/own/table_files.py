@@ -49,6 +49,7 @@ class TableFile:
         defects: what is wrong with it; rows count from 1 below the names.
         numbers: of the rows that the portions have, where some could not be read.
         unnamed: names given to columns that have none.
+        separator: of columns in a CSV file.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class TableFile:
     defects: Defects
     numbers: NDArray[np.int64] | None = None
     unnamed: tuple[str, ...] = ()
+    separator: str = ","
 
     def row(self, place: int) -> int:
         """The number of a row by its place among those of the portions."""
@@ -147,6 +149,7 @@ def _open_csv(path: Path, settings: DataSettings, expected: Sequence[str]) -> Ta
         defects,
         numbers,
         tuple(form.names[place] for place in form.unnamed),
+        form.separator,
     )
 
 

@@ -107,7 +107,7 @@ def decide_forms(
             form = "text"
         of[name] = known.get(name, form or "text")
     surveys = {
-        name: survey(_chunks(table, name), name, is_typed=table.is_typed)
+        name: survey(_chunks(table, name), name, is_typed=table.is_typed, by_comma=table.separator == ",")
         for name in as_texts
         if known.get(name) != "text"
     }
@@ -123,8 +123,8 @@ def decide_forms(
 
 
 def _signs(surveys: Sequence[Survey]) -> frozenset[Decimal]:
-    """The signs before decimals in a file; without looking where all its numbers are plain."""
-    return frozenset() if all(each.plain for each in surveys) else decimal_of(surveys)
+    """The signs before decimals in a file, without a look where all its numbers are plain and nothing else."""
+    return frozenset() if all(each.plain and each.by_comma for each in surveys) else decimal_of(surveys)
 
 
 def _is_texts(dtype: Any) -> bool:
