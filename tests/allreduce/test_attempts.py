@@ -122,7 +122,7 @@ def test_a_replay_takes_nothing_of_the_attempt_before(direct: bool) -> None:
 
     def work(communicator: Communicator) -> None:
         if communicator.rank == 1:
-            replayed.wait(30)
+            replayed.wait(120)
         if communicator.rank != 2:
             begin_in_vain(communicator)
         else:
@@ -173,7 +173,7 @@ def test_sums_in_shared_memory_are_given_up_and_replayed() -> None:
                 if rank != 2:
                     communicator.start(operation)
             if rank:
-                aborting.wait(30)
+                aborting.wait(120)
             else:
                 aborting.set()
             communicator.abort(1)

@@ -191,7 +191,7 @@ def exchange(channel: grpc.Channel) -> grpc.StreamStreamMultiCallable[bytes, byt
 def held(message: bytes, until: threading.Event) -> Iterator[bytes]:
     """A message, and after it a stream that stays open."""
     yield message
-    until.wait(30)
+    until.wait(120)
 
 
 def outcome(communicator: Communicator, elements: int) -> str:
@@ -231,7 +231,7 @@ def test_each_neighbour_is_told_the_reason_by_the_rank_that_failed(
             buffers = [stack.enter_context(SharedBuffer.create(4000)) for _ in range(3)]
             peers.run(lambda communicator: communicator.choose_path(path, buffers[communicator.rank]))
             arenas = [buffer.array(np.float32, 1000) for buffer in buffers]
-        peers.communicators[ranks[silent]].on_failure(lambda _: in_time.append(heard.wait(10)))
+        peers.communicators[ranks[silent]].on_failure(lambda _: in_time.append(heard.wait(120)))
 
         def work(communicator: Communicator) -> str:
             rank = communicator.rank
@@ -273,7 +273,7 @@ def test_all_are_told_of_a_mistake_of_whoever_takes_a_frame_in(path: str, monkey
         if rank == 1:
             operation.on_final = fail
         else:
-            assert started.wait(20)
+            assert started.wait(120)
         try:
             communicator.start(operation)
             started.set()
@@ -287,7 +287,7 @@ def test_all_are_told_of_a_mistake_of_whoever_takes_a_frame_in(path: str, monkey
     reason = "internal error while taking in a frame of worker 0: KeyError('lost')"
     assert results[1] == reason
     assert results[0] == results[2] == f"worker 1: {reason}"
-    assert raised.get(timeout=20).exc_type is KeyError
+    assert raised.get(timeout=120).exc_type is KeyError
 
 
 def test_another_size_of_the_buffer_is_an_error_on_every_rank() -> None:
@@ -341,7 +341,7 @@ def test_strangers_are_refused_and_disturb_nobody(
         peers.run(lambda communicator: outcome(communicator, 10))
         with grpc.insecure_channel(peers.addresses[0]) as channel:
             metadata = identity_to_metadata(identity) if identity is not None else ()
-            call = exchange(channel)(iter(()), metadata=metadata, timeout=10)
+            call = exchange(channel)(iter(()), metadata=metadata, timeout=120)
             with pytest.raises(grpc.RpcError) as caught:
                 list(call)
         assert isinstance(caught.value, grpc.Call)
@@ -359,7 +359,7 @@ def test_sums_of_who_is_not_the_left_neighbour_are_not_added(identity: WorkerIde
         origin = Origin("worker 0", Sender("job", 1000, 0))
         assert open_connection(channel, PEER_SERVICE, peers.addresses[0], identity, origin) is None
         metadata = identity_to_metadata(identity)
-        call = exchange(channel)(iter((encode_frame(header, ones),)), metadata=metadata, timeout=30)
+        call = exchange(channel)(iter((encode_frame(header, ones),)), metadata=metadata, timeout=120)
         with pytest.raises(grpc.RpcError, match=f"worker {identity.rank} sends nothing to worker 0"):
             list(call)
         peers.communicators[2].connect(peers.addresses)
@@ -379,7 +379,7 @@ def test_segments_of_a_mesh_come_from_the_left_neighbour_alone() -> None:
 def test_what_is_no_frame_fails_its_receiver_when_nobody_repeats_it() -> None:
     with Peers(3, silent=2) as peers, grpc.insecure_channel(peers.addresses[0]) as channel:
         metadata = identity_to_metadata(WorkerIdentity("job", 2, 1002))
-        call = exchange(channel)(iter((b"nonsense",)), metadata=metadata, timeout=30)
+        call = exchange(channel)(iter((b"nonsense",)), metadata=metadata, timeout=120)
         told = outcome(peers.communicators[0], 10)
         assert told.startswith("DamagedFrameError: the link from worker 2 to worker 0: it ended before frame 0")
         with pytest.raises(grpc.RpcError):
@@ -408,7 +408,7 @@ def test_a_frame_that_does_not_belong_fails_its_receiver(message: bytes) -> None
         with grpc.insecure_channel(peers.addresses[0]) as channel:
             metadata = identity_to_metadata(WorkerIdentity("job", 2, 1002))
             refused = threading.Event()
-            call = exchange(channel)(held(message, refused), metadata=metadata, timeout=30)
+            call = exchange(channel)(held(message, refused), metadata=metadata, timeout=120)
             assert outcome(receiver, 10).startswith("FrameError")
             refused.set()
             with pytest.raises(grpc.RpcError):

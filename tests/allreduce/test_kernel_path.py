@@ -101,7 +101,7 @@ def test_frames_that_go_over_grpc_leave_nothing_to_kernels() -> None:
 
 
 def test_when_the_run_goes_back_frames_take_over_on_all_ranks() -> None:
-    aborted = threading.Barrier(3, timeout=30)
+    aborted = threading.Barrier(3, timeout=120)
 
     def work(communicator: Communicator) -> bytes:
         assert communicator.sum_by_kernel()

@@ -36,11 +36,11 @@ def test_a_rank_that_leaves_during_a_transfer_of_parts_is_not_waited_for() -> No
 
     def work(communicator: Communicator) -> None:
         if communicator.rank == 1:
-            begun.wait(20)
+            begun.wait(120)
             communicator.close()
             return
         operation = communicator.start_parts(parts_from(communicator.rank, 3, sender=1))
-        begun.wait(20)
+        begun.wait(120)
         with pytest.raises(MemberLostError, match=LEFT):
             communicator.wait(operation)
 
@@ -60,12 +60,12 @@ def test_a_rank_that_leaves_during_a_sparse_operation_is_not_waited_for() -> Non
 
     def work(communicator: Communicator) -> None:
         if communicator.rank == 1:
-            begun.wait(20)
+            begun.wait(120)
             communicator.close()
             return
         operation, exchange = sparse_of(communicator)
         communicator.start_sparse(operation, exchange)
-        begun.wait(20)
+        begun.wait(120)
         with pytest.raises(MemberLostError, match=LEFT):
             communicator.wait(operation)
 
@@ -84,7 +84,7 @@ def test_nothing_begins_after_somebody_has_left(kind: str) -> None:
             communicator.close()
             left.set()
             return
-        assert left.wait(20)
+        assert left.wait(120)
         with pytest.raises(MemberLostError, match=LEFT):
             begin(communicator, kind)
 

@@ -212,7 +212,7 @@ def test_a_wait_ends_with_the_error_of_the_failure_callback() -> None:
             assert not future.done()
             failed.set()
             with pytest.raises(PeerDiedError, match="rank 1"):
-                future.result(60)
+                future.result(120)
         with pytest.raises(ExchangeError, match="an earlier call failed"):
             reduction.allreduce(0, 20, "fp32")
 

@@ -37,7 +37,7 @@ def test_a_part_that_comes_too_early_is_left_out_and_not_even_copied(tmp_path: P
     def stored(step: int, _: PartFile) -> None:
         if step == 1:
             told.set()
-            assert going_on.wait(20)
+            assert going_on.wait(120)
 
     def never() -> Part:
         raise AssertionError("the part was copied")
@@ -45,7 +45,7 @@ def test_a_part_that_comes_too_early_is_left_out_and_not_even_copied(tmp_path: P
     with capture_logs() as logs:
         with PartWriter(tmp_path, stored) as writer:
             writer.write(1, lambda: part_of(1))
-            assert told.wait(20)
+            assert told.wait(120)
             writer.write(2, never)
             going_on.set()
         assert [(log["event"], log["step"], log["reason"]) for log in logs] == [
@@ -65,7 +65,7 @@ def test_the_run_goes_on_when_a_part_cannot_be_stored(error: Exception, tmp_path
 
     with capture_logs() as logs, PartWriter(tmp_path, store) as writer:
         writer.write(1, lambda: part_of(1))
-        assert stored.get(timeout=20) == 1
+        assert stored.get(timeout=120) == 1
         while stored.empty():
             writer.write(2, lambda: part_of(2))
     assert str(error) in [log["reason"] for log in logs]
@@ -91,12 +91,12 @@ def test_the_last_part_is_never_left_out_and_waited_for(tmp_path: Path) -> None:
 
     def store(step: int, _: PartFile) -> None:
         told.set()
-        assert going_on.wait(20)
+        assert going_on.wait(120)
         stored.append(step)
 
     with PartWriter(tmp_path, store) as writer:
         writer.write(1, lambda: part_of(1))
-        assert told.wait(20)
+        assert told.wait(120)
         threading.Timer(0.05, going_on.set).start()
         with writer.finished():
             assert stored == [1]

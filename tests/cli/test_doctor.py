@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.commands import Command
+from support.commands import PATIENCE_S, Command
 
 from taihu.cli.main import make_app
 from taihu.doctor.service import ListeningDoctor
@@ -73,5 +73,5 @@ def test_a_doctor_that_listens_ends_well_with_ctrl_c(tmp_path: Path) -> None:
     listening = Command("taihu", "doctor", "--listen", "--bind", "127.0.0.1:0", folder=tmp_path)
     assert listening.stdout.readline().startswith("listening on 127.0.0.1:")
     listening.send_signal(signal.SIGINT)
-    listening.communicate(timeout=60)
+    listening.communicate(timeout=PATIENCE_S)
     assert listening.returncode == 0

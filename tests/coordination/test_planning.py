@@ -345,7 +345,7 @@ def test_workers_and_servers_change_the_plan_at_the_same_step() -> None:
                 if number in (4, 8):
                     here = len(member.exchange.plan.groups)
                     measured = [replace(each, groups=each.groups[:here]) for each in report(alpha=0.5)]
-                    member.exchange.adopt(member.client.report_steps(number, measured, timeout_s=20))
+                    member.exchange.adopt(member.client.report_steps(number, measured, timeout_s=120))
             digests.append(parameters.tobytes())
             assert member.exchange.plan.version == (2 if strategy == "auto" else 1)
 

@@ -106,7 +106,7 @@ class _SlowPlanning(Planning):
 
     def report(self, rank: int, step: int, steps: Sequence[StepMeasurement]) -> None:
         self.begun.set()
-        assert self.going_on.wait(20)
+        assert self.going_on.wait(120)
         raise StaleError("enough")
 
 
@@ -122,7 +122,7 @@ def test_signs_of_life_do_not_wait_for_a_plan() -> None:
     coordinator.plan(1.0)
     with ThreadPoolExecutor(2) as pool:
         reported = pool.submit(coordinator.report, worker, 1, (), 1.0)
-        assert planning.begun.wait(20)
+        assert planning.begun.wait(120)
 
         def beat() -> None:
             with coordinator.changing() as (members, now):
@@ -130,11 +130,11 @@ def test_signs_of_life_do_not_wait_for_a_plan() -> None:
 
         beaten = pool.submit(beat)
         try:
-            beaten.result(timeout=5)
+            beaten.result(timeout=120)
         finally:
             planning.going_on.set()
         with pytest.raises(StaleError, match="enough"):
-            reported.result(timeout=5)
+            reported.result(timeout=120)
 
 
 def test_a_part_under_another_name_or_without_its_hash_is_refused(tmp_path: Path) -> None:

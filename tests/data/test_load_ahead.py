@@ -59,7 +59,7 @@ def test_the_next_one_is_made_while_one_is_used() -> None:
     with LoadAhead(batches(Watched(INPUTS[:8], np.arange(8) % 2))) as ahead:
         inputs, _ = ahead.batch(1)
         used = inputs.copy()
-        assert Watched.second.wait(30)
+        assert Watched.second.wait(120)
         np.testing.assert_array_equal(inputs, used)
 
 

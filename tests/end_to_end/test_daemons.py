@@ -79,7 +79,7 @@ def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path:
                 health_pb2.HealthCheckRequest.SerializeToString,
                 health_pb2.HealthCheckResponse.FromString,
             )
-            answer = check(request, timeout=10)
+            answer = check(request, timeout=120)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
         info = channel.stream_stream(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Taihu
-from support.commands import Command
+from support.commands import PATIENCE_S, Command
 from support.daemons import wait_for
 
 # Its first test is told at once, what comes without one after seconds.
@@ -40,7 +40,7 @@ def children(process: Command) -> dict[int, str]:
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "daemons are still there", timeout_s=20)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "daemons are still there")
 
 
 @pytest.mark.parametrize("victim", ["worker", "ps_server"])
@@ -50,7 +50,7 @@ def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) 
         assert len(daemons) == 5
         pid = next(pid for pid, command in daemons.items() if f"-m {victim} " in command)
         os.kill(pid, signal.SIGKILL)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert errors.count("\n") == 1
         assert "was killed by SIGKILL" in errors
@@ -68,7 +68,7 @@ def test_ctrl_c_saves_what_there_is_and_says_where(tmp_path: Path, taihu: Taihu)
     with endless_training(tmp_path) as process:
         daemons = list(children(process))
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
         assert not errors
         wait_until_gone(daemons)
@@ -91,7 +91,7 @@ def test_a_second_signal_ends_all_daemons_at_once(tmp_path: Path) -> None:
             pass
         process.send_signal(signal.SIGTERM)
         os.kill(stuck, signal.SIGCONT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
         assert errors == "error: interrupted by SIGTERM\n"
         wait_until_gone(list(daemons))

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.commands import Command
+from support.commands import PATIENCE_S, Command
 from threadpoolctl import threadpool_info
 
 from benchmarks.forms import FORMS, make_forms
@@ -36,7 +36,7 @@ def test_a_run_on_data_of_any_form_ends_well(form: str, forms: Path) -> None:
         folder=forms,
         environment={"NOTES": str(notes)},
     )
-    output, errors = command.communicate(timeout=120)
+    output, errors = command.communicate(timeout=PATIENCE_S)
     assert (command.returncode, errors) == (0, ""), output
     # A process that has to be killed at the end is told of.
     assert "is ended" not in output

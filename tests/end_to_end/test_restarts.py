@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.commands import Command, run_command
+from support.commands import PATIENCE_S, Command, run_command
 from support.daemons import wait_for
 
 from taihu.checkpoint.manifest import MANIFEST
@@ -60,7 +60,7 @@ def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
             wait_for(partial(has_newer, tmp_path, kept), "nothing kept")
             kept = newest(tmp_path)
             os.kill(daemons(process)[victim], signal.SIGKILL)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.communicate()
@@ -136,7 +136,7 @@ def test_a_run_that_dies_again_and_again_ends_with_the_reason(tmp_path: Path) ->
             pid = daemons(process)["worker 0"]
             os.kill(pid, signal.SIGKILL)
             wait_for(partial(is_gone, pid), "it is there still")
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.communicate()
@@ -154,7 +154,7 @@ def test_a_coordinator_that_dies_before_it_listens_is_started_again(tmp_path: Pa
     try:
         wait_for(lambda: "server 0" in daemons(process), "no server")
         os.kill(daemons(process)["server 0"], signal.SIGKILL)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.communicate()
@@ -171,7 +171,7 @@ def test_who_dies_while_all_say_farewell_has_told_its_results(victim: str, tmp_p
         wait_for(lambda: process.poll() is not None or any(tmp_path.glob("taihu-*/worker-1.json")), "no results")
         if victim in (known := daemons(process)):
             os.kill(known[victim], signal.SIGKILL)
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.communicate()
@@ -182,10 +182,10 @@ def test_nobody_waits_for_a_coordinator_that_dies_when_the_run_is_over(tmp_path:
     flags = ("--servers", "2", "--workers", "1", "--steps", "60", "--set", "checkpoint.every_steps=20")
     fault = ("--set", 'chaos.faults=["kill server 0 at farewell"]')
     # Server 1 alone would be ended after four times as long, its coordinator waited for as long again.
-    patience = ("--set", "cluster.lost_after_s=15", "--set", "cluster.connect_timeout_s=60")
+    patience = ("--set", "cluster.lost_after_s=600", "--set", "cluster.connect_timeout_s=2400")
     process = Command("taihu", "train", *flags, *fault, *patience, folder=tmp_path)
     try:
-        _, errors = process.communicate(timeout=45)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
         process.communicate()

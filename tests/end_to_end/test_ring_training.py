@@ -27,7 +27,7 @@ def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: in
             wait_for_step(worker, tmp_path / f"{rank}.log")
         os.kill(workers[victim].pid, signal.SIGKILL)
         for rank, worker in enumerate(workers):
-            worker.wait(timeout=20)
+            worker.wait(timeout=120)
             if rank != victim:
                 last = (tmp_path / f"{rank}.log").read_text().strip().splitlines()[-1]
                 assert worker.returncode == 1

@@ -113,7 +113,7 @@ def test_a_run_goes_on_as_soon_as_the_lost_process_is_there_again(
     for victim in ("worker 1", run.host):
         run.await_newer_checkpoint()
         run.processes[victim].kill()
-        run.processes[victim].wait(timeout=20)
+        run.processes[victim].wait(timeout=120)
         run.launch(victim)
     run.await_end()
     assert run.parameters == undisturbed(kind, folder)
@@ -126,7 +126,7 @@ def test_who_leaves_is_awaited_and_no_step_is_made_again(start: Start, tmp_path:
         run.await_newer_checkpoint()
         run.await_newer_checkpoint()  # by now the coordinator has heard of steps
         run.processes[leaver].terminate()
-        assert run.processes[leaver].wait(timeout=20) == 130
+        assert run.processes[leaver].wait(timeout=120) == 130
         run.launch(leaver)
     run.await_end()
     assert run.parameters == undisturbed("servers", folder)
@@ -174,14 +174,14 @@ def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Pa
         observer = authority.security("observer/0")
         with open_channel(run.address, security=observer, peer="server-0") as channel:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-            assert check(b"", timeout=20)
+            assert check(b"", timeout=120)
             authority = signed(authority.folder)
             # Who is connected stays so, and whoever comes now shows and is shown what was renewed.
-            assert check(b"", timeout=20)
+            assert check(b"", timeout=120)
         assert fetch_status(run.address, 20, observer).job == "taihu"
         run.await_newer_checkpoint()
         run.processes[victim].kill()
-        run.processes[victim].wait(timeout=20)
+        run.processes[victim].wait(timeout=120)
         run.launch(victim)
     run.await_end()
     assert run.parameters == undisturbed("servers", folder)

@@ -66,7 +66,7 @@ for how in sys.argv[2:]:
     process.stdin.close()
     output = process.stdout.read().decode()
     process.stdout.close()
-    outcomes[how] = [process.wait(timeout=20), output, open("err").read()]
+    outcomes[how] = [process.wait(timeout=120), output, open("err").read()]
 with open("out", "w+") as out, open("empty", "w+") as empty:
     streams = Streams(empty.fileno(), out.fileno(), out.fileno())
     pid = fork_command("probe", ["words"], streams, environment={}, folder=Path(sys.argv[1]))
@@ -87,7 +87,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, s
     (package / "__main__.py").write_text(PROBE)
     (folder / "parent.py").write_text(f"import sys\nsys.path.append({str(folder / 'site')!r})\n{PARENT}")
     command = [sys.executable, "-P", str(folder / "parent.py"), str(folder / "site"), *HOWS]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     return {how: tuple(outcome) for how, outcome in json.loads(done.stdout).items()}
 
@@ -148,7 +148,7 @@ with open("err", "wb") as err:
     process = ForkedProcess.start("probe", ["tell", *sys.argv[1:]], err.fileno(), {{}})
 process.stdin.close()
 sys.stdout.buffer.write(process.stdout.read())
-sys.exit(process.wait(20))
+sys.exit(process.wait(120))
 """
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(

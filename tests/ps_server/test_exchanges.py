@@ -49,7 +49,7 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
     )
     receiver = DirectReceiver(theirs, Origin("server 0", Sender("job", 0)), sink, on_lost=lambda error: None)
     try:
-        assert [came.get(timeout=10) for _ in range(3)] == [0, 2, 1]
+        assert [came.get(timeout=120) for _ in range(3)] == [0, 2, 1]
     finally:
         exchange.close()
         receiver.close()

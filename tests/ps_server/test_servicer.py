@@ -36,7 +36,7 @@ from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import error_from_rpc
 from worker.exchange.servers.calls import ServerCalls
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 class Served:

@@ -124,13 +124,13 @@ def test_who_waits_gets_the_shard_or_is_told_why_not() -> None:
         initial = holder.begin(LAYOUT)
         write_all(initial, np.zeros(LAYOUT.elements, np.float32), Shard(LAYOUT, 1, 0))
         shard = holder.adopt(initial)
-        assert [each.result(timeout=30) for each in waiting] == [shard, shard]
+        assert [each.result(timeout=120) for each in waiting] == [shard, shard]
         empty = make_holder()
         failing = pool.submit(empty.wait, 60)
         for reason in ("out of paper", "later"):
             empty.fail(RunError(reason))
         with pytest.raises(TaihuError, match=r"^out of paper$"):
-            failing.result(timeout=30)
+            failing.result(timeout=120)
     holder.fail(RunError("out of ink"))
     for each in (holder, empty):
         with pytest.raises(RunError):

@@ -117,7 +117,7 @@ def refused(attempt: Attempt, address: str) -> grpc.Call:
     with open_channel(address, security=attempt.shown, peer="server-0") as channel:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
         with pytest.raises(grpc.RpcError) as caught:
-            list(call(iter([message]), metadata=attempt.metadata, timeout=20))
+            list(call(iter([message]), metadata=attempt.metadata, timeout=120))
     assert isinstance(caught.value, grpc.Call)
     return caught.value
 
@@ -220,10 +220,10 @@ def test_nobody_poses_as_a_server(ours: TestAuthority) -> None:
             with open_channel(address, security=ours.security("worker/0"), peer=peer) as channel:
                 ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
                 with pytest.raises(grpc.RpcError, match="Hostname Verification"):
-                    ask(b"", timeout=20)
+                    ask(b"", timeout=120)
         with open_channel(address, security=ours.security("worker/0"), peer="worker-1") as channel:
             ask = channel.unary_unary("/grpc.health.v1.Health/Check")
-            assert ask(b"", timeout=20)
+            assert ask(b"", timeout=120)
     finally:
         rpc.stop(0)
 
@@ -241,7 +241,7 @@ def test_who_is_answered_or_refused_has_made_a_call(ours: TestAuthority, method:
         with open_channel(address, security=ours.security("observer/0"), peer="server-0") as channel:
             ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
             with suppress(grpc.RpcError):
-                ask(b"", timeout=20)
+                ask(b"", timeout=120)
         assert rpc._security.refusals.handshakes
         assert not rpc._handshakes._waiting
     finally:
@@ -316,7 +316,7 @@ def _certificate_of(address: str, ours: TestAuthority) -> bytes:
     context.set_alpn_protocols(["h2"])
     host, _, port = address.partition(":")
     with (
-        socket.create_connection((host, int(port)), timeout=20) as connection,
+        socket.create_connection((host, int(port)), timeout=120) as connection,
         context.wrap_socket(connection, server_hostname="server-0.taihu.taihu") as under_tls,
     ):
         certificate = under_tls.getpeercert(binary_form=True)
@@ -353,11 +353,11 @@ def test_strangers_are_refused_before_they_have_said_anything() -> None:
             for method in ("GetStatus", "Nothing"):
                 mute: grpc.StreamUnaryMultiCallable[bytes, bytes] = stranger.stream_unary(f"{COORDINATOR}/{method}")
                 with pytest.raises(grpc.RpcError) as caught:
-                    mute(silent(), timeout=20)
+                    mute(silent(), timeout=120)
                 assert isinstance(caught.value, grpc.Call)
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = member.unary_unary(f"{COORDINATOR}/GetStatus")
-            assert ask(b"hello", timeout=20) == b"hello"
+            assert ask(b"hello", timeout=120) == b"hello"
         finally:
             over.set()
             rpc.stop(0)
@@ -395,6 +395,6 @@ def test_metrics_listen_where_the_daemon_does() -> None:
     options = ServerOptions(0, bind="127.0.0.2:0", metrics_port=0)
     with ServerDaemon(make_job(1, 1), options) as daemon:
         assert daemon.metrics_port is not None
-        socket.create_connection(("127.0.0.2", daemon.metrics_port), timeout=20).close()
+        socket.create_connection(("127.0.0.2", daemon.metrics_port), timeout=120).close()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", daemon.metrics_port), timeout=20)
+            socket.create_connection(("127.0.0.1", daemon.metrics_port), timeout=120)

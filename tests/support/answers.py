@@ -46,11 +46,11 @@ class AnswerProxy:
 
     def _initialize(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         call: grpc.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(f"/{_SERVICE}/Initialize")
-        return call(requests, metadata=_metadata(context), timeout=20)
+        return call(requests, metadata=_metadata(context), timeout=120)
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"/{_SERVICE}/Exchange")
-        for message in call(requests, metadata=_metadata(context), timeout=20):
+        for message in call(requests, metadata=_metadata(context), timeout=120):
             yield self._change(read_frame(message))
 
 

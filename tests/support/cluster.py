@@ -84,7 +84,7 @@ class Cluster:
     def join(self) -> None:
         """Wait until every server has ended."""
         for thread in self._threads:
-            thread.join(timeout=30)
+            thread.join(timeout=120)
             assert not thread.is_alive()
 
     def member(self, rank: int, layout: Layout, arenas: Arenas | None = None) -> Member:
@@ -107,7 +107,7 @@ class Cluster:
 
         with ThreadPoolExecutor(self.job.cluster.workers) as pool:
             for future in [pool.submit(life, rank) for rank in range(self.job.cluster.workers)]:
-                future.result(timeout=60)
+                future.result(timeout=120)
 
     def _run(self, index: int, server: ServerDaemon) -> None:
         try:
@@ -182,7 +182,7 @@ class Member:
         self.exchange.adopt(self.client.report_steps(step, measured, 20.0))
 
     def _end(self, state: RunState, reason: str) -> None:
-        if state is RunState.FAILED and self._made.wait(20):
+        if state is RunState.FAILED and self._made.wait(120):
             self.exchange.fail(RunError(reason))
 
 
@@ -196,9 +196,9 @@ def measured_step(plan: Plan, number: int, message_s: float, *, serial: bool) ->
 
 
 def make_job(servers: int, workers: int, **sections: dict[str, object]) -> Job:
-    """A job with short timeouts, over TCP unless `exchange` says otherwise."""
+    """A job whose members are patient, as on a busy machine, over TCP unless `exchange` says otherwise."""
     cluster = ClusterSettings(
-        servers=servers, workers=workers, heartbeat_s=0.1, lost_after_s=5.0, connect_timeout_s=15.0
+        servers=servers, workers=workers, heartbeat_s=0.1, lost_after_s=60.0, connect_timeout_s=60.0
     )
     exchange = {"transport": "tcp", **sections.get("exchange", {})}
     return Job.model_validate({"cluster": cluster.model_dump(), **sections, "exchange": exchange})

@@ -18,7 +18,11 @@ from typing import IO
 
 from taihu.job.environment import without_settings
 
-__all__ = ["Command", "end_fork_server", "run_command"]
+__all__ = ["PATIENCE_S", "Command", "end_fork_server", "run_command"]
+
+PATIENCE_S = 600.0
+"""The time after which a test says that what it waits for does not come: nothing depends on it, and a busy machine
+takes twenty times as long as a quiet one."""
 
 _SERVER = Path(__file__).with_name("fork_server.py")
 # A process looks at these before its first line of Python, or while it imports NumPy, numba and gRPC.
@@ -123,7 +127,7 @@ class Command:
 
 
 def run_command(
-    *arguments: str, folder: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 120
+    *arguments: str, folder: Path, environment: Mapping[str, str] | None = None, timeout_s: float = PATIENCE_S
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; it is killed after `timeout_s`."""
     command = Command(*arguments, folder=folder, environment=environment)

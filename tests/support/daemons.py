@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from support.commands import Command
+from support.commands import PATIENCE_S, Command
 from taihu.job.environment import without_settings
 
 __all__ = ["Process", "Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
@@ -76,7 +76,7 @@ def _told(process: Process) -> str:
     return process.stdout.readline().removeprefix("listening on ").strip()
 
 
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 90) -> None:
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Return when `condition` is true; fail with `what` when it is still false after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -94,7 +94,7 @@ def free_port() -> int:
 def page(port: int, path: str = "/metrics") -> str:
     """A page of a daemon on this machine; empty while there is none, or its status is not 200."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
             text: str = answer.read().decode()
             return text
     except OSError:

@@ -202,7 +202,7 @@ def _through_servers(
     # The servers end first, and with them what workers may still wait for.
     with ThreadPoolExecutor(job.cluster.workers) as pool, Cluster(job) as cluster:
         futures = [pool.submit(life, rank) for rank in range(job.cluster.workers)]
-        results = [future.result(timeout=60) for future in futures]
+        results = [future.result(timeout=120) for future in futures]
         cluster.join()
     if not any(isinstance(result, TaihuError) for result in results):
         assert cluster.outcomes == dict.fromkeys(range(job.servers))

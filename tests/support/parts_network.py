@@ -37,7 +37,7 @@ class MemoryNetwork:
             for future in futures:
                 if future.done():
                     future.result()
-            return [future.result(timeout=60) for future in futures]
+            return [future.result(timeout=120) for future in futures]
 
 
 class MemoryMover:
@@ -62,7 +62,7 @@ class MemoryMover:
                 if sender == self.rank:
                     assert not pieces
                     continue
-                values = self._network.box(sender, self.rank, number).get(timeout=20)
+                values = self._network.box(sender, self.rank, number).get(timeout=120)
                 assert len(values) == sum(map(len, pieces))
                 taken = 0
                 for piece in pieces:

@@ -76,4 +76,4 @@ class Peers:
     def run(self, work: Callable[[Communicator], T]) -> list[T]:
         """Let every worker do its part, in a thread of its own; returns what came of it, by rank."""
         with ThreadPoolExecutor(len(self.communicators)) as pool:
-            return [future.result(timeout=60) for future in [pool.submit(work, c) for c in self.communicators]]
+            return [future.result(timeout=120) for future in [pool.submit(work, c) for c in self.communicators]]

@@ -91,7 +91,7 @@ def sent_over(there: Sequence[int], back: Sequence[int] = ()) -> Iterator[Receiv
         sending = FrameConnection(near, origins[1], sender.sink, sender.fail)
         for header, pieces in FRAMES:
             sending.send(header, pieces)
-        assert receiver.complete.wait(20)
+        assert receiver.complete.wait(120)
         yield receiver
         sending.close()
         receiving.close()
@@ -116,7 +116,7 @@ def test_a_frame_of_a_connection_that_comes_damaged_twice_names_the_link(first: 
         receiving = FrameConnection(far, ends[0], receiver.sink, receiver.fail)
         sending = FrameConnection(near, ends[1], receiver.sink, lambda error: None)
         sending.send(*FRAMES[0])
-        told = receiver.errors.get(timeout=20)
+        told = receiver.errors.get(timeout=120)
         assert isinstance(told, DamagedFrameError)
         assert str(told).startswith("the link from worker 0 to server 0: frame 0 came damaged twice: ")
         assert not receiver.taken
@@ -146,7 +146,7 @@ def test_bytes_that_look_like_a_repetition_are_values() -> None:
         sending.send(header, pieces)
     header = header_of("job", 1, 1, 1, 0, 0, len(marker) // 4, 0)
     sending.send(header, [marker.view(np.float32)])
-    assert receiver.complete.wait(20)
+    assert receiver.complete.wait(120)
     assert receiver.taken == [*SENT[:-1], (header, marker.tobytes())]
     sending.close()
     receiving.close()
@@ -270,7 +270,7 @@ def test_whoever_waits_until_the_other_side_has_taken_all_is_told_when_it_has_le
     for name in sorted(steps, key=lambda name: (name == last, name)):
         assert not told.is_set()
         steps[name]()
-    assert told.wait(20)
+    assert told.wait(120)
     sender.close(20)
 
 
@@ -286,7 +286,7 @@ def test_what_has_been_taken_is_told_behind_it() -> None:
             sending.send(header, pieces)
             sending.after_taken(lambda: told.append(len(receiver.taken)))
         sending.after_taken(done.set)
-        assert done.wait(20)
+        assert done.wait(120)
         assert [each >= number for number, each in enumerate(told, 1)] == [True] * len(FRAMES)
         sending.close()
         receiving.close()

@@ -27,7 +27,7 @@ def test_who_does_not_know_the_token_is_shown_the_door(said: bytes) -> None:
     connections: SimpleQueue[socket.socket] = SimpleQueue()
     listener = DirectListener()
     port, token = listener.expect(3, connections.put)
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as stranger:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as stranger:
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)
         assert stranger.recv(1) == b""

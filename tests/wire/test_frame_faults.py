@@ -76,7 +76,7 @@ def sent_with(*faults: str, at: int) -> Iterator[tuple[Receiver, Receiver]]:
                     sending.after(partial(ask, due, *faults))
                 sending.send(header, [piece])
             sending.after_taken(receiver.over.set)
-            assert receiver.over.wait(20)
+            assert receiver.over.wait(120)
             yield receiver, sender
 
 
@@ -105,7 +105,7 @@ def test_a_frame_of_a_connection_that_is_broken_off_is_a_loss_on_both_sides(at: 
     with sent_with("truncate", at=at) as (receiver, sender):
         assert receiver.taken == SENT[:at]
         for end, name in ((receiver, "worker 0"), (sender, "server 0")):
-            error = end.errors.get(timeout=20)
+            error = end.errors.get(timeout=120)
             assert isinstance(error, MemberLostError)
             assert str(error) == f"{name} was lost: its connection broke"
 

@@ -38,7 +38,7 @@ ROLES: list[tuple[str, Callable[[int], WorkerMetrics | ServerMetrics]]] = [
 
 
 def fetch(port: int, path: str = "/metrics") -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", port, timeout=120)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -206,7 +206,7 @@ def test_closing_a_page_waits_for_no_look_of_its_server(monkeypatch: pytest.Monk
     assert fetch(page.port)[0] == 200
     closing = threading.Thread(target=page.close, daemon=True)
     closing.start()
-    closing.join(30)
+    closing.join(120)
     assert not closing.is_alive()
 
 

@@ -161,7 +161,7 @@ def test_a_repetition_that_does_not_come_is_told() -> None:
     arriving = ArrivingFrames(replace(ORIGIN, patience=Patience(0.01)), direction, told.append)
     arriving.refuse(BAD)
     assert arriving._timer is not None
-    arriving._timer.join(20)
+    arriving._timer.join(120)
     assert "the link from worker 0 to worker 1: frame 0 came damaged, and was not repeated within" in str(told.pop())
 
 

@@ -32,7 +32,7 @@ from taihu.wire.requests import MOST_PARTS, parse
 from taihu.wire.room import SILENT_PLACES
 from taihu.wire.server import RpcServer
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 HEALTH = "/grpc.health.v1.Health"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 STREAMS_OF_A_CONNECTION = 100

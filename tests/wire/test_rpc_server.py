@@ -64,7 +64,7 @@ def test_who_watches_is_told_that_the_server_ends(service: str) -> None:
     serialize, parse = HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
     with serving() as (server, channel):
         method = channel.unary_stream(f"/{HEALTH}/Watch", serialize, parse)
-        watch = method(HealthCheckRequest(service=service), timeout=20)
+        watch = method(HealthCheckRequest(service=service), timeout=120)
         assert next(watch).status == HealthCheckResponse.SERVING
         server.stop(0.2)
         assert next(watch).status == HealthCheckResponse.NOT_SERVING
@@ -176,7 +176,7 @@ def test_the_page_tells_what_the_health_service_does() -> None:
 
 def told(page: MetricsPage) -> tuple[int, int]:
     """The statuses of both paths; metrics are at all others."""
-    connection = HTTPConnection("127.0.0.1", page.port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", page.port, timeout=120)
     statuses = []
     for path in ("/healthz", "/readyz", "/metrics"):
         connection.request("GET", path)

@@ -57,7 +57,7 @@ def by_workers(scheme: Scheme, mover: MemoryMover, network_: MemoryNetwork) -> d
         hybrid.train(images[mine], labels[mine], StepContext(True, 3, step + 1, mine.start), StepHooks())
         for rank in range(WORKERS):
             network_.box(9, mover.rank, rank, step).put(own_gradients.copy())
-        total = sum(network_.box(9, rank, mover.rank, step).get(timeout=20) for rank in range(WORKERS))
+        total = sum(network_.box(9, rank, mover.rank, step).get(timeout=120) for rank in range(WORKERS))
         rest.update(0, len(own), np.asarray(total, dtype=np.float32), step + 1, scale=1 / WORKERS)
     tensors: dict[str, NDArray[np.float32]] = {}
 

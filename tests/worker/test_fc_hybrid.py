@@ -364,7 +364,7 @@ def test_the_whole_model_is_collected_after_steps() -> None:
             context_ = StepContext(True, 3, step + 1, mine.start)
             hybrid.train(images[step][mine], labels[step][mine], context_, StepHooks())
             exchange.box(9, 1 - mover.rank).put(own_gradients.copy())
-            total = own_gradients + exchange.box(9, mover.rank).get(timeout=20)
+            total = own_gradients + exchange.box(9, mover.rank).get(timeout=120)
             rest.update(0, len(own), total.astype(np.float32), step + 1, scale=0.5)
         return np.concatenate(
             [values.reshape(-1) for values in saved(hybrid, mover).values()] or [np.empty(0, np.float32)]

@@ -148,7 +148,7 @@ def test_the_table_is_read_while_the_run_goes_on(tmp_path: Path) -> None:
     tables = Waking(tmp_path)
     with run_log(tables, interval_s=0.01) as log:
         log.stepped(1, SAMPLE, 1.0)
-        assert tables.flushed.wait(30)
+        assert tables.flushed.wait(120)
         assert [row["step"] for row in rows(tmp_path / "steps.csv")] == ["1"]
 
 

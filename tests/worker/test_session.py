@@ -37,7 +37,7 @@ def test_a_worker_that_fails_for_any_reason_tells_the_others_what_it_was() -> No
         ):
             raise ZeroDivisionError("out of paper")
         with pytest.raises(RunError, match=r"^worker 1: out of paper$"):
-            survivor.result(timeout=20)
+            survivor.result(timeout=120)
         cluster.join()
         assert str(cluster.outcomes[0]) == "worker 1: out of paper"
 

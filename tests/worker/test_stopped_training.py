@@ -67,7 +67,7 @@ class Trial:
             if ask is not None:
                 wait_for(lambda: made_steps(coordinator) or any(w.done() for w in workers), "no steps are made")
                 ask(self, coordinator)
-            return [worker.result(timeout=60) for worker in workers]
+            return [worker.result(timeout=120) for worker in workers]
 
     def _worker(self, job: Job, rank: int, listener: Listener | None) -> WorkerDaemon:
         files = RunFiles(model=self._path) if rank == 0 else RunFiles()

@@ -30,7 +30,7 @@ def measure(assignments: list[str], rounds: Rounds) -> dict[str, Any]:
     with ExitStack() as stack, ThreadPoolExecutor(job.cluster.workers) as pool:
         job = stack.enter_context(Cluster(job)).job if job.servers else at_free_port(job)
         workers = [pool.submit(exchange_rounds, job, rank, LAYOUT, rounds) for rank in range(job.cluster.workers)]
-        results = [worker.result(timeout=60) for worker in workers]
+        results = [worker.result(timeout=120) for worker in workers]
     return results[0]
 
 
@@ -96,7 +96,7 @@ def test_rounds_go_under_tls(tmp_path: Path) -> None:
     job = bench_job([*shown, "exchange.transport=grpc", "cluster.heartbeat_s=0.1"], CLUSTER)
     with Cluster(job) as cluster, ThreadPoolExecutor(2) as pool:
         workers = [pool.submit(exchange_rounds, cluster.job, rank, LAYOUT, Rounds(2, 1)) for rank in range(2)]
-        assert [worker.result(timeout=60)["path"] for worker in workers] == ["grpc", "grpc"]
+        assert [worker.result(timeout=120)["path"] for worker in workers] == ["grpc", "grpc"]
         for index, server in enumerate(cluster.servers):
             labels = {"role": "server", "rank": str(index)}
             assert server.metrics.registry.get_sample_value("taihu_tls_handshakes_total", labels)

@@ -173,7 +173,7 @@ def test_flags_are_those_of_worker_0_where_workers_gather_parameters_together(wa
     def work(worker: Worker) -> list[float]:
         flags = np.array([1.0, 0.0]) if worker.rank == 0 else np.array([0.0, 1.0])
         worker.exchange.agree(flags)
-        over.wait(20)
+        over.wait(120)
         return list(map(float, flags))
 
     together = way.kind == "ring" and (way.zero == 3 or way.precision != "fp32")

@@ -145,7 +145,7 @@ def test_what_fails_an_exchange_is_what_every_later_wait_raises(way: Way) -> Non
 
     def work(worker: Worker) -> None:
         known = worker.step(1, gradients(worker.rank, 1))
-        stepped.wait(20)
+        stepped.wait(120)
         if worker.rank == 0:
             worker.exchange.fail(FrameError("out of paper"))
             worker.exchange.fail(FrameError("another reason"))
@@ -167,16 +167,16 @@ def test_a_worker_that_leaves_is_not_waited_for(way: Way, first: str) -> None:
         worker.complete()
         if worker.rank == 1:
             if first == "the others push":
-                pushed.wait(20)
+                pushed.wait(120)
             left.set()
             return
         if first == "the worker leaves":
-            assert left.wait(20)
+            assert left.wait(120)
         worker.exchange.begin(2)
         for group in range(len(worker.bounds)):
             # In stage 3 nobody pushes before parameters have been gathered.
             if group == (way.zero < 3) and first == "the others push":
-                pushed.wait(20)
+                pushed.wait(120)
             worker.push(group, gradients(worker.rank, 2), known)
         worker.complete()
 
@@ -206,13 +206,13 @@ def test_what_does_not_come_in_time_is_said_by_name(way: Way) -> None:
     def work(worker: Worker) -> None:
         worker.step(1, gradients(worker.rank, 1))
         worker.complete()
-        over.wait(20)
+        over.wait(120)
         try:
             if worker.rank != 1:
                 worker.backward(2, gradients(worker.rank, 2))
                 worker.complete()
         finally:
-            over.wait(20)
+            over.wait(120)
         raise ExchangeError("nobody waits for this one")
 
     first, _, last = try_workers(way.job(exchange={"timeout_s": 0.5}), LAYOUT, work)

@@ -33,7 +33,7 @@ def test_a_step_that_was_given_up_and_replayed_ends_with_the_same_bits(way: Way)
                 if way.is_dense and worker.rank != 1:
                     worker.push(0, own, known)
                 worker.exchange.abort(step)
-                given_up.wait(20)
+                given_up.wait(120)
                 attempt += 1
             worker.backward(step, own, known=known, attempt=attempt)
             known = worker.read()
@@ -57,7 +57,7 @@ def test_a_group_that_a_worker_had_updated_is_not_updated_again_by_the_replay(wa
         if worker.rank == 0:
             worker.exchange.complete(0)
             ended.set()
-        ended.wait(20)
+        ended.wait(120)
         worker.exchange.abort(1)
         worker.backward(1, gradients(worker.rank, 1), attempt=1)
         worker.read()

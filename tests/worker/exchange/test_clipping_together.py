@@ -105,7 +105,7 @@ def test_an_attempt_that_was_given_up_is_replayed(way: Way, whole: bool) -> None
                 worker.push(group, own)
         if worker.rank == 0 and whole:
             worker.exchange.complete(0)
-        ended.set() if worker.rank == 0 else ended.wait(20)
+        ended.set() if worker.rank == 0 else ended.wait(120)
         worker.exchange.abort(2)
         worker.backward(2, own, attempt=1)
         worker.read()

@@ -34,7 +34,7 @@ def test_a_worker_that_waits_for_initial_parameters_is_told_why_they_do_not_come
             started = pool.submit(waiting.exchange.start)
             failing.client.finish(failure="out of paper")
             with pytest.raises(RunError, match=r"^worker 0: out of paper$"):
-                started.result(timeout=20)
+                started.result(timeout=120)
         cluster.join()
 
 
@@ -67,7 +67,7 @@ def test_a_worker_that_initializes_a_mute_server_is_told_why_the_run_failed() ->
             with connection:
                 exchange.fail(RunError("server 0 was lost"))
                 with pytest.raises(RunError, match=r"^server 0 was lost$"):
-                    started.result(timeout=10)
+                    started.result(timeout=120)
 
 
 @pytest.mark.parametrize(("job", "plan"), [("other", 1), ("taihu", 2)])

@@ -73,7 +73,7 @@ def in_stream(kind: str, identity: WorkerIdentity, channel: grpc.Channel) -> Ite
         message = encode_frame(bad, payload_of(kind, bad))
     else:
         message = encode_frame(good, [np.ones(8, dtype=np.float32)])[:40] if kind == "half a frame" else bad
-    return raw_exchange(channel)(iter([message]), metadata=identity_to_metadata(identity), timeout=20)
+    return raw_exchange(channel)(iter([message]), metadata=identity_to_metadata(identity), timeout=120)
 
 
 def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, address: str) -> Iterator[bytes]:
@@ -82,7 +82,7 @@ def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, ad
     connection = open_connection(channel, "taihu.v1.ParameterServerService", address, identity, origin)
     assert connection is not None
     frames = StreamSender("server 0")
-    answers = raw_exchange(channel)(frames.messages(), metadata=identity_to_metadata(identity), timeout=20)
+    answers = raw_exchange(channel)(frames.messages(), metadata=identity_to_metadata(identity), timeout=120)
     bad = MALFORMED[kind]
     if isinstance(bad, FrameHeader):
         sender = DirectSender(connection, "server 0", lambda error: None)
@@ -127,7 +127,7 @@ def test_a_malformed_frame_gets_a_status_and_changes_nothing(way: str, kind: str
         thread = threading.Thread(target=lambda: ends.append(first.step(1, gradients(0, 1, 8))))
         thread.start()
         ends.append(second.step(1, gradients(1, 1, 8)))
-        thread.join(timeout=20)
+        thread.join(timeout=120)
         expected_end = momentum_sgd(
             initial_parameters(layout), [[gradients(0, 1, 8), gradients(1, 1, 8)]], rate=0.05, momentum=0.9
         )
@@ -143,7 +143,7 @@ def test_a_rank_has_one_exchange() -> None:
         with grpc.insecure_channel(member.addresses[0]) as channel:
             exchange = raw_exchange(channel)
             with pytest.raises(grpc.RpcError, match="open exchange already"):
-                list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=20))
+                list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=120))
 
 
 def test_pushing_before_the_parameters_are_there_is_refused() -> None:
@@ -154,7 +154,7 @@ def test_pushing_before_the_parameters_are_there_is_refused() -> None:
     ):
         exchange = raw_exchange(channel)
         with pytest.raises(grpc.RpcError, match="no parameters yet"):
-            list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=20))
+            list(exchange(iter([]), metadata=identity_to_metadata(member.identity), timeout=120))
 
 
 def test_joining_twice_under_one_rank_is_refused() -> None:

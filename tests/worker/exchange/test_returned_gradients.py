@@ -22,7 +22,7 @@ def job_of(workers: int, exchange: Exchange, compression: Exchange | None = None
     return Job.model_validate(
         {
             "cluster": {"servers": 2, "workers": workers},
-            "exchange": {"returns": "gradients", "plan": "bucket:5kB", "timeout_s": 20.0, **exchange},
+            "exchange": {"returns": "gradients", "plan": "bucket:5kB", "timeout_s": 300.0, **exchange},
             "compression": compression or {},
         }
     )

@@ -35,7 +35,7 @@ def share(member: Member, descriptor: SharedDescriptor, job: str = "taihu") -> p
             pb.ShareResponse.FromString,
         )
         request = pb.ShareRequest(job=job, rank=0, incarnation=1000, gradients=buffer_to_message(descriptor))
-        response: pb.ShareResponse = call(request, timeout=20)
+        response: pb.ShareResponse = call(request, timeout=120)
     return response
 
 

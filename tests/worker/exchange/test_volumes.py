@@ -30,11 +30,11 @@ def moved_in_a_step(job: Job, layout: Layout) -> float:
             for group in reversed(range(len(exchange.plan.groups))):
                 exchange.wait(group)
             # What all have read has been sent and received; what is fetched ahead counts once.
-            arrived.wait(20)
+            arrived.wait(120)
             totals = exchange.totals()
             moved.append(totals.sent_bytes + totals.received_bytes)
             # Nobody sends before all have counted.
-            arrived.wait(20)
+            arrived.wait(120)
             exchange.begin(step)
             for group in range(len(exchange.plan.groups)):
                 exchange.prepare(group)
