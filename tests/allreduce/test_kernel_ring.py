@@ -42,7 +42,7 @@ HEADER_BYTES = 32
 WORD_BITS = 8 * 16
 SAID_BITS = 2 * WORD_BITS
 # Longer than any of it takes.
-JOIN_S = 60.0
+JOIN_S = 600.0
 
 Values = NDArray[Any]
 
