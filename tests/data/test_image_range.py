@@ -18,6 +18,7 @@ from taihu.settings import DataSettings
 from worker.data.dataset import Dataset
 from worker.data.depth import Depth, Values, depth_of
 from worker.data.load import load_dataset
+from worker.data.reading import AsTrained
 
 GREY = np.random.default_rng(0).integers(0, 256, (10, 14), np.uint8)
 GREY[0, :2] = 0, 255
@@ -67,6 +68,14 @@ def test_a_file_that_tells_its_range_is_shown_by_it(tmp_path: Path) -> None:
     seen = inputs_of(dataset, dataset.train)[0, ..., 0]
     np.testing.assert_allclose(seen, (GREY >> 3) * 0.255, atol=1)
     assert not dataset.told
+
+
+def test_the_range_of_training_is_that_of_tests(tmp_path: Path) -> None:
+    loaded(tmp_path, {f"{number}.png": GREY.astype(np.uint16) for number in range(2)})
+    known = AsTrained(depth=Depth("16-bit pixels", 4095))
+    dataset = load_dataset(DataSettings(name=str(tmp_path)), known=known)
+    np.testing.assert_array_equal(inputs_of(dataset, dataset.train)[0, ..., 0], GREY >> 4)
+    assert (dataset.depth, dataset.told) == (known.depth, ())
 
 
 def test_white_may_be_zero(tmp_path: Path) -> None:
