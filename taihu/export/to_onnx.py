@@ -65,7 +65,8 @@ def onnx_model(model: LoadedModel, inputs: InputKind = "floats") -> onnx.ModelPr
     for node in graph.nodes:
         _WRITE[node.kind](writer, node)
     outputs = _answer(writer, model, graph)
-    element = TensorProto.UINT8 if inputs == "bytes" else TensorProto.FLOAT
+    floats = TensorProto.FLOAT if model.info.statistics.offset is None else TensorProto.DOUBLE
+    element = TensorProto.UINT8 if inputs == "bytes" else floats
     taken = helper.make_tensor_value_info("input", element, ["n", *model.input_shape])
     made = helper.make_graph(writer.nodes, "taihu", [taken], outputs, writer.tensors)
     imports = [helper.make_opsetid("", _OPSET)]
@@ -91,9 +92,16 @@ class _Writer:
 
 
 def _normalise(writer: _Writer, model: LoadedModel, inputs: InputKind) -> None:
-    mean = writer.constant("mean", np.array(model.info.mean, np.float32))
-    scale = writer.constant("scale", np.array(model.info.scale, np.float32))
-    raw = "input" if inputs == "floats" else writer.add("Cast", ("input",), "numbers", to=TensorProto.FLOAT)
+    statistics = model.info.statistics
+    mean, scale = writer.constant("mean", statistics.mean), writer.constant("scale", statistics.scale)
+    raw = "input"
+    if statistics.offset is not None:
+        # In float64, as training does; what is left is rounded.
+        wide = raw if inputs == "floats" else writer.add("Cast", (raw,), "doubles", to=TensorProto.DOUBLE)
+        wide = writer.add("Sub", (wide, writer.constant("offset", statistics.offset)), "moved")
+        raw = writer.add("Cast", (wide,), "numbers", to=TensorProto.FLOAT)
+    elif inputs == "bytes":
+        raw = writer.add("Cast", (raw,), "numbers", to=TensorProto.FLOAT)
     centred = writer.add("Sub", (raw, mean), "centred")
     if len(model.input_shape) == 1:
         writer.add("Div", (centred, scale), INPUT)

@@ -43,12 +43,12 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros({channels}))
-        self.register_buffer("scale", torch.ones({channels}))
+        self.register_buffer("scale", torch.ones({channels})){offset}
         {made}
 
     def forward(self, x):
         """Outputs of the last layer."""
-        x = (x - self.mean) / self.scale{channels_first}
+        x = ({raw} - self.mean) / self.scale{channels_first}
         {computed}
         return {output}
 
@@ -88,9 +88,11 @@ def torch_state(model: LoadedModel) -> dict[str, NDArray[Any]]:
     """The `state_dict` of the module, in PyTorch's layouts: filters first, linear weights (outputs, inputs)."""
     info = model.info
     state: dict[str, NDArray[Any]] = {
-        "mean": np.array(info.mean, np.float32),
-        "scale": np.array(info.scale, np.float32),
+        "mean": info.statistics.mean,
+        "scale": info.statistics.scale,
     }
+    if info.statistics.offset is not None:
+        state["offset"] = info.statistics.offset
     for node in graph_of(model).nodes:
         for name, values in node.tensors.items():
             axes = range(values.ndim) if node.kind in _TABLES else {4: (3, 2, 0, 1), 2: (1, 0)}.get(values.ndim, (0,))
@@ -109,7 +111,7 @@ def torch_source(model: LoadedModel, state: str, module: str) -> str:
         ModelError: see `write_torch`.
     """
     info, graph = model.info, graph_of(model)
-    image = len(model.input_shape) == 3
+    image, wide, channels = len(model.input_shape) == 3, info.statistics.offset is not None, model.input_shape[-1]
     shape = ", ".join(map(str, model.input_shape))
     kinds = {"cross-entropy": "logits of classes", "bce": "logits", "mse": "values"}
     places = "".join(f"{each}, " for each in model.network.output_shape[:-1])
@@ -122,10 +124,13 @@ def torch_source(model: LoadedModel, state: str, module: str) -> str:
         state=state.replace('"', "").replace("\\", ""),
         module=module,
         shape=shape,
-        inputs=f"Takes float32 (n, {shape}), not normalised" + (", channels last" if image else ""),
+        offset=f"\n        {_OFFSET.format(channels)}" if wide else "",
+        raw="(x.double() - self.offset).float()" if wide else "x",
+        inputs=f"Takes {'float64' if wide else 'float32'} (n, {shape}), not normalised"
+        + (", channels last" if image else ""),
         outputs=", ".join(map(str, model.network.output_shape)),
         returns=kinds[info.loss],
-        channels=model.input_shape[-1],
+        channels=channels,
         made="\n        ".join(_modules(graph)),
         computed="\n        ".join(
             f"{_variable(node.name)} = {_EXPRESSION[node.kind](node)}" for node in graph.nodes
@@ -140,6 +145,7 @@ def torch_source(model: LoadedModel, state: str, module: str) -> str:
 _NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {"scale": "weight", "shift": "bias", "running_variance": "running_var"}
 )
+_OFFSET: Final = 'self.register_buffer("offset", torch.zeros({}, dtype=torch.float64))'
 _TABLES: Final = ("Embedding", "PositionEmbedding")
 _ANSWERS: Final[Mapping[tuple[str, bool], str]] = MappingProxyType(
     {

@@ -174,6 +174,13 @@ def test_one_output_tells_two_classes() -> None:
     assert outputs["probabilities"].shape == (3, 2)
 
 
+def test_means_far_from_0_leave_in_float64() -> None:
+    far = {"mean": (1.7e9 + 1 / 3, 1.0), "scale": (170.0, 2.0), "offset": (1.7e9 + 1 / 3, 0.0)}
+    model = loaded(Linear(3), (2,), 3, **far)
+    x = raw((2,), 20) + np.array([1.7e9, 0.0])
+    np.testing.assert_allclose(computed(model, x)["probabilities"], model.predict(x), rtol=1e-5, atol=1e-6)
+
+
 def test_one_sample_and_many() -> None:
     model = loaded(Linear(2), (4,), 2)
     for count in (1, 7):

@@ -52,6 +52,14 @@ def exported(model: LoadedModel, folder: Path) -> Any:
     return module.load()
 
 
+def test_means_far_from_0_leave_in_float64(tmp_path: Path) -> None:
+    far = {"mean": (1.7e9 + 1 / 3, 1.0), "scale": (170.0, 2.0), "offset": (1.7e9 + 1 / 3, 0.0)}
+    model = loaded(Linear(3), (2,), 3, **far)
+    x = raw((2,), 20) + np.array([1.7e9, 0.0])
+    answers = exported(model, tmp_path).predict(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(answers, model.predict(x), rtol=1e-5, atol=1e-6)
+
+
 def check(model: LoadedModel, folder: Path) -> None:
     x = raw(model.input_shape)
     answers = exported(model, folder).predict(torch.from_numpy(x)).numpy()
