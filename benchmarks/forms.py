@@ -29,10 +29,6 @@ FORMS: Final[dict[str, Sequence[str]]] = {
     "function": ("--data", "functions.py:arrays", *_OWN_MODEL),
     "items": ("--data", "functions.py:items", *_OWN_MODEL),
     "function of libraries": ("--data", "libraries.py:load", "--model", "libraries.py:build"),
-    "digits": (
-        "--data",
-        "digits",
-    ),
     "synthetic": ("--data", "synthetic:1x12x12:samples=64", "--model", "small_cnn"),
 }
 """Arguments of `taihu train`, in the folder of `make_forms`, by the name of a form."""
