@@ -79,9 +79,13 @@ class Interrupts:
         self._take: Callable[[str], bool] | None = None
         self._taken_s = -_ECHO_S
         self._ignores = False
+        self._pid = os.getpid()
 
     def install(self) -> None:
-        """Handle both signals from now on; called by the main thread."""
+        """Handle both signals from now on; called by the main thread.
+
+        Children that the user's code forks are ended by them, as those of any program are.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.arrived)
 
@@ -115,6 +119,10 @@ class Interrupts:
 
     def arrived(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal; the same one within a moment of the first is its echo."""
+        if os.getpid() != self._pid:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         self.number = signal.Signals(number)
         reason = f"interrupted by {self.number.name}"
         self.leaves = self.leaves and number == signal.SIGTERM

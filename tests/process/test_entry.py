@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -76,3 +78,33 @@ def test_who_wants_the_process_to_end_at_once_is_not_put_off(interrupts: Interru
 def test_what_is_done_in_a_moment_is_not_broken_off(interrupts: Interrupts) -> None:
     interrupts.ignore()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+CHILD = """
+import multiprocessing, os, time
+from taihu.process.entry import raise_on_terminate
+
+def work(begun):
+    begun.set()
+    while True:
+        try:
+            time.sleep(60)
+        except Exception:  # as a pool takes what a task raises
+            pass
+
+raise_on_terminate()
+context = multiprocessing.get_context("fork")
+begun = context.Event()
+child = context.Process(target=work, args=(begun,))
+child.start()
+begun.wait(30)
+child.terminate()
+child.join(30)
+print(child.exitcode)
+child.kill()
+"""
+
+
+def test_a_child_of_the_users_code_ends_by_sigterm() -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", CHILD], capture_output=True, text=True, timeout=90, check=True)
+    assert (done.stdout, done.stderr) == ("-15\n", "")
