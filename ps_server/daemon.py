@@ -166,6 +166,7 @@ class ServerDaemon:
             tracer=options.tracer,
             interrupts=options.interrupts,
             chaos=options.chaos,
+            notices=options.notices,
         )
 
     def results(self) -> dict[str, Any]:

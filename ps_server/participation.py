@@ -34,6 +34,7 @@ from taihu.history.recording import Recorder, recorded_history
 from taihu.history.records import End
 from taihu.job import Job
 from taihu.process.entry import InterruptedRunError, Interrupts, LeavingError
+from taihu.process.notices import Notices
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.metrics import ServerMetrics
@@ -57,6 +58,7 @@ class Participation:
         tracer: of the process.
         interrupts: of which the first is a wish that the run ends in order.
         chaos: is asked at each point.
+        notices: get what cannot be written.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Participation:
         tracer: Tracer,
         interrupts: Interrupts,
         chaos: Chaos,
+        notices: Notices | None = None,
     ) -> None:
+        self._notices = notices or Notices()
         self._job = job
         self._index = index
         self._generation = generation
@@ -101,7 +105,7 @@ class Participation:
             ConfigError, PeerUnreachableError: this server could not join.
             BaseException: what interrupted this; all others of the run have been told.
         """
-        with recorded_history(self._job, str(self._member), self._generation.number) as recorder:
+        with recorded_history(self._job, str(self._member), self._generation.number, self._notices.say) as recorder:
             if self._index == 0:
                 self._host(recorder)
             else:

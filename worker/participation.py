@@ -146,7 +146,9 @@ class Participation:
             self._batches = self._make_batches(stack)
             self._begun = resumed_from(self._job)
             member = MemberId(Role.WORKER, self._options.rank)
-            self._recorder = stack.enter_context(recorded_history(self._job, str(member), self._generation.number))
+            self._recorder = stack.enter_context(
+                recorded_history(self._job, str(member), self._generation.number, self._options.notices.say)
+            )
             self._beginning = stack.enter_context(beginning_of(self._job, self._options.rank))
             self._run_log = stack.enter_context(self._make_run_log())
             try:

@@ -61,7 +61,7 @@ def node(
     \b
     Examples:
       mpirun -n 5 taihu node job.toml
-      mpirun -n 5 -H host1,host2:2,host3:2 taihu node job.toml --save model.safetensors
+      mpirun -x PATH -n 5 -H host1,host2:2,host3:2 taihu node job.toml --save model.safetensors
       srun -n 5 taihu node job.toml --exchange ring
       torchrun --no-python --nproc-per-node 5 taihu node job.toml
       torchrun --no-python --nproc-per-node 5 --max-restarts 3 taihu node job.toml --resume auto

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -20,17 +21,21 @@ _SUFFIX: Final = ".jsonl"
 _RECORD: Final[TypeAdapter[Record]] = TypeAdapter(Record)
 
 
+def _warn(text: str) -> None:
+    structlog.get_logger().warning(text)
+
+
 class HistoryFile:
     """The history of a process, `worker-0.jsonl` in a folder; a context manager, whose records any thread may add.
 
     Each record is handed to the system at once: a process that is killed has told what it did. A disk that fails ends
-    the history with a warning, and not the run.
+    the history, of which `say` is told, and not the run.
 
     Raises:
         ConfigError: the file cannot be made.
     """
 
-    def __init__(self, folder: Path, member: str) -> None:
+    def __init__(self, folder: Path, member: str, say: Callable[[str], None] = _warn) -> None:
         path = folder / f"{member.replace(' ', '-')}{_SUFFIX}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -38,6 +43,7 @@ class HistoryFile:
         except OSError as error:
             raise ConfigError(f"run.history {folder}: {error.strerror}; name a folder that can be written") from None
         self._path = path
+        self._say = say
         self._lock = threading.Lock()
         self._is_broken = False
         # Who was killed in this place may have left half a line.
@@ -68,7 +74,7 @@ class HistoryFile:
                 problem = error.strerror or str(error)
             if problem:
                 self._is_broken = True
-                structlog.get_logger().warning("the history ends", file=str(self._path), reason=problem)
+                self._say(f"cannot write {self._path}: {problem}; the history ends, and the run goes on without it")
 
 
 def read_histories(folder: Path) -> list[list[Record]]:

@@ -100,8 +100,12 @@ def balance_of(weighed: Weighed, bounds: NDArray[np.int64]) -> Balance:
 
 
 @contextmanager
-def recorded_history(job: Job, member: str, generation: int) -> Iterator[Recorder]:
+def recorded_history(
+    job: Job, member: str, generation: int, say: Callable[[str], None] | None = None
+) -> Iterator[Recorder]:
     """The recorder of a process's part in a generation: during the block, into the folder `run.history`.
+
+    `say` is told of a file that cannot be written any more; by default, the log is.
 
     Raises:
         ConfigError: nothing can be written there.
@@ -114,7 +118,7 @@ def recorded_history(job: Job, member: str, generation: int) -> Iterator[Recorde
     from taihu.history.files import HistoryFile  # noqa: PLC0415 - what reads and writes JSON, and most runs do not
 
     begun = resumed_from(job)
-    with HistoryFile(folder, member) as file:
+    with HistoryFile(folder, member, *(() if say is None else (say,))) as file:
         file.add(
             Begin(
                 member,

@@ -184,6 +184,8 @@ def _lacking(error: OSError | MemoryError) -> str | None:
     """The words for what the machine has not enough of, or does not let this process have; None for another error."""
     if isinstance(error, MemoryError):
         return "not enough memory for this process; ulimit -v and free tell how much there is"
+    if error.errno is None and "shared object" in str(error):
+        return f"{str(error).partition('. ')[0]}; is there enough memory? ulimit -v tells how much there is"
     if error.errno not in _LACKING:
         return None
     place = "" if error.filename is None else f"{error.filename}: "

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mpi_hosts import MpiHosts
 from support.daemons import wait_for
+
+from taihu.job.environment import without_settings
+
+ROOT = Path(__file__).parents[2]
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -106,3 +112,33 @@ def test_a_wrong_number_of_processes_is_refused(mpi: MpiHosts, tmp_path: Path) -
     code, output = mpi.run(0, tmp_path, "--oversubscribe", "-n", "4", *arguments)
     assert code == 2
     assert "error: mpirun started 4 processes, but the job has 2 servers and 3 workers: start 5 processes" in output
+
+
+BARE_SHELL = """#!/bin/sh
+# As ssh to a host whose shell knows nothing of an environment that is active elsewhere.
+shift
+exec env -i HOME="$HOME" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 sh -c "$*"
+"""
+
+
+def test_the_line_of_the_readme_finds_an_environment_that_is_active_here_alone(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^mpirun .* taihu node job.toml$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert line == "mpirun -x PATH -n 5 -H host1:1,host2:2,host3:2 taihu node job.toml"
+    agent = tmp_path / "agent"
+    agent.write_text(BARE_SHELL)
+    agent.chmod(0o755)
+    (tmp_path / "job.toml").write_text('model.name = "mlp"\ntrain.steps = 10\n')
+    environment = {
+        **without_settings(os.environ),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_plm_rsh_agent": str(agent),
+        "PRTE_MCA_plm_ssh_agent": str(agent),
+    }
+    there = line.replace("-n 5 -H host1:1,host2:2,host3:2", "-n 3 -H host1:3").split()
+    done = subprocess.run(
+        there, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "10 steps, final loss" in done.stdout
