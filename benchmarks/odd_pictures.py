@@ -210,7 +210,7 @@ def outcome_of(case: Case) -> tuple[str, str]:
 
 
 def _fault(case: Case, read: dict[str, Pixels], told: str) -> str:
-    """What is wrong with pictures that were read; nothing where nothing is."""
+    """Words on what is wrong with pictures that were read; none where nothing is."""
     good = {path for path, shown in case.shown.items() if shown is not None}
     if set(read) != good:
         return f"read {sorted(set(read) - good)}, not {sorted(good - set(read))}"
