@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.reading import inputs_of
+from support.reading import inputs_of, targets_of
 
 from taihu.errors import DataError
 from taihu.job import Job
@@ -99,6 +99,7 @@ def test_numbers_in_other_dress(tmp_path: Path, dress: str) -> None:
         ([f"{v}" for v in range(39)] + ["1O5"], "row 40 ('1O5'), column a: is no number, unlike others"),
         ([f"{v}" for v in HALVES[:-1]] + ["?"], "row 40, column a: the value is missing"),
         ([f"{v} %" for v in range(1, 40)] + ["7"], "row 40 ('7'), column a: has no % behind it, unlike others"),
+        ([f"<{v}.5" for v in range(40)], "column a looks like numbers, dates or measures in a form that is not read"),
         ([f"{v} kg" for v in range(40)], "column a looks like numbers, dates or measures in a form that is not read"),
         ([f"{1 + v % 28}.{1 + v % 12}.2024" for v in range(40)], "column a looks like numbers, dates or measures"),
         ([f"2024-02-{1 + v % 28:02}" for v in range(39)] + ["2024-02-31"], "('2024-02-31'), column a: is no date"),
@@ -111,6 +112,11 @@ def test_what_only_looks_like_numbers_is_refused(tmp_path: Path, texts: list[str
     assert fragment in failure(path)
     dataset = loaded(path, texts="a")  # as texts they are what they are
     assert len(dataset.columns[0][1]) == len(set(texts))
+
+
+def test_thousands_beside_hundreds(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,b\n" + "".join(f'"{v * 517:,}",{v % 2}\n' for v in range(40)))
+    np.testing.assert_array_equal(whole(loaded(path))[:, 0], np.arange(40) * 517)
 
 
 def test_what_stands_before_decimals_can_be_told(tmp_path: Path) -> None:
@@ -314,6 +320,40 @@ def test_the_next_file_is_read_as_the_first_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 1 \('zz'\), column code: does not occur") as caught:
         list(read_samples([later], saved, 10))
     assert "row 1 ('x'), column size: is no number" in str(caught.value)
+
+
+def test_a_table_is_evaluated_as_the_model_was_trained(tmp_path: Path) -> None:
+    """Texts and classes of a model keep their places, though a file has some of them alone, in another order."""
+    rows = [f"{'zyx'[v % 3]}0{v % 4},{v / 2 + 1e7},{(7, 8, 10)[v % 3]}" for v in range(60)]
+    dataset = loaded(written(tmp_path, lines("code,size,y", rows)), fill=["size=mean"])
+    saved = describe_model(
+        Job(), dataset, Model(Sequential([Linear(3)]), dataset.input_shape, dataset.outputs), 1
+    )  # fmt: skip
+    known = parse_metadata(saved.to_metadata()).as_trained
+    few = [row for row in rows if row.endswith(("8", "10")) and row[0] != "z"]
+    again = load_dataset(
+        DataSettings(name=str(written(tmp_path, lines("code,size,y", few), "few.csv")), skip_bad=9), known=known
+    )
+    assert again.columns == dataset.columns
+    assert again.class_names == dataset.class_names == ("7", "8", "10")
+    texts = dataset.columns[0][1]
+    assert [texts[place] for place in whole(again)[:, : len(texts)].argmax(axis=1)] == [row[:3] for row in few]
+    numbers = {"8": 1, "10": 2}
+    order = np.argsort(np.concatenate([again.train.rows, again.test.rows]))  # type: ignore[attr-defined]
+    targets = np.concatenate([targets_of(again.train), targets_of(again.test)])[order]
+    assert targets.tolist() == [numbers[row.rpartition(",")[2]] for row in few]
+    written(tmp_path, lines("code,size,y", [*few, "x01,5,9"]), "few.csv")
+    with pytest.raises(DataError, match=r"row \d+ \('9'\), column y: this class has no row for training"):
+        load_dataset(DataSettings(name=str(tmp_path / "few.csv")), known=known)
+
+
+def test_a_model_of_a_file_without_names(tmp_path: Path) -> None:
+    job = Job.model_validate({"data": {"name": "t.csv", "header": False}})
+    dataset = loaded(written(tmp_path, "\n".join(ROWS)), header=False)
+    saved = describe_model(job, dataset, Model(Sequential([Linear(2)]), (2,), 2), 1)
+    saved = parse_metadata(saved.to_metadata())
+    (samples,) = read_samples([written(tmp_path, "7,8\n9,1\n", "later.csv")], saved, 10)
+    assert samples.inputs.tolist() == [[7, 8], [9, 1]]
 
 
 def test_dates_of_parquet_files(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ _SHARE_OF_TEXTS: Final = 2 / 3
 _SHARE_OF_ROWS: Final = 0.9
 # Beyond these float64 leaves some out.
 _LARGEST_WHOLE: Final = 2**53
+_LEAST_GROUPED: Final = 3
+_THOUSAND: Final = 1000
 _MOST_SURVEYED: Final = 20_000
 # Thousands behind a point, or three decimals.
 _IN_GROUPS: Final = r"^[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+$"
@@ -71,6 +73,21 @@ class Survey:
         """The different ones that stand for no missing number."""
         return [text for text in self.counts if text.casefold() not in MISSING_MARKS]
 
+    @property
+    def signs(self) -> frozenset[Decimal]:
+        """The signs before decimals that the texts prove.
+
+        Thousands beside hundreds are thousands where commas separate columns: `950` and `1,200`. As decimals all of
+        them would have three, and none in others.
+        """
+        found = proven(self.texts)
+        if found or not self.by_comma:
+            return found
+        grouped = sum(map(is_ambiguous, self.texts))
+        others = [number.value for text in self.texts if "," not in text and (number := parse_number(text, "."))]
+        is_counted = grouped >= _LEAST_GROUPED and others and max(map(abs, others)) < _THOUSAND
+        return frozenset({"."}) if is_counted else found
+
 
 def survey(chunks: Sequence[Any], name: str, *, is_typed: bool, by_comma: bool) -> Survey:
     """Look over the texts of a column, given in portions."""
@@ -102,7 +119,7 @@ def decimal_of(columns: Iterable[Survey]) -> frozenset[Decimal]:
     found: set[Decimal] = set()
     for column in columns:
         if not column.whole and (column.plain or _is_of_numbers(column)):
-            found |= proven(column.texts)
+            found |= column.signs
     return frozenset(found)
 
 
@@ -115,7 +132,7 @@ def _is_of_numbers(column: Survey) -> bool:
 
 def own_decimal(column: Survey, known: frozenset[Decimal]) -> Decimal:
     """The sign before decimals in a column: that which it proves, else that of the file, else a point."""
-    own = proven(column.texts)
+    own = column.signs
     for signs in (own, known):
         if len(signs) == 1:
             return next(iter(signs))
@@ -165,7 +182,7 @@ def _unsure(column: Survey, known: frozenset[Decimal]) -> Fault | None:
     """The fault of a column whose decimals may stand behind either sign, and nothing proves which."""
     texts = (each for each in column.texts if is_ambiguous(each, by_point=not column.by_comma))
     text = next(texts, None)
-    if text is None or len(known) == 1 or proven(column.texts):
+    if text is None or len(known) == 1 or column.signs:
         return None
     dot, comma = (number.value if (number := parse_number(text, sign)) else 0.0 for sign in _SIGNS)
     return Fault(

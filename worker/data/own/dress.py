@@ -65,7 +65,7 @@ _DRESSED: Final = re.compile(
     rf"\s*(?P<after>%|{_MONEY})?"
 )
 _IN_BRACKETS: Final = re.compile(r"\((?P<inside>[^()+-]+)\)(?P<after>\s*%)?")
-_BEGINS_AS_NUMBER: Final = re.compile(r"[(+-]?\s*\d[\d.,' ]*")
+_BEGINS_AS_NUMBER: Final = re.compile(r"[^\w\s]*\s*\d[\d.,' ]*")
 _HEXADECIMAL: Final = re.compile(r"0[xX][0-9a-fA-F]+")
 _WORDS: Final = {"inf": math.inf, "infinity": math.inf}
 _DATE: Final = re.compile(
