@@ -22,7 +22,8 @@ __all__ = [
 
 # Errors are said as tracebacks end, and by groups of torch.distributed.
 _BLAMED: Final = re.compile(
-    r"(?:[\w.]+(?:Error|Exception): )?(?:taihu group '[^']*', [^:]*: )?(server|worker|rank) ([0-9]+)\b"
+    r"(?:taihu\.errors\.\w+: |[\w.]*DistBackendError: )?(?:taihu group '[^']*', [^:]*: )?"
+    r"(server|worker|rank) ([0-9]+)\b"
 )
 _UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
 _MOST_TOLD: Final = 2000

@@ -22,13 +22,14 @@ from taihu.coordination.membership import Membership
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_to_message
 from taihu.coordination.planning import Planning
-from taihu.errors import FrameError, PeerUnreachableError, StaleError, TaihuError
+from taihu.errors import ConfigError, FrameError, PeerUnreachableError, StaleError, TaihuError
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
 from taihu.wire.address import host_of_peer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import layout_from_message
+from taihu.wire.refusal_log import RefusalLog
 from taihu.wire.server import remaining_s
 from taihu.wire.status import abort
 from taihu.words import told
@@ -163,10 +164,15 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     def __init__(self, coordinator: Coordinator, begun_after: int = 0) -> None:
         self._coordinator = coordinator
         self._begun_after = begun_after
+        self._refusals = RefusalLog()
 
     def Begin(self, request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:  # noqa: N802
         """Say whether a process may join, and where the run goes on from."""
-        with _errors_as_status(context), self._coordinator.changing() as (membership, now):
+        with (
+            _errors_as_status(context),
+            self._refusals_told(context),
+            self._coordinator.changing() as (membership, now),
+        ):
             member, incarnation = messages.member_from_message(request.member)
             if not membership.admits(member, incarnation, job=request.job, now=now):
                 return pb.BeginResponse(again=True)
@@ -174,7 +180,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
         """Admit the member, and hold a worker until everybody is there whom it exchanges with."""
-        with _errors_as_status(context):
+        with _errors_as_status(context), self._refusals_told(context):
             member, incarnation = messages.member_from_message(request.member)
             layout = layout_from_message(request.layout) if request.HasField("layout") else None
             length = messages.length_from_message(request.length) if request.HasField("length") else None
@@ -203,6 +209,19 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 worker_addresses=addresses[servers:],
                 worker_incarnations=membership.worker_incarnations() if addresses[servers:] else (),
             )
+
+    @contextmanager
+    def _refusals_told(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Log why a process may not take part: it is told itself, and may be on another machine."""
+        try:
+            yield
+        except TaihuError as error:
+            if isinstance(error, (ConfigError, FrameError, StaleError)) and not isinstance(
+                error, PeerUnreachableError
+            ):
+                kind = type(error).__name__
+                self._refusals.tell("process refused", kind, peer=context.peer(), reason=str(error))
+            raise
 
     def Vouch(self, request: pb.VouchRequest, context: grpc.ServicerContext) -> pb.VouchResponse:  # noqa: N802
         """Say to a member whether its caller is one."""

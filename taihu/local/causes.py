@@ -13,7 +13,7 @@ from taihu.words import blamed, said_by
 
 __all__ = ["Ended", "cause_of", "end_in_words"]
 
-_PREFIX = re.compile(r"^[\w.]+(?:Error|Exception): (?=(?:server|worker) [0-9])")
+_PREFIX = re.compile(r"^taihu\.errors\.\w+: ")
 _CONTEXT = re.compile(r"\bwhile (?:server|worker|workers) [0-9].*")
 
 
@@ -27,6 +27,7 @@ class Ended:
         words: its last ones, "" where it left none.
         log: where they stand.
         given_up: the reason for which it was killed from here, in words that follow its name.
+        is_stopped: whether it lives, and a signal or a debugger has stopped it: others have given it up.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Ended:
     words: str
     log: Path
     given_up: str = ""
+    is_stopped: bool = False
 
     @property
     def blames(self) -> str | None:
@@ -48,12 +50,14 @@ def cause_of(ended: Sequence[Ended]) -> Ended:
 
 
 def _rank(ended: Ended) -> int:
-    """A kill comes first, then a wrong setting, words of its own, an exit code alone, and consequences last."""
+    """A kill comes first, then one that is stopped, a wrong setting, own words, a mere exit code, consequences."""
     if ended.exit_code < 0:
         return 0
-    if ended.exit_code == ConfigError.exit_code and ended.blames is None:
+    if ended.is_stopped:
         return 1
-    return 4 if ended.blames is not None else 2 if ended.words else 3
+    if ended.exit_code == ConfigError.exit_code and ended.blames is None:
+        return 2
+    return 5 if ended.blames is not None else 3 if ended.words else 4
 
 
 def end_in_words(cause: Ended, everybody: Sequence[Ended]) -> str:
@@ -64,10 +68,12 @@ def end_in_words(cause: Ended, everybody: Sequence[Ended]) -> str:
         everybody: all processes of the run. Where one was killed, what others were about then is known by them alone.
     """
     log = next((each.log for each in everybody if each.name == cause.blames), cause.log)
-    if cause.exit_code >= 0 and cause.words:
+    if cause.exit_code >= 0 and cause.words and not cause.is_stopped:
         return f"{said_by(cause.name, _PREFIX.sub('', cause.words))}; log: {log}"
     others = (_CONTEXT.search(each.words) for each in everybody if each.blames == cause.name)
     context = next((f", {found[0]}" for found in others if found is not None), "")
+    if cause.is_stopped:
+        return f"{cause.name} is stopped, by a signal or a debugger{context}; log: {log}"
     if cause.exit_code >= 0:
         return f"{cause.name}: ended with exit code {cause.exit_code}{context}; log: {log}"
     end = cause.given_up or f"was killed by {signal.Signals(-cause.exit_code).name}"

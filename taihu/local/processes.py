@@ -116,7 +116,9 @@ class _Daemon:
     @property
     def end(self) -> Ended:
         """Its end, as far as it has come to it."""
-        return Ended(self.name, self.process.returncode or 0, self.last_words, self.log, self.given_up)
+        code = self.process.returncode
+        is_stopped = code is None and _is_stopped(self.process.pid)
+        return Ended(self.name, code or 0, self.last_words, self.log, self.given_up, is_stopped)
 
 
 class LocalProcesses:
@@ -343,10 +345,20 @@ class LocalProcesses:
             if daemon.process.returncode not in accepted and daemon.name not in apart_from and not daemon.is_settled
         ]
         if failed:
-            cause = cause_of([daemon.end for daemon in failed])
-            message = end_in_words(cause, [daemon.end for daemon in self._daemons])
+            everybody = [daemon.end for daemon in self._daemons]
+            names = {daemon.name for daemon in failed}
+            cause = cause_of([each for each in everybody if each.name in names or each.is_stopped])
+            message = end_in_words(cause, everybody)
             code, was_killed = max(1, cause.exit_code), cause.exit_code < 0
             raise DaemonFailedError(message, cause.name, code, was_killed=was_killed)
+
+    def wait_for_words(self, timeout_s: float) -> None:
+        """Return when all have ended, or as scripts have said why they will, or `timeout_s` has passed."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(
+            daemon.process.poll() is None and not (daemon.is_script and daemon.last_words) for daemon in self._daemons
+        ):
+            time.sleep(_POLL_S)
 
     def wait(self, timeout_s: float) -> None:
         """Return when all daemons have ended or `timeout_s` has passed."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from taihu.errors import ConfigError
+from taihu.errors import ConfigError, RunError
 from taihu.job import Job, job_to_toml
 from taihu.job.machine import share_of_threads
 from taihu.job.variables import variable_of
@@ -31,7 +31,7 @@ __all__ = ["GRACE_S", "ScriptRun", "check_script"]
 
 _LOOK_S: Final = 0.05
 _STATUS_S: Final = 0.5
-_CONSEQUENCES_S: Final = 2.0
+_CONSEQUENCES_S: Final = 4.0
 # The time that processes have to end which did not when they were asked to.
 _LAST_S: Final = 1.0
 GRACE_S: Final = 30.0
@@ -103,7 +103,9 @@ class ScriptRun:
         with log_folder(self.logs, self.files) as logs, passing_folder() as folder:
             files = ProcessFiles(folder, self.trace, self.trace_steps)
             try:
-                with LocalProcesses(logs, fork=imported, token=security.token) as processes:
+                with LocalProcesses(
+                    logs, fork=imported, lost_after_s=self.job.cluster.lost_after_s, token=security.token
+                ) as processes:
                     coordinator = self._start(processes, files)
                     status = StatusWatch(coordinator, display, security)
                     with kept_for_commands(security, coordinator), self.interrupts.offered_to(lambda reason: True):
@@ -126,14 +128,29 @@ class ScriptRun:
                 if set(processes.living) <= set(self._servers) and not self._used_by(files):
                     for name in processes.living:  # they would wait for workers that never come
                         processes.settle(name)
-                if time.monotonic() - looked > _STATUS_S and not processes.any_has_ended:
-                    status.show()
+                if time.monotonic() - looked > _STATUS_S:
                     looked = time.monotonic()
+                    self._look(processes, status, files)
         except DaemonFailedError:
             # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
-            processes.wait(_CONSEQUENCES_S)
+            processes.wait_for_words(_CONSEQUENCES_S)
             processes.check()
             raise
+
+    def _look(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles) -> None:
+        """Show how the run goes; raises RunError where a worker waits for one that has ended without taking part."""
+        processes.end_stopped()
+        if not processes.any_has_ended:
+            status.show()
+            return
+        joining = {name for name in self._workers if _joins(files.results(name))}
+        departed = [name for name in self._workers if name not in processes.living and name not in joining]
+        waiting = [name for name in self._workers if name in processes.living and name in joining]
+        if departed and waiting:
+            raise RunError(
+                f"{departed[0]} has ended (exit code 0) before its first DistributedOptimizer while {waiting[0]} "
+                f"waits in it; have all workers of the script make it; log: {processes.log_of(departed[0])}"
+            )
 
     def _stop(self, processes: LocalProcesses, display: Display) -> NoReturn:
         """Pass the signal to the script's processes, which may save, and end when they have.
@@ -249,3 +266,8 @@ def _words_of_torch(rank: int, size: int, master_port: int) -> dict[str, str]:
         "MASTER_PORT": str(master_port),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
+
+
+def _joins(results: Path) -> bool:
+    """Whether a worker has come to what all of them begin together."""
+    return results.exists() and bool(read_json(results).get("joins", True))

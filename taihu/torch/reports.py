@@ -74,10 +74,10 @@ def options_of(environment: Mapping[str, str]) -> ReportOptions:
     )
 
 
-def begin_results(file: Path | None, rank: int) -> None:
-    """Leave a word that this process uses taihu, before it has results."""
+def begin_results(file: Path | None, rank: int, *, joins: bool = True) -> None:
+    """Leave a word that this process uses taihu, before it has results, and whether it has come to the others."""
     if file is not None:
-        write_json(file, {"rank": rank, "steps": 0})
+        write_json(file, {"rank": rank, "steps": 0, "joins": joins})
 
 
 class Reports:
@@ -113,7 +113,7 @@ class Reports:
         )
 
     def __enter__(self) -> Self:
-        begin_results(self._options.results, self._rank)
+        begin_results(self._options.results, self._rank, joins=False)
         if self._options.metrics_port is not None:
             refusals = self._listen.security.refusals
             self._metrics.exported.put(RefusedCalls("worker", self._rank, refusals))
@@ -137,6 +137,10 @@ class Reports:
     def hosting(self, coordinator: Coordinator) -> None:
         """This worker hosts the run's coordinator."""
         self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._rank)))
+
+    def joins(self) -> None:
+        """This worker is about to wait for the others."""
+        begin_results(self._options.results, self._rank)
 
     def joined(self, job: Job) -> None:
         """This worker takes part from now on, in `job`, which says who updates."""

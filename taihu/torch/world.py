@@ -93,6 +93,7 @@ class World:
             mesh: whether parts go from each to each.
         """
         if self._meeting is None:
+            self._reports.joins()
             until_s = 0.0 if self._is_first else monotonic() + self.job.cluster.connect_timeout_s
             self._meeting = self._meet(mesh=mesh, until_s=until_s)
             self._stack.push(self._opened)

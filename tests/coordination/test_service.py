@@ -49,6 +49,24 @@ def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
         assert member.client.report_steps(8, reports, 10).version == 2
 
 
+def test_the_host_tells_whom_it_has_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who is refused may be on another machine, and its log there."""
+    with Cluster(make_job(1, 2)) as cluster:
+        another = cluster.job.model_copy(update={"name": "another"})
+        larger = cluster.job.model_copy(update={"train": cluster.job.train.model_copy(update={"batch": 7})})
+        for job, words in ((another, "belongs to job 'another'"), (larger, "other settings than server 0")):
+            worker = MemberId(Role.WORKER, 1)
+            with (
+                CoordinatorClient(coordinator_address(cluster.job), job, worker, 5) as client,
+                pytest.raises(TaihuError, match=words),
+            ):
+                client.join(layout=layout_of(100))
+            told = [line for line in capsys.readouterr().out.splitlines() if "process refused" in line]
+            assert len(told) == 1
+            assert words in told[0]
+            assert "peer=" in told[0]
+
+
 def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
     """Status told the lives of members, and with one of them a forged farewell ended the run."""
     with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout_of(100)) as member:
