@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import secrets
 import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
 from urllib.parse import unquote
 
 from taihu.errors import ConfigError
@@ -21,14 +25,33 @@ __all__ = [
 ]
 
 _EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
+_GIVEN_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT: Final = 12_000
+_TRIES: Final = 64
 _ADDRESS = re.compile(r"(?:\[([^\[\]\s]*)\]|([^\[\]:\s]*)):([0-9]{1,5})")
 
 
 def free_port(host: str = "") -> int:
-    """A port that nobody listens on now; whoever takes it may be too late."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now; whoever takes it may be too late.
+
+    It is none of those that the system gives to connections, of which some process opens one at any time.
+    """
+    # Not `random`, whose state forks of one process share.
+    span = _first_given_port() - _FIRST_PORT
+    tries = [_FIRST_PORT + secrets.randbelow(span) for _ in range(_TRIES)] if span > 0 else []
+    for port in (*tries, 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
+    raise ConfigError(f"no port of {host or 'this machine'} is free")
+
+
+def _first_given_port() -> int:
+    """The first port that the system gives to connections."""
+    try:
+        return int(_GIVEN_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def split_address(address: str) -> tuple[str, int]:

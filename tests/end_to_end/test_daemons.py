@@ -38,7 +38,7 @@ def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environmen
     servers = [
         ways[index]("ps_server", *STEPS, environment={**world, "DMLC_SERVER_ID": str(index)}) for index in (1, 0)
     ]
-    assert [process.wait(timeout=90) for process in (*workers, *servers)] == [0, 0, 0, 0]
+    assert [process.wait(timeout=600) for process in (*workers, *servers)] == [0, 0, 0, 0]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]
     assert results[0]["steps"] == 20
@@ -79,7 +79,7 @@ def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path:
                 health_pb2.HealthCheckRequest.SerializeToString,
                 health_pb2.HealthCheckResponse.FromString,
             )
-            answer = check(request, timeout=120)
+            answer = check(request, timeout=600)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
         info = channel.stream_stream(
@@ -91,7 +91,7 @@ def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path:
         assert "taihu.v1.ParameterServerService" in names
     # Whoever is asked to stop, as a container is: all end in order, and what there is stays.
     worker.terminate()
-    assert [process.wait(timeout=60) for process in (worker, server)] == [130, 130]
+    assert [process.wait(timeout=600) for process in (worker, server)] == [130, 130]
     kept = tmp_path / "kept"
     steps = json.loads((kept / "results.json").read_text())["steps"]
     assert 5 < steps < 1_000_000

@@ -18,7 +18,7 @@ def test_a_missing_peer_is_named_on_every_rank(tmp_path: Path) -> None:
         impatient = ("--bind", address, "--set", "cluster.connect_timeout_s=5")
         first = start("worker", *SHARDED, "--rank", "0", *impatient)
         for log, worker in (("0.log", second), ("1.log", first)):
-            assert worker.wait(timeout=60) != 0
+            assert worker.wait(timeout=600) != 0
             last = (tmp_path / log).read_text().splitlines()[-1]
             assert last.startswith("error: ")
             assert "worker 2 did not join" in last
@@ -36,6 +36,6 @@ def test_what_cannot_be_split_over_so_many_workers_is_one_error_on_every_rank(tm
         address = ring_address(first)
         others = [start("worker", *job, "--rank", str(rank), "--coordinator", address) for rank in (1, 2)]
         for rank, worker in enumerate((first, *others)):
-            worker.wait(timeout=60)
+            worker.wait(timeout=600)
             last = (tmp_path / f"{rank}.log").read_text().strip().splitlines()[-1]
             assert "that can be split over 3 workers; set exchange.fc = 'data'" in last, last

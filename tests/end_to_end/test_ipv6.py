@@ -35,7 +35,7 @@ def test_a_run_over_ipv6(start: Start, tmp_path: Path, exchange: str) -> None:
         start("worker", *flags, "--rank", str(rank), "--coordinator", address, "--json", f"{rank}.json", *own)
         for rank in others
     ]
-    assert [process.wait(timeout=120) for process in (host, *members)] == [0] * (1 + len(members))
+    assert [process.wait(timeout=600) for process in (host, *members)] == [0] * (1 + len(members))
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert results[0]["parameters_sha256"] == results[1]["parameters_sha256"]
     assert results[0]["steps"] == 3

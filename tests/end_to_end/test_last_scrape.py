@@ -55,7 +55,7 @@ def test_a_server_that_holds_is_healthy_not_ready_and_ends_well_when_told(start:
     server, address, port, worker, own = run(start, 40, (), "--hold")
     wait_for(lambda: health(own, "") == SERVING, "the worker does not say that it lives")
     wait_for(lambda: health(address, PARAMETER_SERVER) == NOT_SERVING, "the run did not end")
-    assert worker.wait(timeout=60) == 0
+    assert worker.wait(timeout=600) == 0
     assert health(address, "") == SERVING
     seen = samples(port)
     assert seen["taihu_run_state", "finished"] == 1
@@ -65,7 +65,7 @@ def test_a_server_that_holds_is_healthy_not_ready_and_ends_well_when_told(start:
     assert seen["taihu_member_step", "worker 0"] == 40
     assert server.poll() is None
     server.terminate()
-    assert server.wait(timeout=120) == 0
+    assert server.wait(timeout=600) == 0
 
 
 def test_who_was_lost_can_be_scraped_after_the_run_has_failed(start: Start) -> None:
@@ -79,7 +79,7 @@ def test_who_was_lost_can_be_scraped_after_the_run_has_failed(start: Start) -> N
     wait_for(lambda: health(address, PARAMETER_SERVER) == NOT_SERVING, "still ready")
     assert server.poll() is None
     server.terminate()
-    assert server.wait(timeout=120) == 1
+    assert server.wait(timeout=600) == 1
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: in
             wait_for_step(worker, tmp_path / f"{rank}.log")
         os.kill(workers[victim].pid, signal.SIGKILL)
         for rank, worker in enumerate(workers):
-            worker.wait(timeout=120)
+            worker.wait(timeout=600)
             if rank != victim:
                 last = (tmp_path / f"{rank}.log").read_text().strip().splitlines()[-1]
                 assert worker.returncode == 1
@@ -59,7 +59,7 @@ def test_workers_find_each_other_by_what_a_launcher_sets(tmp_path: Path, launche
             environment = {rank_name: str(rank), size_name: "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             workers.append(start("worker", *common, f"{rank}.json", environment=environment))
         for rank, worker in enumerate(workers):
-            assert worker.wait(timeout=60) == 0, (tmp_path / f"{rank}.log").read_text()[-500:]
+            assert worker.wait(timeout=600) == 0, (tmp_path / f"{rank}.log").read_text()[-500:]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert [result["rank"] for result in results] == [0, 1, 2]
     assert len({result["parameters_sha256"] for result in results}) == 1

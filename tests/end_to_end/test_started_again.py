@@ -71,7 +71,7 @@ class Launcher:
 
     def await_end(self) -> None:
         """All processes end well, and the tables have every step once."""
-        codes = {name: process.wait(timeout=90) for name, process in self.processes.items()}
+        codes = {name: process.wait(timeout=600) for name, process in self.processes.items()}
         assert codes == dict.fromkeys(self.processes, 0)
         with (self.folder / "run" / "steps.csv").open(newline="") as file:
             assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, STEPS + 1))
@@ -113,7 +113,7 @@ def test_a_run_goes_on_as_soon_as_the_lost_process_is_there_again(
     for victim in ("worker 1", run.host):
         run.await_newer_checkpoint()
         run.processes[victim].kill()
-        run.processes[victim].wait(timeout=120)
+        run.processes[victim].wait(timeout=600)
         run.launch(victim)
     run.await_end()
     assert run.parameters == undisturbed(kind, folder)
@@ -126,7 +126,7 @@ def test_who_leaves_is_awaited_and_no_step_is_made_again(start: Start, tmp_path:
         run.await_newer_checkpoint()
         run.await_newer_checkpoint()  # by now the coordinator has heard of steps
         run.processes[leaver].terminate()
-        assert run.processes[leaver].wait(timeout=120) == 130
+        assert run.processes[leaver].wait(timeout=600) == 130
         run.launch(leaver)
     run.await_end()
     assert run.parameters == undisturbed("servers", folder)
@@ -147,15 +147,15 @@ def test_a_run_that_resumes_by_itself_goes_on_from_where_all_of_it_was_killed(
     run.await_newer_checkpoint()
     for process in run.processes.values():
         process.kill()
-        process.wait(timeout=20)
+        process.wait(timeout=600)
     (tmp_path / "run").rename(tmp_path / "first")  # without restarts every start has a folder of its own
     for name in run.processes:
         run.launch(name)
-    codes = {name: process.wait(timeout=90) for name, process in run.processes.items()}
+    codes = {name: process.wait(timeout=600) for name, process in run.processes.items()}
     assert codes == dict.fromkeys(run.processes, 0)
     assert run.parameters == undisturbed("servers", folder)
     (tmp_path / "run").rename(tmp_path / "second")
-    again = [run.launch(name).wait(timeout=60) for name in ("worker 1", "server 0", "worker 0")]
+    again = [run.launch(name).wait(timeout=600) for name in ("worker 1", "server 0", "worker 0")]
     assert again == [0, 0, 0]
     with (tmp_path / "second" / "steps.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
@@ -174,14 +174,14 @@ def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Pa
         observer = authority.security("observer/0")
         with open_channel(run.address, security=observer, peer="server-0") as channel:
             check: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-            assert check(b"", timeout=120)
+            assert check(b"", timeout=600)
             authority = signed(authority.folder)
             # Who is connected stays so, and whoever comes now shows and is shown what was renewed.
-            assert check(b"", timeout=120)
+            assert check(b"", timeout=600)
         assert fetch_status(run.address, 20, observer).job == "taihu"
         run.await_newer_checkpoint()
         run.processes[victim].kill()
-        run.processes[victim].wait(timeout=120)
+        run.processes[victim].wait(timeout=600)
         run.launch(victim)
     run.await_end()
     assert run.parameters == undisturbed("servers", folder)

@@ -30,7 +30,7 @@ HEADER_BYTES = 32
 WORD_BYTES = 16
 UNTOUCHED = 0xA5
 # Longer than any of it takes.
-JOIN_S = 60.0
+JOIN_S = 600.0
 # Words say its low half.
 NUMBER = 5 << 32 | 0xFFFFFFF0
 

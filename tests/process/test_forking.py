@@ -66,7 +66,7 @@ for how in sys.argv[2:]:
     process.stdin.close()
     output = process.stdout.read().decode()
     process.stdout.close()
-    outcomes[how] = [process.wait(timeout=120), output, open("err").read()]
+    outcomes[how] = [process.wait(timeout=600), output, open("err").read()]
 with open("out", "w+") as out, open("empty", "w+") as empty:
     streams = Streams(empty.fileno(), out.fileno(), out.fileno())
     pid = fork_command("probe", ["words"], streams, environment={}, folder=Path(sys.argv[1]))

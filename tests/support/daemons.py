@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import IO
 
 from support.commands import PATIENCE_S, Command
 from taihu.job.environment import without_settings
+from taihu.wire.address import free_port
 
 __all__ = ["Process", "Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
 
@@ -82,13 +82,6 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = PATI
     while not condition():
         assert time.monotonic() < deadline, f"after {timeout_s:g} s: {what}"
         time.sleep(0.05)
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def page(port: int, path: str = "/metrics") -> str:

@@ -11,7 +11,7 @@ __all__ = ["Link", "relayed"]
 
 Link = tuple[socket.socket, socket.socket]
 
-_JOIN_S = 60.0
+_JOIN_S = 600.0
 _NEVER = 1 << 60
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
 from taihu.errors import ConfigError
-from taihu.wire.address import advertised_host, is_loopback, join_address, split_address
+from taihu.wire.address import advertised_host, free_port, is_loopback, join_address, split_address
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z0-9]{1,8}){0,3}", alphabet=CHARACTERS, fullmatch=True)
 HOSTS = st.just("") | NAMES | st.ip_addresses().map(str)
@@ -108,3 +110,26 @@ def test_a_coordinator_that_cannot_be_resolved_is_named(host: str) -> None:
         advertised_host("0.0.0.0", f"{host}:7070")  # noqa: S104
     assert f"{host}:7070" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_free_port_is_none_that_a_connection_could_be_given() -> None:
+    """Between the choice and the listener some connection of another process took it now and then."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for host in ("", "127.0.0.1"):
+        ports = {free_port(host) for _ in range(20)}
+        # Forks of one process, which choose alike by `random`, choose others.
+        assert len(ports) > 10
+        assert all(1024 < port < first_given for port in ports)
+    with socket.create_server(("127.0.0.1", free_port("127.0.0.1"))):
+        pass
+
+
+def test_where_the_system_keeps_no_ports_back_it_chooses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("1024\t65535\n", "", None):
+        ports = tmp_path / "ports"
+        if text is not None:
+            ports.write_text(text)
+        else:
+            ports.unlink()
+        monkeypatch.setattr("taihu.wire.address._GIVEN_PORTS", ports)
+        assert free_port("127.0.0.1") > 0

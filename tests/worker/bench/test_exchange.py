@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from support.cluster import Cluster, layout_of
 from taihu.cli.bench.exchange import bench_job
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.wire.address import free_port
 from taihu.wire.codec import BYTES_PER_VALUE
 from worker.bench.exchange import Rounds, exchange_rounds
 from worker.bench.gradients import DrawnGradients
@@ -35,9 +35,7 @@ def measure(assignments: list[str], rounds: Rounds) -> dict[str, Any]:
 
 
 def at_free_port(job: Job) -> Job:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
     return job.model_copy(update={"cluster": job.cluster.model_copy(update={"coordinator": address})})
 
 
