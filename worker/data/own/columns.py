@@ -154,7 +154,7 @@ def column_form(column: Survey, known: frozenset[Decimal]) -> tuple[Form, Fault 
     numbers = [number for each in texts if (number := parse_number(each, decimal)) is not None]
     if _prevail(column, texts, lambda text: parse_number(text, decimal) is not None, numbers):
         return _form_of_numbers(numbers), _unsure(column, known)
-    if all(text.casefold() in _TRUTHS for text in texts):
+    if _prevail(column, texts, lambda text: text.casefold() in _TRUTHS, ()):
         return "truth", None
     if _prevail(column, texts, lambda text: seconds_of(text) is not None, ()):
         return "date", None

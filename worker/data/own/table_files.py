@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 from numpy.typing import NDArray
@@ -132,14 +131,14 @@ def _open_csv(path: Path, settings: DataSettings, expected: Sequence[str]) -> Ta
     head = content[: _SNIFFED_BYTES + 4].decode("utf-8", "ignore")
     rows = content[len(head[: form.start].encode()) :]
     del content
+    defects = Defects(str(path), "row")
+    if b'"' in rows:
+        _check_quotes(rows, form.separator, defects)
     if re.search(rb"[%s] +\"" % re.escape(form.separator.encode()), rows):
         rows = _without_blanks(rows, form.separator)
-    defects = Defects(str(path), "row")
     kept = [place for place in range(len(form.names)) if place not in form.empty]
     names = _distinct([form.names[place] for place in kept], defects)
     table, numbers = _texts(rows, form, kept, defects)
-    if b'"' in rows:
-        _check_quotes(rows, form.separator, table, defects)
     table = table.rename_columns(names)
     return TableFile(
         path,
@@ -211,19 +210,27 @@ def _texts(rows: bytes, form: CsvForm, kept: Sequence[int], defects: Defects) ->
     return table, numbers[: len(table)]
 
 
-def _check_quotes(rows: bytes, separator: str, table: Any, defects: Defects) -> None:
-    """Note a quote that is not closed, where a text has several lines, perhaps for that reason."""
-    if not any(pc.any(pc.match_substring(column, "\n")).as_py() for column in table.columns):
+def _check_quotes(rows: bytes, separator: str, defects: Defects) -> None:
+    """Note a quote that is not closed, or text behind one, where the looks of quotes do not rule that out.
+
+    PyArrow reads on, over all lines that follow.
+    """
+    mark = re.escape(separator.encode())
+    inside = re.search(rb"[^%s\r\n\"]\"[^%s\r\n\"]|\"\"" % (mark, mark), rows)
+    if inside is None and rows.count(b'"') % 2 == 0 and not _spans_lines(rows):
         return
-    reader = csv.reader(io.StringIO(rows.decode(), newline=""), delimiter=separator, strict=True)
+    reader = csv.reader(
+        io.StringIO(rows.decode(), newline=""), delimiter=separator, strict=True, skipinitialspace=separator != "\t"
+    )
     number = 0
     try:
         for number, _ in enumerate(reader, 1):  # noqa: B007 - told below
             pass
     except csv.Error as error:
-        defects.of_data(
-            Fault(
-                f"row {number + 1} has a quote that is not closed, or text behind it ({error})",
-                "double quotes inside quotes",
-            )
-        )
+        fault = f"row {number + 1} has a quote that is not closed, or text behind it ({error})"
+        defects.of_data(Fault(fault, "double quotes inside quotes"))
+
+
+def _spans_lines(rows: bytes) -> bool:
+    """Whether a line has an odd number of quotes: what is quoted goes on in the next one."""
+    return any(line.count(b'"') % 2 for line in rows.splitlines())
