@@ -1,8 +1,12 @@
-"""A script of which one rank ends otherwise than the others: its arguments are the way and the rank."""
+"""A script of which one rank ends otherwise than the others: its arguments are the way and the rank.
+
+The file that MARK names is touched when its turn comes.
+"""
 
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 
@@ -10,7 +14,15 @@ import taihu.torch
 
 way, who = sys.argv[1], int(sys.argv[2])
 rank = taihu.torch.rank()
+
+
+def mark() -> None:
+    if "MARK" in os.environ:
+        Path(os.environ["MARK"]).touch()
+
+
 if way == "never begins" and rank == who:
+    mark()
     sys.exit()
 model = torch.nn.Linear(4, 2)
 optimizer = taihu.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -23,6 +35,7 @@ def backward() -> None:
 
 for step in range(8):
     if step == 3 and rank == who:
+        mark()
         match way:
             case "sys.exit(3)":
                 sys.exit(3)
