@@ -10,7 +10,10 @@ ended. What fails is made smaller, and printed as a script that `taihu run` star
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import multiprocessing
+import os
+import signal
 import sys
 import threading
 import time
@@ -180,17 +183,24 @@ def _told_on_workers(source: str, workers: int) -> list[Any]:
         except BaseException as error:
             world.leave(error)
             return error
-        world.leave()
-        return told
+        return _left(world) or told
 
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(life, range(workers)))
+
+
+def _left(world: World) -> BaseException | None:
+    """Leave in order; the error that a process would end with then."""
+    world.leave()
+    return world.failure
 
 
 def _serve(pipe: Connection) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    pipe.send("ready")
     while True:
         loop, workers = pipe.recv()
         pipe.send(outcome_of(loop, workers))
@@ -207,6 +217,7 @@ class _Runner:
         self._process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
+        self._pipe.recv()
 
     def run(self, loop: Loop, workers: int) -> Outcome:
         """The outcome of a loop."""
@@ -220,6 +231,9 @@ class _Runner:
                 return outcome
         else:
             outcome = Outcome("hangs", f"for {HANGS_AFTER_S:g} s", HANGS_AFTER_S)
+            # Its threads' stacks, on standard error.
+            os.kill(self._process.pid or 0, signal.SIGUSR1)
+            self._process.join(1.0)
         self.close()
         self._start()
         return outcome
@@ -274,12 +288,13 @@ def main() -> None:
             print(source_of(loop), outcome, sep="\n")
         elif not outcome.is_right:
             failures += 1
-            least, outcome = _smallest(runner, loop, workers, outcome)
             print(
                 f"loop {number} of seed {options.seed} on {workers} workers: {outcome.kind}: {outcome.words}",
                 flush=True,
             )
-            print(least, flush=True)
+            print(loop, flush=True)
+            if outcome.kind != "hangs":
+                print("smallest:", *_smallest(runner, loop, workers, outcome), sep="\n", flush=True)
         if done % 50 == 0:
             print(
                 f"{done} loops in {time.monotonic() - start:.0f} s: {dict(kinds)}, slowest {slowest:.1f} s",

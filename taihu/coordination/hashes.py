@@ -50,7 +50,8 @@ def difference(hashes: Mapping[str, str]) -> str:
     for words in zip(*(value.split(_BETWEEN)[1:] for value in hashes.values()), strict=False):
         if len(set(words)) > 1:
             name = words[0].rpartition("=")[0]
-            return f"{name} is the first: {_unusual(dict(zip(hashes, words, strict=True)))}"
+            shown = _unusual(dict(zip(hashes, words, strict=True)))
+            return f"{name} is the first: {shown}; unless the script has changed it on one worker alone"
     return _unusual({name: value.partition(_BETWEEN)[0] for name, value in hashes.items()})
 
 

@@ -17,6 +17,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import taihu.torch.names  # noqa: F401 - it looks, and is in the way of none  # isort: skip
 
+import atexit
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -37,7 +38,7 @@ from taihu.torch.sharded_linear import AT_LEAST, Choice
 from taihu.torch.sharded_linear import shard_linear as _shard_linear
 from taihu.torch.world import World
 from taihu.wire.log import configure_script_logs
-from taihu.words import one_line
+from taihu.words import blamed, one_line
 
 __all__ = [
     "DistributedOptimizer",
@@ -97,7 +98,8 @@ def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mappi
     _present.world = World(place, is_first=former is None)
     _tell_of_errors(_present.world)
     # What the atexit module is told comes too late: the threads that answer other workers have ended then.
-    threading._register_atexit(shutdown)  # type: ignore[attr-defined]
+    threading._register_atexit(_present.leave)  # type: ignore[attr-defined]
+    atexit.register(_end_with_failure, _present.world)
 
 
 def rank() -> int:
@@ -183,8 +185,24 @@ def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], max_norm:
 
 
 def shutdown() -> None:
-    """Leave the run, when all workers are done; the end of the process does so."""
-    _present.leave()
+    """Leave the run, when all workers are done; the end of the process does so.
+
+    Raises:
+        TaihuError: the run has failed, as where replicas are not alike in the end.
+    """
+    world = _present.world
+    if world is not None and not world.has_left:
+        _present.leave()
+        if world.failure is not None:
+            raise world.failure
+
+
+def _end_with_failure(world: World) -> None:
+    """End this process as one that has failed, where that is known only behind its script."""
+    if world.failure is not None and blamed(str(world.failure)) is None and not known_exit_code():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _tell_of_errors(world: World) -> None:

@@ -73,6 +73,8 @@ class World:
         self._log = log_of_script(os.environ)
         self.has_left = False
         """Whether this process's part has ended."""
+        self.failure: TaihuError | None = None
+        """The error with which the run has ended, where this process's script had come to its end."""
         self._place, self._is_first = place, is_first
         self._activity = Activity(SystemClock())
         self._last_will = LastWill(place.job.patience.still_after_s)
@@ -275,6 +277,7 @@ class World:
                 )
             except TaihuError as failure:
                 kind, error, trace = type(failure), failure, failure.__traceback__
+                self.failure = failure
                 tell(f"error: {one_line(str(failure))}", self._log)
         if self._meeting is None and self._listener is not None:
             self._listener.close()
