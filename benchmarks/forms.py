@@ -87,8 +87,11 @@ _FILES: Final = {
 
         def load():
             sizes = POOL.submit(lambda: TABLE.column("size").to_numpy()).result()
-            with multiprocessing.get_context("fork").Pool(1) as pool:
-                targets = np.array(pool.map(abs, sizes.tolist()))
+            ours, theirs = multiprocessing.Pipe()
+            child = multiprocessing.get_context("fork").Process(target=theirs.send, args=((2 * sizes).tolist(),))
+            child.start()
+            targets = np.array(ours.recv())
+            child.join()
             return (sizes.reshape(-1, 1).astype(np.float32), targets), None
 
         def build(input_shape, outputs):
