@@ -146,5 +146,5 @@ def test_a_line_runs_as_printed(page: str, line: int, page_of: Callable[[str], P
 
 
 def test_there_are_lines() -> None:
-    assert len(LINES["README.md"]) >= 35
+    assert len(LINES["README.md"]) >= 32  # without torch and Fashion-MNIST
     assert len(LINES["docs/data.md"]) == 8
