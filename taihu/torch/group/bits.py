@@ -29,6 +29,8 @@ SUMMED: Final = MappingProxyType(
 def bytes_of(tensor: Any) -> NDArray[np.uint8]:
     """The bytes of a contiguous tensor, shape (n,), sharing its memory."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    if len(flat) <= 1:  # such a one is contiguous whatever its stride, which `view` refuses
+        flat = flat.as_strided(flat.shape, (1,))
     # Not by `numpy()`, after which a tensor cannot be resized any more, as FSDP does.
     return cast("NDArray[np.uint8]", np.from_dlpack(flat.view(torch.uint8)))
 
