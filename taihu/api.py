@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -118,6 +119,8 @@ def train(
     display = make_display(Console(), quiet=not progress)
     with _interruptible(interrupts), display:
         results = run.run(display)
+    for unwritten in run.unwritten:
+        warnings.warn(unwritten, stacklevel=2)
     if results["stopped"]:
         raise KeyboardInterrupt(results["stop_reason"])
     return _result(run, results)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +18,12 @@ from taihu.coordination.members import MemberId, Role
 from taihu.coordination.metrics import CoordinatorMetrics
 from taihu.coordination.plan import Plan
 from taihu.coordination.service import Coordinator
+from taihu.errors import WriteError
 from taihu.job import Job
 from taihu.job.environment import number_from_environment
 from taihu.job.variables import variable_of
 from taihu.process.memory_use import MemoryGrowth
+from taihu.process.notices import Notices
 from taihu.process.options import make_tracer
 from taihu.results import RESULTS_FORMAT, write_json
 from taihu.run_folder import RunFiles, describe_run, prepare_run
@@ -106,6 +108,7 @@ class Reports:
             open_writers(self._files.folder, job.run.events), steps_per_epoch=None, learning_rate=lambda _: 0.0
         )
         self._stack = ExitStack()
+        self._notices = Notices()
         self._last = 0
         self.tracer = make_tracer(options.trace, options.trace_steps)
         self.observer = Observer(
@@ -170,13 +173,14 @@ class Reports:
         """Write this worker's part of the trace, where one is asked for."""
         if self._options.trace is not None:
             clock, index = session.client.coordinator_clock, self._job.servers + self._rank
-            self.tracer.write_part(
-                self._options.trace,
-                f"worker {self._rank}",
-                index,
-                offset_s=clock.offset_s,
-                error_s=clock.error_s,
-            )
+            with self._said():
+                self.tracer.write_part(
+                    self._options.trace,
+                    f"worker {self._rank}",
+                    index,
+                    offset_s=clock.offset_s,
+                    error_s=clock.error_s,
+                )
 
     def tell_results(self, session: Session) -> None:
         """Write this worker's results, if it has made a step; the coordinator is still there."""
@@ -185,7 +189,16 @@ class Reports:
             return
         results = self._results(session)
         for file in files:
-            write_json(file, results)
+            with self._said():
+                write_json(file, results)
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """Say what the block cannot write: the script has done its part, and ends well."""
+        try:
+            yield
+        except WriteError as error:
+            self._notices.say(f"{error}; the run goes on without it")
 
     def _results(self, session: Session) -> dict[str, Any]:
         exchange = session.exchange
