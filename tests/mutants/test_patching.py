@@ -41,7 +41,7 @@ def text_of(name: str) -> str:
 
 
 class Deprecated(ModuleType):
-    """Who asks it for more than its dictionary is warned, as by objects of torch that are on their way out."""
+    """A module that warns whoever asks it for more than its dictionary, as deprecated objects of torch do."""
 
     @override
     def __getattribute__(self, name: str) -> object:
