@@ -91,6 +91,8 @@ def drawn(rng: np.random.Generator, folder: Path) -> Case:
     cells: dict[str, list[str]] = {}
     for place in range(int(rng.integers(2, 6))):
         dress = str(rng.choice(list(DRESSES)))
+        if dress == "ambiguous" and separator == decimal == ",":
+            dress = "grouped"  # 1.234 has decimals where commas separate, as for pandas: docs/data.md
         name = f"{rng.choice(['size', 'a b', 'größe', 'x,y', 'p;q'])} {place}"
         cells[name], case.columns[name] = DRESSES[dress](rng, rows, decimal)
         case.dresses[name] = dress
