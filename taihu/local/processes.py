@@ -353,10 +353,10 @@ class LocalProcesses:
             raise DaemonFailedError(message, cause.name, code, was_killed=was_killed)
 
     def wait_for_words(self, timeout_s: float) -> None:
-        """Return when all have ended, or as scripts have said why they will, or `timeout_s` has passed."""
+        """Return when all have ended, or as scripts have said that others are to blame, or `timeout_s` has passed."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and any(
-            daemon.process.poll() is None and not (daemon.is_script and daemon.last_words) for daemon in self._daemons
+            daemon.process.poll() is None and not (daemon.is_script and daemon.end.blames) for daemon in self._daemons
         ):
             time.sleep(_POLL_S)
 

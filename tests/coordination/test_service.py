@@ -50,7 +50,7 @@ def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
 
 
 def test_the_host_tells_whom_it_has_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who is refused may be on another machine, and its log there."""
+    """The log of a process that is refused may be on another machine."""
     with Cluster(make_job(1, 2)) as cluster:
         another = cluster.job.model_copy(update={"name": "another"})
         larger = cluster.job.model_copy(update={"train": cluster.job.train.model_copy(update={"batch": 7})})
