@@ -42,7 +42,7 @@ _MOST_CALLS: Final = 6
 _SHOWN: Final = 20
 _KINDS: Final = ("equal", "errors alike", "not in Gloo")
 _TOGETHER: Final = 25
-"""So many programs run in the same groups."""
+"""The number of programs that run in the same groups."""
 
 Outputs = list[Any]
 Outcome = list[Any] | str
@@ -288,7 +288,7 @@ def _outcome(program: Sequence[Step], ranks: Ranks, seed: int) -> Outcome:
 
 
 def _difference(own: Outcome, other: Outcome) -> str:
-    """How taihu's outcome differs from Gloo's; "" where it does not."""
+    """The difference between taihu's outcome and Gloo's; "" where there is none."""
     if isinstance(own, str) or isinstance(other, str):
         same = isinstance(own, str) and isinstance(other, str) and own.split(":")[0] == other.split(":")[0]
         return "" if same else f"taihu: {str(own)[:200]}, Gloo: {str(other)[:200]}"

@@ -47,7 +47,7 @@ _TRIES: Final = 40
 
 @dataclass(frozen=True)
 class Outcome:
-    """What has become of a loop: `equal`, `refused`, or what is wrong with it; `words` say more."""
+    """The end of a loop: `equal`, `refused`, or the fault; `words` say more."""
 
     kind: str
     words: str
@@ -171,7 +171,7 @@ def _told_alone(source: str) -> Any:
 
 
 def _told_on_workers(source: str, workers: int) -> list[Any]:
-    """What each rank has told, or the error that it ended with."""
+    """The words of each rank, or the error that it ended with."""
     cluster = {"workers": workers, "heartbeat_s": 0.1, "coordinator": f"127.0.0.1:{free_port()}"}
     job = Job.model_validate({"exchange": {"kind": "ring", "returns": "gradients"}, "cluster": cluster})
 

@@ -166,7 +166,7 @@ class Watch:
         return found
 
     def changes(self) -> str:
-        """What has changed since the exchange was opened, in words."""
+        """Changes since the exchange was opened, in words."""
         assert self._set is not None  # noqa: S101
         told = []
         present: set[int] = set()

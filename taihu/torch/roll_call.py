@@ -32,7 +32,7 @@ class Call(IntEnum):
     BRING = 4
 
     def said_of(self, step: int) -> str:
-        """What a worker does, in words, which has made `step` - 1 exchanges of gradients before."""
+        """The act of a worker behind `step` - 1 exchanges of gradients, in words."""
         return {
             Call.BACKWARD: f"is in backward {step}",
             Call.STEP: f"is in step() with gradients that no backward has exchanged, behind {step - 1} exchanges",
@@ -43,7 +43,7 @@ class Call(IntEnum):
 
 @dataclass(frozen=True)
 class Word:
-    """What a worker says in a roll call.
+    """A worker's answer in a roll call.
 
     Attributes:
         call: what it is about to do.
@@ -60,14 +60,14 @@ class Word:
 
 @dataclass(frozen=True)
 class Heard:
-    """What all workers have said, by rank, and the sums of their flags, shape (n,)."""
+    """The answers of all workers, by rank, and the sums of their flags, shape (n,)."""
 
     words: tuple[Word, ...]
     flags: NDArray[np.float64]
 
 
 def disagreement(words: Sequence[Word]) -> str:
-    """Who does something else than others, in words; "" where all do the same."""
+    """The workers and their acts, in words, where these differ; "" where all do the same."""
     if len({(word.call, word.step) for word in words}) == 1:
         return ""
     said = listed([f"worker {rank} {word.call.said_of(word.step)}" for rank, word in enumerate(words)])

@@ -1,4 +1,4 @@
-"""What is trained is what is exchanged: changes of it are followed by all workers, or told to all of them."""
+"""The exchange has all that a script trains: changes are followed by all workers, or told to all of them."""
 
 from __future__ import annotations
 

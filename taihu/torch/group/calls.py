@@ -50,7 +50,7 @@ def call_of(what: str, tensors: Sequence[Any], *, reduction: str = "", root: int
 
 @dataclass(frozen=True)
 class Said:
-    """What a rank says that it calls: the `number` of it in the group, the `words` of all ranks, its own `sizes`."""
+    """A rank's call as it tells it: its `number` in the group, the `words` of all ranks, its own `sizes`."""
 
     number: int
     words: str

@@ -15,7 +15,7 @@ from taihu.torch.group.work import GroupWork
 __all__ = ["Lane", "Order"]
 
 _HELD_S: Final = 2.0
-"""So long an operation waits at most for callbacks of the one before."""
+"""An operation waits for callbacks of the one before no longer than this."""
 
 Item = tuple[GroupWork, Callable[[], None]]
 
