@@ -528,7 +528,8 @@ class BackwardSteps:
 
     def _call(self, call: Call) -> Callable[[], Heard]:
         digest = 0 if self._layers is None else self._watch.look()[0]
-        due = self._layers is not None and not self._reopens and self._is_compared(self.step - 1)
+        # A set that is left is compared a last time.
+        due = self._layers is not None and (self._reopens or self._is_compared(self.step - 1))
         word = Word(call, self.step, digest, self._set.checksum() if due else 0)
         return self._calls.begin(word, self._own_flags())
 
