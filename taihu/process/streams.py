@@ -78,13 +78,16 @@ class _Output(io.FileIO):
 def open_streams() -> None:
     """Put careful streams in the places of the interpreter's; files that are closed become such that hold nothing.
 
-    Comes before any file is opened: it would have the number of a standard one, and get what is written there.
+    Comes before any file is opened: it would have the number of a standard one, and get what is written there. A
+    stream that a caller of `main` has put in the place of standard output stays.
     """
     closed = [number for number in range(3) if not _is_open(number)]
     for _ in closed:
         os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - lives as the process does
+    if sys.stdout is not sys.__stdout__:
+        return
     known = sys.stdout or sys.stderr
     encoding = "utf-8" if known is None else known.encoding
     errors = getattr(sys.stdout, "errors", None) or "strict"
