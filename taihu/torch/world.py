@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from time import monotonic, sleep
 from types import TracebackType
 
 import numpy as np
@@ -76,7 +75,8 @@ class World:
         self.failure: TaihuError | None = None
         """The error with which the run has ended, where this process's script had come to its end."""
         self._place, self._is_first = place, is_first
-        self._activity = Activity(SystemClock())
+        self._clock = SystemClock()
+        self._activity = Activity(self._clock)
         self._last_will = LastWill(place.job.patience.still_after_s)
         reports = Reports(place.job, place.rank, options_of(os.environ), self._activity, place.listen)
         self._reports = self._stack.enter_context(reports)
@@ -96,7 +96,7 @@ class World:
         """
         if self._meeting is None:
             self._reports.joins()
-            until_s = 0.0 if self._is_first else monotonic() + self.job.cluster.connect_timeout_s
+            until_s = 0.0 if self._is_first else self._clock.now() + self.job.cluster.connect_timeout_s
             self._meeting = self._meet(mesh=mesh, until_s=until_s)
             self._stack.push(self._opened)
         return self._meeting.communicator
@@ -110,9 +110,9 @@ class World:
                 met = meet_workers(self.job, self.rank, self._reporting, listener=listener, mesh=mesh)
                 return self._stack.enter_context(met)
             except TaihuError:
-                if monotonic() > until_s:
+                if self._clock.now() > until_s:
                     raise
-                sleep(_ASK_AGAIN_S)
+                self._clock.sleep(_ASK_AGAIN_S)
 
     def spread(self) -> Spread:
         """This worker's part in layers that are spread over the workers; all of them call this.
@@ -126,7 +126,7 @@ class World:
                 "shard_linear comes too late: call it before the optimizer and DistributedOptimizer are made"
             )
         if self._spread is None:
-            self._spread = Spread(PeerMover(self.meet(mesh=True), SystemClock()), self._waits_in_spread)
+            self._spread = Spread(PeerMover(self.meet(mesh=True), self._clock), self._waits_in_spread)
         return self._spread
 
     @property

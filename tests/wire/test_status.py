@@ -35,6 +35,7 @@ EXPECTED_CODES = {
     "SharedMemoryError": "FAILED_PRECONDITION",
     "StaleError": "FAILED_PRECONDITION",
     "TaihuError": "INTERNAL",
+    "WriteError": "INTERNAL",
 }
 # What a status means that the network, a proxy or gRPC itself made.
 FOREIGN_CLASSES = {
