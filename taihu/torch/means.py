@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
@@ -17,8 +18,8 @@ class Means:
     def __init__(self) -> None:
         self._means: set[int] = set()
         self._local: set[int] = set()
-        # Means that an update has used: they may still be where they were.
-        self._used: set[int] = set()
+        # Means that an update has used, and their versions then: they may still be where they were, and as they were.
+        self._used: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def brought(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """The gradients of these are means now."""
@@ -33,16 +34,21 @@ class Means:
 
     def used(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """An update has used the gradients of these."""
-        ids = set(map(id, parameters))
-        self._used = (self._used - ids) | (self._means & ids)
-        self._means -= ids
+        for parameter in parameters:
+            key, gradient = id(parameter), parameter.grad
+            if key in self._means and gradient is not None:
+                self._used[key] = weakref.ref(gradient), gradient._version
+            elif not self._is_as_used(parameter):
+                self._used.pop(key, None)
+            self._means.discard(key)
 
     def forget(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """The gradients of these are forgotten."""
         ids = set(map(id, parameters))
         self._means -= ids
-        self._used -= ids
         self._local -= ids
+        for each in ids & self._used.keys():
+            del self._used[each]
 
     def keep(self, ids: Container[int]) -> None:
         """Know nothing of parameters other than these."""
@@ -56,9 +62,9 @@ class Means:
         return [p for p in parameters if id(p) in self._local and p.grad is not None]
 
     def rest(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-        """Those that have a gradient which is no mean."""
+        """Those that have a gradient which is no mean, nor was one when an update used it."""
         means = self._means
-        return [p for p in parameters if p.grad is not None and id(p) not in means]
+        return [p for p in parameters if p.grad is not None and id(p) not in means and not self._is_as_used(p)]
 
     def check(self, rest: Sequence[torch.nn.Parameter], names: Mapping[int, str]) -> None:
         """Refuse gradients that may be something else than what is to be exchanged.
@@ -78,3 +84,11 @@ class Means:
                 raise RunError(
                     f"step(): the gradient of {name} was set by hand and changed since, and not exchanged: {remedy}"
                 )
+
+    def _is_as_used(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether its gradient is the mean that an update has used, which nobody has changed or replaced since."""
+        known = self._used.get(id(parameter))
+        if known is None or id(parameter) in self._local:
+            return False
+        gradient = parameter.grad
+        return gradient is not None and known[0]() is gradient and known[1] == gradient._version

@@ -43,10 +43,10 @@ def test_three_workers_are_one_process_with_all_their_samples(
 
 
 def test_what_ends_one_script_ends_all_with_its_message(tmp_path: Path) -> None:
-    done = taihu_run(tmp_path, script="fails.py", arguments=("1",), workers=2)
+    done = taihu_run(tmp_path, "--logs", "logs", script="fails.py", arguments=("1",), workers=2)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: worker 1: ValueError: no paper left; log: ")
-    assert "worker 1: no paper left" in done.stderr
+    assert "worker 1: no paper left" in (tmp_path / "logs" / "worker-0.log").read_text()
 
 
 def test_workers_with_fewer_batches_take_part_in_those_of_others(tmp_path: Path) -> None:

@@ -231,6 +231,25 @@ def test_frozen_and_unused_parameters_stay_where_they_are() -> None:
     assert on_workers(2, work) == [(True, True, True)] * 2
 
 
+def test_means_that_a_step_has_used_are_exchanged_again_only_where_they_change() -> None:
+    def work(world: World) -> list[int]:
+        model = made_model()
+        optimizer = DistributedOptimizer(momentum(model.parameters()), model, world)
+        share = slice(world.rank, None, 2)
+        assert optimizer._steps is not None
+        trained(model, optimizer, 0, share)
+        exchanges = [optimizer._steps.step]
+        optimizer.synchronize()
+        optimizer.step()
+        exchanges.append(optimizer._steps.step)
+        by_autograd_grad(model, 1, share)
+        optimizer.step()
+        exchanges.append(optimizer._steps.step)
+        return exchanges
+
+    assert on_workers(2, work) == [[1, 1, 2]] * 2
+
+
 def test_a_gradient_of_one_worker_alone_is_a_mean_with_zeros() -> None:
     def work(world: World) -> list[float]:
         model = nn.ModuleList([linear(1, 1, seed) for seed in (1, 2)])
