@@ -106,9 +106,11 @@ class ScriptRun:
                 with LocalProcesses(
                     logs, fork=imported, lost_after_s=self.job.cluster.lost_after_s, token=security.token
                 ) as processes:
-                    coordinator = self._start(processes, files)
+                    coordinator = self._start_servers(processes, files)
                     status = StatusWatch(coordinator, display, security)
+                    # From its first moment on a script may have something to save.
                     with kept_for_commands(security, coordinator), self.interrupts.offered_to(lambda reason: True):
+                        self._start_workers(processes, files, coordinator)
                         self._watch(processes, status, files, display)
             finally:
                 files.merge_trace([*self._servers, *self._workers], display.warn)
@@ -177,9 +179,9 @@ class ScriptRun:
             self.interrupts.ignore()
             processes.stop(_LAST_S)
 
-    def _start(self, processes: LocalProcesses, files: ProcessFiles) -> str:
-        """Start everything; returns the coordinator's address."""
-        job_file = files.folder / "job.toml"
+    def _start_servers(self, processes: LocalProcesses, files: ProcessFiles) -> str:
+        """Write the job and start the servers; returns the coordinator's address."""
+        job_file = _job_file(files)
         own = {
             "cluster": self.job.cluster.model_copy(update={"coordinator": None}),
             "run": self._run_settings(),
@@ -195,11 +197,14 @@ class ScriptRun:
                 processes.start(name, "ps_server", [*arguments, "--coordinator", coordinator])
             else:
                 coordinator = processes.start_listening(name, "ps_server", arguments)
-        coordinator = coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
+        return coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
+
+    def _start_workers(self, processes: LocalProcesses, files: ProcessFiles, coordinator: str) -> None:
+        """Start the script's processes."""
         master_port = free_port("127.0.0.1")
         for rank, name in enumerate(self._workers):
             variables = {
-                "JOB": str(job_file),
+                "JOB": str(_job_file(files)),
                 "RANK": str(rank),
                 "CLUSTER__COORDINATOR": coordinator,
                 **self._options(rank, files),
@@ -210,7 +215,6 @@ class ScriptRun:
             # Libraries take all cores otherwise.
             environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
             processes.run(name, [_SCRIPT, str(self.script), *self.arguments], environment, is_shown=rank == 0)
-        return coordinator
 
     def _options(self, rank: int, files: ProcessFiles) -> Mapping[str, str]:
         """The options of a worker, by the variables that give them."""
@@ -250,6 +254,10 @@ class ScriptRun:
     @property
     def _servers(self) -> list[str]:
         return [f"server {index}" for index in range(self.job.servers)]
+
+
+def _job_file(files: ProcessFiles) -> Path:
+    return files.folder / "job.toml"
 
 
 def _words_of_torch(rank: int, size: int, master_port: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 # Two ranks that go on until they are told to end; rank 0 says when.
 SCRIPT = """
-import signal, sys, time
+import os, signal, sys, time
 import taihu.torch
 how = sys.argv[1]
 told = []
@@ -19,6 +19,9 @@ if how != "raises":
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: told.append(number))
 rank = taihu.torch.rank()
+open(f"ready.{rank}", "w").close()
+while not os.path.exists("ready.1"):
+    time.sleep(0.02)
 print("going", flush=True)
 try:
     while not told or how == "ignores":
