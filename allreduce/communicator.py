@@ -31,6 +31,7 @@ from taihu.planner.groups import Group
 from taihu.security.identity import member_name
 from taihu.security.security import Security
 from taihu.settings import Transport
+from taihu.wire.clock import SystemClock
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
@@ -95,18 +96,19 @@ class Communicator:
         self._failure: TaihuError | None = None
         self._told_of_failure: list[Callable[[BaseException], None]] = []
         self._calls = 0
-        self._ring: KernelRing | None = None
+        self._clock = SystemClock()
+        self._rings: list[KernelRing] = []
 
     @property
     def sent_bytes(self) -> int:
         """Bytes sent so far, headers included."""
-        by_kernel = self._ring.sent_bytes if self._ring is not None else 0
+        by_kernel = sum(ring.sent_bytes for ring in self._rings)
         return by_kernel + sum(link.sent_bytes for link in self._links.values())
 
     @property
     def received_bytes(self) -> int:
         """Bytes received so far, headers included."""
-        by_kernel = self._ring.received_bytes if self._ring is not None else 0
+        by_kernel = sum(ring.received_bytes for ring in self._rings)
         return by_kernel + self._servicer.received_bytes
 
     def __enter__(self) -> Self:
@@ -230,7 +232,7 @@ class Communicator:
         return ring is not None
 
     def open_ring(self, value_type: ValueType = ValueType.FP32, *, is_possible: bool = True) -> KernelRing | None:
-        """A ring of connections for sums that a kernel carries out, if all ranks can have it; all call this once.
+        """A ring of connections for sums that a kernel carries out, if all ranks can have it; all call this.
 
         The kernel of `value_type` is made ready, so that no sum is measured with that in it. One thread at a time
         uses the ring, and `close` closes it.
@@ -248,8 +250,33 @@ class Communicator:
                 if connection is not None:
                     connection.close()
             return None
-        self._ring = KernelRing(self.rank, self.size, left, opened, self._patience.answer_s)
-        return self._ring
+        ring = KernelRing(self.rank, self.size, left, opened, self._patience.answer_s)
+        self._rings.append(ring)
+        return ring
+
+    def sum_around(self, ring: KernelRing, values: NDArray[np.float64]) -> None:
+        """As `allreduce`, by a ring of `open_ring` that this thread alone uses; it counts as a call.
+
+        Raises:
+            TaihuError: see `wait`.
+        """
+        self._calls += 1
+        what = f"operation {self._calls} of step 0"
+        until_s = None if self._timeout_s is None else self._clock.now() + self._timeout_s
+
+        def failure() -> BaseException | None:
+            if self._failure is None and until_s is not None and self._clock.now() > until_s:
+                return self._late(what, self._timeout_s)
+            return self._failure
+
+        self._awaits = lambda: what
+        try:
+            ring.allreduce(values, reduce_kind(ValueType.FP64), failure, mean=False)
+        except TaihuError as error:
+            self.fail(error)
+            raise
+        finally:
+            self._awaits = None
 
     def start(self, operation: Operation) -> None:
         """Take part in an operation; `wait` returns when it is finished. After a failure nothing is started."""
@@ -321,10 +348,14 @@ class Communicator:
             if self._operations.attempt != attempt:
                 raise StaleError(f"{what()} was given up: the run goes back, attempt {self._operations.attempt}")
             if not predicate():
-                raise ExchangeError(
-                    f"{what()} did not end within {timeout_s:g} s; another worker is slow or stuck, or raise "
-                    "exchange.timeout_s"
-                )
+                raise self._late(what(), timeout_s)
+
+    @staticmethod
+    def _late(what: str, timeout_s: float | None) -> ExchangeError:
+        return ExchangeError(
+            f"{what} did not end within {timeout_s or 0.0:g} s; another worker is slow or stuck, or raise "
+            "exchange.timeout_s"
+        )
 
     @property
     def begun(self) -> tuple[int, int]:
@@ -432,8 +463,8 @@ class Communicator:
         self._operations.close()
         for path in self._operations.paths:
             path.close()
-        if self._ring is not None:
-            self._ring.close()
+        for ring in self._rings:
+            ring.close()
         for link in self._links.values():
             link.close(self._farewell())
         self._servicer.close()

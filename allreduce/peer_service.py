@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -27,6 +27,8 @@ Roster = Mapping[int, int]
 
 __all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]
 
+# A rank opens one after the other, and may be ahead of who takes them by one.
+_WAITING_FOR_RING: Final = 2
 PEER_SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
 
 
@@ -62,7 +64,8 @@ class PeerServicer:
         self._roster_known = threading.Condition(self._lock)
         self._outboxes: dict[int, StreamSender] = {}
         self._connections: dict[int, FrameConnection] = {}
-        self._for_ring: dict[int, socket.socket] = {}
+        # By ranks, in the order in which they were opened.
+        self._for_ring: dict[int, list[socket.socket]] = {}
         self._listener = listener
         self._end: list[TaihuError | None] = []
         self._stream_bytes = 0
@@ -105,10 +108,12 @@ class PeerServicer:
         self._listener.close()
         with self._lock:
             connections, for_ring = list(self._connections.values()), list(self._for_ring.values())
+            self._for_ring = {}
         for connection in connections:
             connection.close()
-        for each in for_ring:
-            each.close()
+        for opened in for_ring:
+            for each in opened:
+                each.close()
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
@@ -157,8 +162,8 @@ class PeerServicer:
         try:
             self._check_peer(peer)
             with self._lock:
-                connections = self._for_ring if request.for_ring else self._connections
-                if self._end or peer.rank in connections:
+                is_full = self._is_full(peer.rank) if request.for_ring else peer.rank in self._connections
+                if self._end or is_full:
                     raise StaleError(f"worker {peer.rank} cannot open a connection now")
             take = self._keep_for_ring if request.for_ring else self._receive_directly
             port, token = self._listener.expect(peer.rank, partial(take, peer))
@@ -175,15 +180,20 @@ class PeerServicer:
 
     def _keep_for_ring(self, peer: WorkerIdentity, connection: socket.socket) -> None:
         with self._lock:
-            if self._end or peer.rank in self._for_ring:
+            if self._end or self._is_full(peer.rank):
                 connection.close()
                 return
-            self._for_ring[peer.rank] = connection
+            self._for_ring.setdefault(peer.rank, []).append(connection)
+
+    def _is_full(self, rank: int) -> bool:
+        """Whether a peer has opened as many connections for rings as may wait to be taken."""
+        return len(self._for_ring.get(rank, ())) >= _WAITING_FOR_RING
 
     def connection_for_ring(self, rank: int) -> socket.socket | None:
-        """The connection that a peer has opened for sums around a ring, if it has; it is closed with this at last."""
+        """The next connection that a peer has opened for sums around a ring, if it has; the caller closes it."""
         with self._lock:
-            return self._for_ring.get(rank)
+            opened = self._for_ring.get(rank)
+            return opened.pop(0) if opened else None
 
     def _origin_of(self, peer: WorkerIdentity) -> Origin:
         return Origin(f"worker {peer.rank}", peer.sender, self._name, self._listener.patience)

@@ -66,6 +66,8 @@ class KernelRing:
         self._left, self._right = left, right
         self._reason_s = reason_s
         self._number = 0
+        # Of the last size: what is small and often summed has one.
+        self._flat: tuple[tuple[int, int], Pass] | None = None
         self._state = np.zeros(1, dtype=STATE)
         self._rooms = np.empty((2, LARGEST_FRAME_BYTES), dtype=np.uint8)
         self.sent_bytes = self.received_bytes = 0
@@ -85,8 +87,10 @@ class KernelRing:
             raise ValueError(
                 f"values of {values.dtype}, shape {values.shape}: expected contiguous {kind}, shape (n,)"
             )
-        steps = flat_pass(self._rank, self._size, len(values), values.itemsize)
-        self.run(steps, values, kind, is_failed, mean=mean)
+        if self._flat is None or self._flat[0] != (len(values), values.itemsize):
+            steps = flat_pass(self._rank, self._size, len(values), values.itemsize)
+            self._flat = (len(values), values.itemsize), steps
+        self.run(self._flat[1], values, kind, is_failed, mean=mean)
 
     def run(self, steps: Pass, values: NDArray[Any], kind: ReduceKind, is_failed: IsFailed, *, mean: bool) -> None:
         """Carry out a pass over `values`, of the kind's dtype; all ranks call this with the passes of one sum.

@@ -80,7 +80,8 @@ class Means:
                     f"step(): the gradient of {name} was added up in no_sync(), and not exchanged: let the last "
                     f"backward lie outside of the block, or {remedy}"
                 )
-            if parameter.grad is not None and parameter.grad._version and id(parameter) not in self._used:
+            gradient = parameter.grad
+            if gradient is not None and gradient._version and id(parameter) not in self._used:
                 raise RunError(
                     f"step(): the gradient of {name} was set by hand and changed since, and not exchanged: {remedy}"
                 )

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
+from allreduce.ring.kernel_ring import KernelRing
 from taihu.errors import RunError
 from taihu.wire.headers import ValueType
 from taihu.words import listed
@@ -92,10 +94,17 @@ class RollCall:
     Args:
         communicator: between the workers.
         waiting: a block in which this worker waits for others.
+        ring: carries out the sums, where there is one that nothing else uses: no thread but this one wakes up then.
     """
 
-    def __init__(self, communicator: Communicator, waiting: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        waiting: Callable[[], AbstractContextManager[None]],
+        ring: KernelRing | None,
+    ) -> None:
         self._communicator = communicator
+        self._ring = ring
         self._waiting = waiting
         self._compared_step = 0
 
@@ -108,7 +117,7 @@ class RollCall:
         said = np.zeros(size * _WORDS + len(flags))
         said[rank * _WORDS : (rank + 1) * _WORDS] = word.call, word.step, word.digest, word.checksum
         said[size * _WORDS :] = flags
-        wait = self._communicator.begin_allreduce(said, ValueType.FP64)
+        wait = self._begin_sum(said)
 
         def heard() -> Heard:
             with self._waiting():
@@ -135,8 +144,14 @@ class RollCall:
         """The sums of values, shape (n,), over all workers, who all call this."""
         summed = values.astype(np.float64, copy=True)
         with self._waiting():
-            self._communicator.allreduce(summed, ValueType.FP64)
+            self._begin_sum(summed)()
         return summed
+
+    def _begin_sum(self, values: NDArray[np.float64]) -> Callable[[], None]:
+        """Begin to have sums in the place of values, shape (n,); returns what waits for them."""
+        if self._ring is None:
+            return self._communicator.begin_allreduce(values, ValueType.FP64)
+        return partial(self._communicator.sum_around, self._ring, values)
 
     def refuse_others(self, step: int, own: str) -> NoReturn:
         """Raise an error with what has changed on each worker, which `own` says of this one; all call this."""

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
+from allreduce.ring.kernel_ring import KernelRing
 from taihu.coordination.hashes import checksums_in_words
 from taihu.errors import ConfigError, RunError
 from taihu.job import Job
@@ -62,6 +63,7 @@ class BackwardSteps:
         agree: called with an order, returns that of worker 0; all workers call it together.
         bring: has worker 0's values in tensors; all workers call it together.
         communicator: between the workers.
+        ring: carries out roll calls, where there is one for them alone.
         waits: called with whether this worker waits for others from now on.
         updates: of the servers, where these update: parameters come back then, while the script goes on.
     """
@@ -75,6 +77,7 @@ class BackwardSteps:
         agree: Callable[[Sequence[int]], tuple[int, ...]],
         bring: Callable[[Sequence[torch.Tensor]], None],
         communicator: Communicator,
+        ring: KernelRing | None,
         waits: Callable[[bool], None],
         updates: ServerUpdates | None = None,
         clock: Clock | None = None,
@@ -98,7 +101,7 @@ class BackwardSteps:
         self._own = 0
         self._watch = Watch()
         self._means = Means()
-        self._calls = RollCall(communicator, self._waiting)
+        self._calls = RollCall(communicator, self._waiting, ring)
         # What is exchanged, or will be when the exchange is opened; and the hooks of its parameters.
         self._set = ExchangedSet.of((), shares_groups=True)
         self._owner_of: dict[int, Optimized] = {}

@@ -14,6 +14,7 @@ import torch
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Meeting, listen_for_peers
+from allreduce.ring.kernel_ring import KernelRing
 from taihu.coordination.members import Progress
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job, settled
@@ -30,6 +31,7 @@ from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
+from taihu.wire.headers import ValueType
 from taihu.words import one_line, ordinal
 from worker.fc.mover import PeerMover
 from worker.memory.arenas import arenas_of
@@ -58,6 +60,8 @@ class World:
         self.size = place.job.cluster.workers
         self._stack = ExitStack()
         self._meeting: Meeting | None = None
+        # Of roll calls, which the one thread makes.
+        self._ring: KernelRing | None = None
         self._session: Session | None = None
         self._spread: Spread | None = None
         self._steps: BackwardSteps | None = None
@@ -98,6 +102,7 @@ class World:
             self._reports.joins()
             until_s = 0.0 if self._is_first else self._clock.now() + self.job.cluster.connect_timeout_s
             self._meeting = self._meet(mesh=mesh, until_s=until_s)
+            self._ring = self._meeting.communicator.open_ring(ValueType.FP64)
             self._stack.push(self._opened)
         return self._meeting.communicator
 
@@ -175,6 +180,7 @@ class World:
                 agree=partial(_agree, communicator),
                 bring=partial(bring, communicator),
                 communicator=communicator,
+                ring=self._ring,
                 waits=self._waits,
                 updates=updates,
             )
@@ -191,7 +197,7 @@ class World:
         flags, step = (0, 0) if self._steps is None else (self._steps.flags, self._steps.step)
         word = Word(call, step + 1, digest_of_tensors(tensors, said))
         own = f"{said} {len(tensors)} tensors of {sum(each.numel() for each in tensors):,} values".strip()
-        RollCall(self._meeting.communicator, nullcontext).agree_on(word, flags, own)
+        RollCall(self._meeting.communicator, nullcontext, self._ring).agree_on(word, flags, own)
 
     def _open(
         self,
