@@ -92,4 +92,4 @@ class Means:
         if known is None or id(parameter) in self._local:
             return False
         gradient = parameter.grad
-        return gradient is not None and known[0]() is gradient and known[1] == gradient._version
+        return gradient is not None and known[1] == gradient._version and known[0]() is gradient
