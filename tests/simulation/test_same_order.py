@@ -321,5 +321,5 @@ def test_events_have_their_order_with_the_times_that_were_measured(
         simulated(job, SIZES, distinct=True, steps=STEPS)
     ranks = [measured.ranks[rank] for rank in range(3)]
     assert own.pushed == [protocol.events for protocol in ranks]
-    assert own.fetched == [protocol.told_parameters.events for protocol in ranks]
+    assert own.fetched == [protocol.told_parameters.by_instants for protocol in ranks]
     assert sorted(own.summed) == sorted(real.summed)

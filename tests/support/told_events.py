@@ -88,6 +88,7 @@ class ToldParameters(StepParameters):
     def __init__(self, told: Told, rules: Any) -> None:
         super().__init__(rules)
         self.events: list[Event] = []
+        self._instants: list[float] = []
         told.fetched.append(self.events)
         self.reached = told.origin
         self.there: dict[int, float] = {}
@@ -101,6 +102,18 @@ class ToldParameters(StepParameters):
         self._told = told
         self._asked: dict[int, float] = {}
         self._to_widen: dict[int, float] = {}
+
+    @property
+    def by_instants(self) -> list[Event]:
+        """The events in the order of their instants.
+
+        A turn has that at which the loop had come to it: its thread may have slept since, and been told later.
+        """
+        return [self.events[place] for place in sorted(range(len(self.events)), key=self._instants.__getitem__)]
+
+    def _happened(self, event: Event, now: float) -> None:
+        self.events.append(event)
+        self._instants.append(now)
 
     def turn(self, reading: Reading) -> Sequence[Action]:
         if not self.is_behind_push:
@@ -133,14 +146,14 @@ class ToldParameters(StepParameters):
         if missing == 1:
             self.there[group] = now
             self.gathered[group].append((self._asked[group], now))
-            self.events.append(("came", self._at.step, group))
+            self._happened(("came", self._at.step, group), now)
         self.look(now)
         return self._tell(actions, now)
 
     def widened(self, group: int) -> Sequence[Action]:
         now = self.there[group] = self._told.clock()
         self.widening[group].append(now - self._to_widen[group])
-        self.events.append(("widened", self._at.step, group))
+        self._happened(("widened", self._at.step, group), now)
         actions = super().widened(group)
         self.look(now)
         return actions
@@ -149,7 +162,7 @@ class ToldParameters(StepParameters):
         for action in actions:
             if isinstance(action, Ask):
                 self._asked[action.group] = now
-                self.events.append(("ask", action.step, action.group))
+                self._happened(("ask", action.step, action.group), now)
             elif isinstance(action, Widen):
                 self._to_widen[action.group] = now
         return actions
