@@ -4,8 +4,9 @@
 
 A program is up to six calls of random kinds, types, shapes, layouts, reductions, roots and groups, at once or async,
 with waits in any order, which all ranks draw alike from its number. An outcome is the values of all calls, or the
-error of one that cannot be; some calls have a value here, and none in Gloo. Whatever differs is printed with the
-program's number, and the exit code is 1 then. Needs torch.
+error of one that cannot be; some calls have a value here, and none in Gloo. Where values differ each rank computes
+them by itself, from what all ranks have, in float64: they are "Gloo's own" where they are ours. Whatever differs is
+printed with the program's number, and the exit code is 1 then. Needs torch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,6 +30,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import taihu.torch.backend  # noqa: F401 - registers the backend
+from benchmarks.computed_collectives import CollectiveCall, computed
 
 __all__ = ["compare_programs", "main"]
 
@@ -40,12 +43,13 @@ _REDUCTIONS: Final = ("SUM", "SUM", "AVG", "MIN", "MAX", "PRODUCT", "BAND", "BOR
 _TOLERANCE: Final = MappingProxyType({torch.float16: 8e-3, torch.bfloat16: 8e-2})
 _MOST_CALLS: Final = 6
 _SHOWN: Final = 20
-_KINDS: Final = ("equal", "errors alike", "not in Gloo")
+_KINDS: Final = ("equal", "errors alike", "not in Gloo", "Gloo's own")
 _TOGETHER: Final = 25
 """The number of programs that run in the same groups."""
 
 Outputs = list[Any]
-Outcome = list[Any] | str
+Outcome = list[Outputs] | str
+"""The outputs of each call, or the error of one."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +270,7 @@ def _program(number: int) -> list[Step]:
 def _outcome(program: Sequence[Step], ranks: Ranks, seed: int) -> Outcome:
     """The values of all calls, or the kind of call whose arguments were refused."""
     works: list[tuple[int, Any]] = []
-    outputs: Outputs = []
+    outputs: list[Outputs] = []
     errors: dict[int, str] = {}
     for place, step in enumerate(program):
         try:
@@ -274,7 +278,7 @@ def _outcome(program: Sequence[Step], ranks: Ranks, seed: int) -> Outcome:
         except (ValueError, TypeError, RuntimeError) as error:
             errors[place] = f"{type(error).__name__}: {error}"
             break
-        outputs += filled
+        outputs.append(filled)
         if work is not None:
             works.append((place, work))
     random.Random(100 * seed + ranks.rank).shuffle(works)  # noqa: S311
@@ -292,7 +296,7 @@ def _difference(own: Outcome, other: Outcome) -> str:
     if isinstance(own, str) or isinstance(other, str):
         same = isinstance(own, str) and isinstance(other, str) and own.split(":")[0] == other.split(":")[0]
         return "" if same else f"taihu: {str(own)[:200]}, Gloo: {str(other)[:200]}"
-    for mine, theirs in zip(own, other, strict=True):
+    for mine, theirs in zip(chain.from_iterable(own), chain.from_iterable(other), strict=True):
         if isinstance(mine, str):
             if mine != theirs:
                 return f"{mine[:100]}, not {theirs[:100]}"
@@ -301,6 +305,22 @@ def _difference(own: Outcome, other: Outcome) -> str:
         if not torch.allclose(mine, theirs, rtol=limit, atol=limit, equal_nan=True):
             return f"{mine.dtype} {tuple(mine.shape)}: {mine.reshape(-1)[:4]}, not {theirs.reshape(-1)[:4]}"
     return ""
+
+
+def _computed(step: Step, ranks: Ranks) -> Outputs | None:
+    """The outputs of a call, of what all ranks have; None for kinds that are not computed."""
+    everybody = [Ranks(ranks.group, rank, ranks.size, is_gloo=True) for rank in range(ranks.size)]
+    call = CollectiveCall(step.kind, step.reduction, step.root % ranks.size, ranks.rank, ranks.size)
+    return computed(call, lambda rank, salt: everybody[rank].tensor(step, salt))
+
+
+def _is_gloos_own(program: Sequence[Step], ranks: Ranks, own: Outcome, other: Outcome) -> bool:
+    """Whether our values, which are not Gloo's, are those that follow from what all ranks have."""
+    if isinstance(own, str) or isinstance(other, str):
+        return False
+    computed = [_computed(step, ranks) for step in program]
+    expected = [theirs if each is None else each for each, theirs in zip(computed, other, strict=True)]
+    return not _difference(own, expected)
 
 
 def _groups(ranks: Sequence[int]) -> tuple[Ranks, Ranks]:
@@ -340,11 +360,14 @@ def compare_programs(numbers: Sequence[int]) -> tuple[Counter[str], list[str]]:
         if dist.get_rank() not in members:
             continue
         program = _program(number)
+        ours_ranks, _ = pairs[is_part]
         ours, theirs = (_outcome(program, ranks, number) for ranks in pairs[is_part])
         told = _difference(ours, theirs)
         kind = "errors alike" if isinstance(ours, str) and not told else "equal"
         if isinstance(theirs, str) and not isinstance(ours, str):
             kind = "not in Gloo"
+        elif told and _is_gloos_own(program, ours_ranks, ours, theirs):
+            kind = "Gloo's own"
         elif told:
             kind = "differ"
             differing.append(f"program {number} {[step.kind for step in program]}: {told}")

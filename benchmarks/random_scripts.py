@@ -2,9 +2,11 @@
 
     python -m benchmarks.random_scripts --count 2000 --workers 2,3 --seed 1
     python -m benchmarks.random_scripts --seed 1 --only 17        # one of them, and its source
+    python -m benchmarks.random_scripts --by-command 20           # and one of twenty again, by `taihu run`
 
 Workers are threads of a process that runs script after script, each with a world of its own; a process that hangs is
-ended. What fails is made smaller, and printed as a script that `taihu run` starts.
+ended. What fails is made smaller, and printed as a script that `taihu run` starts. The end tells what became of all,
+and by which words loops that work alone were refused.
 """
 
 from __future__ import annotations
@@ -13,15 +15,20 @@ import argparse
 import faulthandler
 import multiprocessing
 import os
+import re
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -38,9 +45,12 @@ from taihu.torch.place import Place
 from taihu.torch.world import World
 from taihu.wire.address import free_port
 
-__all__ = ["Outcome", "drawn", "main", "outcome_of"]
+__all__ = ["Outcome", "drawn", "main", "outcome_by_command", "outcome_of"]
 
 HANGS_AFTER_S: Final = 60.0
+REFUSED_WITHIN_S: Final = 10.0
+RIGHT: Final = ("equal", "refused on all ranks within 10 s", "fails alone, too")
+WRONG: Final = ("hangs", "parted", "other values than alone")
 _TOLERANCE: Final = 2e-3
 _TRIES: Final = 40
 
@@ -56,7 +66,7 @@ class Outcome:
     @property
     def is_right(self) -> bool:
         """Whether it is as it should be."""
-        return self.kind in ("equal", "refused", "fails alone, too")
+        return self.kind in RIGHT
 
 
 def drawn(count: int, number: int, *, early_ends: bool = True) -> list[Loop]:
@@ -102,7 +112,7 @@ def outcome_of(loop: Loop, workers: int) -> Outcome:
             return Outcome("an error on some ranks alone", words, seconds)
         if not any(isinstance(each, TaihuError) for each in errors):
             return Outcome("an error that is not taihu's", f"{type(errors[0]).__name__}: {words}", seconds)
-        return Outcome("refused", words, seconds)
+        return Outcome(RIGHT[1] if seconds < REFUSED_WITHIN_S else "refused late", words, seconds)
     return _compared(loop, alone, seen, seconds)
 
 
@@ -122,6 +132,33 @@ def _compared(loop: Loop, alone: Any, seen: list[Any], seconds: float) -> Outcom
             if not largest <= _TOLERANCE * max(1.0, y.abs().max().item()):
                 return Outcome("other values than alone", f"behind step {i}: {largest:g}", seconds)
     return Outcome("equal", "", seconds)
+
+
+def outcome_by_command(loop: Loop, workers: int) -> Outcome:
+    """Run a loop by `taihu run`, in processes of its own, and in this process alone."""
+    start, source = time.monotonic(), source_of(loop)
+    try:
+        alone = _told_alone(source)
+    except Exception as error:
+        alone = error
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        script = folder / "loop.py"
+        script.write_text(source + f"torch.save(told, f'{folder}/{{tt.rank()}}.pt')\n", encoding="utf-8")
+        command = [sys.executable, "-m", "taihu", "run", "--workers", str(workers), "--quiet", "--run-dir", "none"]
+        try:
+            done = subprocess.run(
+                [*command, str(script)], capture_output=True, text=True, check=False, timeout=HANGS_AFTER_S
+            )
+        except subprocess.TimeoutExpired:
+            return Outcome("hangs", f"for {HANGS_AFTER_S:g} s, by taihu run", HANGS_AFTER_S)
+        seconds = time.monotonic() - start
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        if isinstance(alone, Exception):
+            return Outcome("fails alone, too" if done.returncode else "no error, and one alone", last, seconds)
+        if done.returncode:
+            return Outcome(RIGHT[1] if last.startswith("error: ") else "no word of an error", last, seconds)
+        return _compared(loop, alone, [torch.load(folder / f"{rank}.pt") for rank in range(workers)], seconds)
 
 
 class _Alone:
@@ -202,8 +239,11 @@ def _serve(pipe: Connection) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     pipe.send("ready")
     while True:
-        loop, workers = pipe.recv()
-        pipe.send(outcome_of(loop, workers))
+        way, loop, workers = pipe.recv()
+        pipe.send(way(loop, workers))
+
+
+Way = Callable[[Loop, int], Outcome]
 
 
 class _Runner:
@@ -219,10 +259,11 @@ class _Runner:
         theirs.close()
         self._pipe.recv()
 
-    def run(self, loop: Loop, workers: int) -> Outcome:
-        """The outcome of a loop."""
-        self._pipe.send((loop, workers))
-        if self._pipe.poll(HANGS_AFTER_S):
+    def run(self, loop: Loop, workers: int, way: Way = outcome_of) -> Outcome:
+        """The outcome of a loop, run by `way`."""
+        self._pipe.send((way, loop, workers))
+        # A command is given its time by itself.
+        if self._pipe.poll(HANGS_AFTER_S if way is outcome_of else 2 * HANGS_AFTER_S):
             try:
                 outcome: Outcome = self._pipe.recv()
             except EOFError:
@@ -260,8 +301,34 @@ def _smallest(runner: _Runner, loop: Loop, workers: int, outcome: Outcome) -> tu
     return loop, outcome
 
 
-def main() -> None:
-    """Run them."""
+class _Tally:
+    """The outcomes so far."""
+
+    def __init__(self) -> None:
+        self.kinds, self.failures, self.done, self._slowest = Counter[str](), 0, 0, 0.0
+        self._refused: Counter[str] = Counter()
+        self._start = time.monotonic()
+
+    def add(self, loop: Loop, outcome: Outcome) -> None:
+        self.done += 1
+        self.kinds[outcome.kind] += 1
+        self.failures += not outcome.is_right
+        self._slowest = max(self._slowest, outcome.seconds)
+        if outcome.kind == RIGHT[1] and not loop.has_fault:
+            words = re.sub(r"^(error: )?(worker \d+: )*", "", outcome.words.split(" | ")[0])
+            self._refused[re.sub(r"(parameter )?[\w.]*\d+[\w.]*|\w+\.(weight|bias)", "N", words)[:110]] += 1
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{kind} {self.kinds[kind]}" for kind in dict.fromkeys([*RIGHT, *WRONG, *self.kinds]))
+        return f"{self.done} loops in {time.monotonic() - self._start:.0f} s: {kinds}; slowest {self._slowest:.1f} s"
+
+    def refused(self) -> str:
+        """The words by which loops without a fault were refused, with how often."""
+        rows = [f"  {count} {words}" for words, count in self._refused.most_common()]
+        return "\n".join([f"refused although all ranks do the same: {sum(self._refused.values())}", *rows])
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200, help="number of loops")
     parser.add_argument("--workers", default="2,3", help="numbers of workers, in turns")
@@ -269,40 +336,47 @@ def main() -> None:
     parser.add_argument("--only", type=int, help="run this one alone, and print its source")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many seconds")
     parser.add_argument("--no-early-ends", action="store_true", help="without ranks that end early")
-    options = parser.parse_args()
+    parser.add_argument("--by-command", type=int, default=0, metavar="N", help="run one of N by `taihu run`, too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run them."""
+    options = _options()
     sizes = [int(each) for each in options.workers.split(",")]
     found = drawn(options.count, options.seed, early_ends=not options.no_early_ends)
-    runner, kinds, failures, slowest, start = _Runner(), Counter[str](), 0, 0.0, time.monotonic()
-    done = 0
+    runner, tally, by_command = _Runner(), _Tally(), _Tally()
+    start = time.monotonic()
     for number, loop in enumerate(found):
         if options.only is not None and number != options.only:
             continue
         if time.monotonic() - start > options.seconds:
             break
+        # Both sizes for each way.
         workers = sizes[number % len(sizes)]
-        outcome = runner.run(loop, workers)
-        done += 1
-        kinds[outcome.kind] += 1
-        slowest = max(slowest, outcome.seconds)
-        if options.only is not None:
-            print(source_of(loop), outcome, sep="\n")
-        elif not outcome.is_right:
-            failures += 1
-            print(
-                f"loop {number} of seed {options.seed} on {workers} workers: {outcome.kind}: {outcome.words}",
-                flush=True,
-            )
-            print(loop, flush=True)
-            if outcome.kind != "hangs":
-                print("smallest:", *_smallest(runner, loop, workers, outcome), sep="\n", flush=True)
-        if done % 50 == 0:
-            print(
-                f"{done} loops in {time.monotonic() - start:.0f} s: {dict(kinds)}, slowest {slowest:.1f} s",
-                file=sys.stderr,
-            )
+        _run(runner, options, (number, loop, workers), outcome_of, tally)
+        if options.by_command and number // len(sizes) % options.by_command == 0:
+            _run(runner, options, (number, loop, workers), outcome_by_command, by_command)
+        if tally.done % 50 == 0:
+            print(tally, file=sys.stderr, flush=True)
     runner.close()
-    print(f"{done} loops on {options.workers} workers, seed {options.seed}: {dict(kinds)}; slowest {slowest:.1f} s")
-    sys.exit(bool(failures))
+    print(f"{options.workers} workers, seed {options.seed}: {tally}")
+    print(tally.refused())
+    if options.by_command:
+        print(f"by taihu run: {by_command}")
+    sys.exit(bool(tally.failures or by_command.failures))
+
+
+def _run(runner: _Runner, options: argparse.Namespace, what: tuple[int, Loop, int], way: Way, tally: _Tally) -> None:
+    number, loop, workers = what
+    outcome = runner.run(loop, workers, way)
+    tally.add(loop, outcome)
+    if options.only is not None:
+        print(source_of(loop), outcome, sep="\n")
+    elif not outcome.is_right:
+        print(f"loop {number} of seed {options.seed} on {workers} workers, {way.__name__}: {outcome}", loop, sep="\n")
+        if outcome.kind != "hangs" and way is outcome_of:
+            print("smallest:", *_smallest(runner, loop, workers, outcome), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from taihu.errors import SharedMemoryError
 from taihu.wire.headers import ValueType
 from taihu.wire.shared_memory import SharedBuffer
 
-__all__ = ["share_with_all"]
+__all__ = ["Sums", "share_new", "share_with_all"]
 
 
 class Sums(Protocol):
@@ -39,6 +39,19 @@ def share_with_all(sums: Sums, rank: int, size: int, buffer: SharedBuffer | None
         if other is not buffer:
             other.close()
     return None
+
+
+def share_new(sums: Sums, rank: int, size: int, size_bytes: int) -> list[SharedBuffer] | None:
+    """New buffers of `size_bytes`, one for each rank, if all can have them; all ranks call this. None has a name."""
+    try:
+        buffer = SharedBuffer.create(size_bytes)
+    except SharedMemoryError:
+        buffer = None
+    try:
+        return share_with_all(sums, rank, size, buffer)
+    finally:
+        if buffer is not None:
+            buffer.unlink()
 
 
 def _open(rank: int, buffer: SharedBuffer | None, descriptors: NDArray[np.uint8]) -> list[SharedBuffer] | None:

@@ -224,7 +224,7 @@ class SharedAllreduce:
 
     def _expect_same_calls(self) -> None:
         """Refuse to sum what does not belong together; all ranks see the same calls, so all of them refuse."""
-        calls = [tuple(map(int, control[_CALL])) for control in self._controls]
+        calls = [control[_CALL].tolist() for control in self._controls]
         for rank, call in enumerate(calls):
             if call != calls[0]:
                 raise ExchangeError(

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from allreduce.communicator import Communicator
 from allreduce.ring.operation import IsFailed
-from allreduce.same_host.agreement import share_with_all
+from allreduce.same_host.agreement import share_new
 from allreduce.same_host.allreduce import Mark, SharedAllreduce
 from kernels.sums import ReduceKind, dtype_of
-from taihu.errors import SharedMemoryError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -57,13 +56,12 @@ class StagedSums:
             BaseException: what `is_failed` returned, which is asked while it waits.
         """
         stage = self._stage.view(dtype_of(kind))
-        parts = list(self._cut(values, len(stage)))
-        if not parts:
-            return
+        # Of no values none: ranks meet all the same, or who has some would wait for who has not.
+        parts = list(self._cut(values, len(stage))) if len(values) else []
         sums = self._sums
         sums.begin(0, len(values), kind, mean=mean, is_failed=is_failed)
         before = self._parts
-        for number in range(len(parts) + _FETCHED_AFTER):
+        for number in range(len(parts) + _FETCHED_AFTER if parts else 0):
             if number < len(parts):
                 # Its place is free: this rank has fetched what all have summed there.
                 parts[number].bring(stage)
@@ -112,13 +110,5 @@ class _Part:
 
 def share(communicator: Communicator, rank: int, size: int) -> StagedSums | None:
     """Sums in shared memory if all ranks can have them, else None; all ranks call this together."""
-    try:
-        buffer = SharedBuffer.create(_STAGE_BYTES)
-    except SharedMemoryError:
-        buffer = None
-    try:
-        opened = share_with_all(communicator, rank, size, buffer)
-    finally:
-        if buffer is not None:
-            buffer.unlink()
+    opened = share_new(communicator, rank, size, _STAGE_BYTES)
     return None if opened is None else StagedSums(rank, opened)

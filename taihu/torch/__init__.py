@@ -30,6 +30,7 @@ import torch
 from taihu.coordination.client import LOSSES
 from taihu.errors import ConfigError, RunError
 from taihu.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
+from taihu.process.exit_codes import note_exit_codes
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
@@ -95,6 +96,7 @@ def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mappi
     if former is not None and place.job.servers:
         raise ConfigError("init() behind shutdown(): servers have ended with the run; start the script without them")
     configure_script_logs(log_of_script(os.environ), role="worker", rank=place.rank)
+    note_exit_codes()
     _present.world = World(place, is_first=former is None)
     _tell_of_errors(_present.world)
     # What the atexit module is told comes too late: the threads that answer other workers have ended then.

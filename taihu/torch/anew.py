@@ -25,7 +25,8 @@ def between_workers_of(job: Job) -> Job:
 def plan_anew(job: Job, layout: Layout, former: Plan) -> Plan:
     """The plan of an exchange of `layout`, which follows one by `former`: buckets, unless the job names a plan."""
     if is_computed(job.exchange.plan):
-        job = revised(job, "exchange", plan=_USUAL_PLAN)
+        # What topk selects it selects from the whole gradient.
+        job = revised(job, "exchange", plan="single" if job.compression.method == "topk" else _USUAL_PLAN)
     plan = first_plan(job, layout, one_host=False)
     carriage = "tcp" if former.carriage == "trial" else former.carriage
     return replace(plan, version=former.version + 1, frame_elements=former.frame_elements, carriage=carriage)

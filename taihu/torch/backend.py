@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from taihu.process.ending import log_of_script
+from taihu.torch.group.built_in_hooks import run_in_python
 from taihu.torch.group.ending import Present
 from taihu.torch.group.place import Place
 from taihu.torch.group.process_group import TaihuGroup
@@ -71,3 +72,4 @@ class Groups:
 def register() -> None:
     """Have torch.distributed know the backend; `import taihu.torch` does so."""
     dist.Backend.register_backend("taihu", Groups().create, extended_api=True, devices=["cpu"])
+    run_in_python()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.layout import LayerSpec, Layout
-from taihu.torch.gradients import layer_of
+from taihu.torch.gradients import exchangeable, layer_of
 from taihu.torch.spread import is_spread
 from taihu.wire.checksum import checksum_of
 
@@ -29,19 +29,37 @@ _facts_of = attrgetter("requires_grad", "dtype", "shape", "device")
 class Optimized:
     """A script's optimizer whose parameters are exchanged, while it lives; columns of spread layers are left out.
 
+    Parameters of the model that no optimizer has may be exchanged with its own: they get means, as clipping by the
+    norm of all wants, and nobody updates them.
+
     Args:
         optimizer: is not kept alive.
         model: gives parameters their names; it is not kept alive.
+        has_others: whether it may have such others.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, *, has_others: bool = False
+    ) -> None:
         self._optimizer = weakref.ref(optimizer)
         self._model = None if model is None else weakref.ref(model)
+        self._has_others = has_others and model is not None
+        # All that its groups have, of these the exchanged ones, and these with others of the model: lists that are
+        # replaced where they change.
+        self._all: list[torch.nn.Parameter] = []
+        self._own: list[torch.nn.Parameter] = []
         self._known: list[torch.nn.Parameter] = []
-        self.is_retired = False
-        """Whether another optimizer has taken its parameters over."""
+        self._own_ids: frozenset[int] = frozenset()
+        self._ids: frozenset[int] = frozenset()
+        self.retired_by = ""
+        """The name of a parameter that another optimizer has taken over; "" while none has."""
         self.was_exchanged = False
         """Whether an exchange has had its parameters."""
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether another optimizer has taken parameters over: nobody steps by this one."""
+        return bool(self.retired_by)
 
     @property
     def is_dead(self) -> bool:
@@ -53,12 +71,43 @@ class Optimized:
         """The model that it trains, if that is known."""
         return None if self._model is None else self._model()
 
-    def parameters(self) -> list[torch.nn.Parameter]:
+    def own(self) -> list[torch.nn.Parameter]:
         """All that it updates now, or did at last; without columns of spread layers."""
+        self.parameters()
+        return self._own
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """These and others that are exchanged with them. The same list while it is so."""
         optimizer = self._optimizer()
         if optimizer is not None:
-            self._known = [p for group in optimizer.param_groups for p in group["params"] if not is_spread(p)]
+            now = [p for group in optimizer.param_groups for p in group["params"]]
+            if not _are_same(now, self._all):
+                self._all, self._own = now, [p for p in now if not is_spread(p)]
+                former, self._own_ids = self._own_ids, frozenset(map(id, self._own))
+                self._know([p for p in self._known if id(p) not in former and id(p) not in self._own_ids])
         return self._known
+
+    def find_others(self, taken: Container[int]) -> None:
+        """Look for parameters of the model that no optimizer has: their identities are not in `taken`."""
+        model = self.model
+        if model is None or not self._has_others:
+            return
+        others = [p for p in exchangeable(model) if id(p) not in taken]
+        if not _are_same(others, self._known[len(self._own) :]):
+            self._know(others)
+
+    def _know(self, others: Sequence[torch.nn.Parameter]) -> None:
+        self._known = [*self._own, *others]
+        self._ids = frozenset(map(id, self._known))
+
+    def known(self) -> tuple[list[torch.nn.Parameter], frozenset[int]]:
+        """The value of `parameters`, and the identities of all of it."""
+        return self.parameters(), self._ids
+
+    def own_ids(self) -> frozenset[int]:
+        """The identities of what it updates."""
+        self.parameters()
+        return self._own_ids
 
     def named(self) -> list[tuple[str, torch.nn.Parameter]]:
         """These with their names, in the model's order; those that no model has come last."""
@@ -135,7 +184,9 @@ class Watch:
 
     def __init__(self) -> None:
         self.optimized: list[Optimized] = []
-        self._seen: tuple[Any, ...] = ()
+        # Parameters as they were seen at last, of each optimizer, and what was seen of them.
+        self._lists: list[list[torch.nn.Parameter]] = []
+        self._facts_seen: list[Any] = []
         self._set: ExchangedSet | None = None
         self._facts: dict[int, tuple[Any, ...]] = {}
         self._known: dict[tuple[Any, ...], tuple[int, bool]] = {}
@@ -146,24 +197,42 @@ class Watch:
         self.optimized = list(exchanged.optimized)
         for each in self.optimized:
             each.was_exchanged = True
-        self._set, self._seen = exchanged, ()
+        self._set, self._lists = exchanged, []
         self._known.clear()
         self._facts = {id(p): _facts_of(p) for each in self.optimized for p in each.parameters()}
         self._facts |= {id(p): _facts_of(p) for p in exchanged.parameters}
 
     def look(self) -> tuple[int, bool]:
         """A digest of what is trained now, and whether the exchange cannot be what it is."""
-        parameters = [each.parameters() for each in self.optimized]
-        seen = tuple([tuple(map(id, own)) for own in parameters] + [tuple(map(_facts_of, own)) for own in parameters])
-        if seen == self._seen:
+        lists = [each.parameters() for each in self.optimized]
+        facts = [_facts_of(p) for own in lists for p in own]
+        if _are_same(lists, self._lists) and facts == self._facts_seen:
             return self._last
+        self.find_others()
+        lists = [each.parameters() for each in self.optimized]
+        facts = [_facts_of(p) for own in lists for p in own]
+        self._lists, self._facts_seen = lists, facts
+        seen = (*(tuple(map(id, own)) for own in lists), *facts)
         found = self._known.get(seen)
         if found is None:
             if len(self._known) == _KNOWN:
                 self._known.clear()
             found = self._known[seen] = self._digest(), self._must_change()
-        self._seen, self._last = seen, found
+        self._last = found
         return found
+
+    def find_others(self) -> None:
+        """Have the first optimizer of each model take parameters that no optimizer has."""
+        present = [each for each in self.optimized if not each.is_retired]
+        taken = {id(p) for each in present for p in each.own()}
+        seen: list[torch.nn.Module] = []
+        for each in present:
+            model = each.model
+            if model is not None and not any(model is other for other in seen):
+                seen.append(model)
+                each.find_others(taken)
+            elif model is not None:
+                each.find_others(frozenset(map(id, model.parameters())))
 
     def changes(self) -> str:
         """Changes since the exchange was opened, in words."""
@@ -211,6 +280,11 @@ def digest_of_tensors(tensors: Iterable[torch.Tensor], said: str = "") -> int:
     """A digest of the shapes and types of tensors, and of what is said of them."""
     shown = [f"{tuple(each.shape)} {each.dtype}" for each in tensors if not is_spread(each)]
     return _digest("\n".join([said, *shown]).encode())
+
+
+def _are_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Whether both have the same objects in the same order."""
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def _change(name: str, before: tuple[Any, ...] | None, now: tuple[Any, ...]) -> list[str]:

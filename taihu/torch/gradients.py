@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from itertools import repeat
+from operator import is_
+from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -19,7 +22,7 @@ from taihu.torch.sealed import SealedGradient, sealed_like
 from taihu.torch.spread import is_spread, was_spread
 from taihu.torch.staging import Staging, pin, staging_of
 
-__all__ = ["GradientArena", "check_parameters", "layer_of", "layout_of", "trained", "views_of"]
+__all__ = ["GradientArena", "check_parameters", "exchangeable", "layer_of", "layout_of", "trained", "views_of"]
 
 _log = structlog.get_logger()
 _CAN_LET_GO: Final = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and hasattr(torch._C, "_storage_Use_Count")
@@ -54,8 +57,6 @@ def trained(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None) -> 
             "every parameter of the optimizer is spread, and there is nothing to exchange: leave a layer out of "
             "shard_linear"
         )
-    if not named:
-        raise ConfigError("no parameter of the optimizer needs a gradient: there is nothing to exchange")
     check_parameters(named, model)
     return named
 
@@ -78,11 +79,32 @@ def check_parameters(named: Iterable[tuple[str, torch.nn.Parameter]], model: tor
             raise ConfigError(f"{name} is {parameter.layout}, and dense parameters are exchanged: make it dense")
     for module in () if model is None else model.modules():
         weight = getattr(module, "weight", None)
-        if getattr(module, "sparse", False) is True and id(weight) in names:
+        if _is_sparse(module) and id(weight) in names:
             raise ConfigError(
                 f"{names[id(weight)]} is of {type(module).__name__}(sparse=True), whose gradients are sparse, and "
                 "dense ones are exchanged: make it with sparse=False"
             )
+
+
+def exchangeable(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters of a model whose gradients can be exchanged, each once."""
+    weights = {id(getattr(module, "weight", None)) for module in model.modules() if _is_sparse(module)}
+    return [
+        p
+        for p in model.parameters()
+        if id(p) not in weights and _has_values(p) and not is_spread(p) and not was_spread(p)
+    ]
+
+
+def _has_values(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has dense values."""
+    is_made = not isinstance(parameter, UninitializedTensorMixin) and parameter.device.type != "meta"
+    return is_made and parameter.layout is torch.strided
+
+
+def _is_sparse(module: torch.nn.Module) -> bool:
+    """Whether the gradient of a module's weight is sparse."""
+    return getattr(module, "sparse", False) is True
 
 
 def layer_of(name: str, parameter: torch.Tensor, kind: int = 0) -> LayerSpec:
@@ -124,30 +146,62 @@ class _View:
 
     def _note(self) -> None:
         self._storage = self.tensor.untyped_storage()
-        self._uses = _uses(self._storage)
+        # Of its memory, and how many tensors have that where nobody else does.
+        self.handle = self._storage._cdata if _CAN_LET_GO else 0
+        self.uses = _uses(self.handle)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else holds the tensor, which is no parameter's gradient, or another one of its memory."""
+        return getrefcount(self.tensor) == _USUAL_REFERENCES and _uses(self.handle) == self.uses
 
     def let_go(self) -> None:
-        """Leave the values to whoever else holds the tensor, or another one of its memory; this has another then.
-
-        The tensor is no parameter's gradient.
-        """
-        if _references(self) == _USUAL_REFERENCES and _uses(self._storage) == self._uses:
-            return
+        """Leave the values to whoever else holds the tensor, or its memory; this has another then."""
         fresh = self.tensor.detach().clone()
         self._storage._swap_data_ptr_(fresh.untyped_storage())
         self.tensor = fresh
         self._note()
 
 
-def _references(holder: Any) -> int:
-    return sys.getrefcount(holder.tensor)
+_uses: Final[Callable[[Any], int]] = torch._C._storage_Use_Count if _CAN_LET_GO else lambda _: 0
 
 
-def _uses(storage: Any) -> int:
-    return int(torch._C._storage_Use_Count(storage._cdata)) if _CAN_LET_GO else 0
+def _usual_references() -> int:
+    holder = SimpleNamespace(tensor=torch.empty(0))
+    return getrefcount(holder.tensor)
 
 
-_USUAL_REFERENCES: Final = _references(SimpleNamespace(tensor=torch.empty(0)))
+_USUAL_REFERENCES: Final = _usual_references()
+
+
+class _Span:
+    """Neighbouring parameters that become views of the arena together: Python looks at all of them by a few calls.
+
+    Args:
+        parameters: fp32, on the CPU.
+        views: of each.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], views: Sequence[_View]) -> None:
+        self._parameters, self._views = parameters, views
+        # A list holds each once more.
+        self._references = [_USUAL_REFERENCES + 1] * len(views)
+
+    def bind(self) -> bool:
+        """Copy all gradients to the arena, and have them lie there; False where each is to be looked at by itself."""
+        tensors = [view.tensor for view in self._views]
+        gradients = [parameter.grad for parameter in self._parameters]
+        if any(map(is_, gradients, tensors)) or any(map(is_, gradients, repeat(None))):
+            return all(map(is_, gradients, tensors))
+        uses = [*map(_uses, [view.handle for view in self._views])]
+        is_alone = [*map(getrefcount, tensors)] == self._references and uses == [view.uses for view in self._views]
+        if not is_alone or any(gradient.layout is not torch.strided for gradient in gradients):
+            return False
+        with nullcontext() if not torch.is_grad_enabled() else torch.no_grad():
+            torch._foreach_copy_(tensors, gradients)
+        for parameter, tensor in zip(self._parameters, tensors, strict=True):
+            parameter.grad = tensor
+        return True
 
 
 class GradientArena:
@@ -191,8 +245,8 @@ class GradientArena:
         ]
         is_cuda = any(device.type == "cuda" for device in stagings)
         self._unpin = pin(torch.from_numpy(arena)) if is_cuda else lambda: None
-        # Complete gradients that are not in the arena yet.
-        self._taken: list[int] = []
+        self._is_complex = [p.is_complex() for p in parameters]
+        self._spans: dict[tuple[int, int], _Span] = {}
         bound, staged = sum(self._is_bound), sum(staging is not None for staging in self._staged)
         _log.info("gradients", views=bound, staged=staged, copied=len(parameters) - bound - staged)
 
@@ -211,46 +265,74 @@ class GradientArena:
             view.zero_()
             parameter.grad = view
 
-    def take(self, index: int) -> None:
-        """The gradient of parameter `index` is complete: it may be brought to the arena from now on.
+    @property
+    def is_copied_by_devices(self) -> bool:
+        """Whether a gradient may come to the arena later than it is taken."""
+        return bool(self._stagings)
 
-        `gather` brings those that no device has to copy, `is_there` tells of the others.
+    def take(self, index: int) -> None:
+        """The gradient of parameter `index` is complete: a device that has it may copy it to the arena from now on.
+
+        `is_there` tells when it has; all others are brought by `gather`.
         """
         staging = self._staged[index]
         if staging is None or self._sealed:
-            self._taken.append(index)
             return
         gradient = self.parameters[index].grad
         if gradient is None:
             self._settle()
             self._views[index].tensor.zero_()
         else:
-            staging.take(index, self._views[index].tensor, _real(self._dense(index, gradient)))
+            staging.take(index, self._views[index].tensor, self._values_of(index, gradient))
 
-    def gather(self) -> None:
-        """Bring all gradients that were taken to the arena, but for those that a device copies."""
+    def gather(self, first: int, last: int) -> None:
+        """Bring gradients `first` to `last`, all complete, to the arena, if no device copies them."""
+        if self._sealed:
+            self._seal(range(first, last + 1))
+        elif (span := self._span(first, last)) is None or not span.bind():
+            self._bind([index for index in range(first, last + 1) if self._staged[index] is None])
+
+    def _span(self, first: int, last: int) -> _Span | None:
+        span = self._spans.get((first, last))
+        if span is None and all(self._is_bound[first : last + 1]):
+            span = _Span(self.parameters[first : last + 1], self._views[first : last + 1])
+            self._spans[first, last] = span
+        return span
+
+    def _bind(self, indices: Iterable[int]) -> None:
+        """Copy gradients to the arena, each looked at by itself; they are views of it then if they can be."""
         targets, sources = [], []
-        for index in self._taken:
+        for index in indices:
             parameter, view = self.parameters[index], self._views[index]
             gradient = parameter.grad
-            if gradient is view.tensor and not self._sealed:
+            if gradient is view.tensor:
                 continue
-            if not self._sealed:
+            if self._is_bound[index] and not view.is_alone:
                 view.let_go()
+            if gradient is None:
+                self._settle()
+                view.tensor.zero_()
+                continue
+            targets.append(view.tensor)
+            sources.append(self._values_of(index, gradient))
+            if self._is_bound[index]:
+                parameter.grad = view.tensor
+        _copy(targets, sources)
+
+    def _seal(self, indices: Iterable[int]) -> None:
+        """Bring gradients to the arena, from which they do not come back."""
+        targets, sources = [], []
+        for index in indices:
+            parameter, view = self.parameters[index], self._views[index]
+            gradient = parameter.grad
             if gradient is None or isinstance(gradient, SealedGradient):
                 self._settle()
                 view.tensor.zero_()
-            elif not _is(gradient := self._dense(index, gradient), view.tensor):
+            elif gradient is not view.tensor:
                 targets.append(view.tensor)
-                sources.append(_real(gradient))
-            if self._sealed:
-                parameter.grad = self._sealed[index]
-            elif self._is_bound[index] and gradient is not None:
-                parameter.grad = view.tensor
-        self._taken.clear()
-        if targets:
-            # In one call: Python takes longer than small copies do.
-            torch._foreach_copy_(targets, sources)
+                sources.append(self._values_of(index, gradient))
+            parameter.grad = self._sealed[index]
+        _copy(targets, sources)
 
     def is_there(self, index: int) -> bool:
         """Whether the gradient of parameter `index`, which was taken, may be sent; returns at once."""
@@ -285,18 +367,20 @@ class GradientArena:
         for staging in self._stagings:
             staging.given()
 
-    def _dense(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient whose values lie in memory.
+    def _values_of(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient whose values lie in memory, as real numbers.
 
         Raises:
             ConfigError: it is sparse.
         """
-        if gradient.layout != torch.strided:
+        if gradient.layout is not torch.strided:
             raise ConfigError(
                 f"{self._names[index]} has a sparse gradient, and dense ones are exchanged: make its embedding with "
                 "sparse=False"
             )
-        return gradient.detach()
+        if gradient.requires_grad:
+            gradient = gradient.detach()
+        return _real(gradient) if self._is_complex[index] else gradient
 
     def _settle(self) -> None:
         """Return when nothing of the last step is on its way out of the arena."""
@@ -304,11 +388,12 @@ class GradientArena:
             staging.settle()
 
 
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if targets:
+        # In one call: Python takes longer than small copies do.
+        torch._foreach_copy_(targets, sources)
+
+
 def _real(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient as real numbers: of a complex one its parts, in a last dimension of 2."""
     return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
-
-
-def _is(tensor: Any, view: Any) -> bool:
-    """Whether a tensor lies where the view does, as it does."""
-    return bool(tensor.data_ptr() == view.data_ptr() and tensor.is_contiguous() and tensor.dtype == view.dtype)

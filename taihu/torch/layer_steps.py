@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 from taihu.job import Job
 from taihu.torch.gradients import GradientArena
@@ -18,7 +19,19 @@ from worker.training.plan_follower import PlanFollower
 from worker.training.step_driver import StepDriver, Wait
 from worker.training.step_record import StepRecord
 
-__all__ = ["LayerSteps"]
+__all__ = ["Helping", "LayerSteps"]
+
+
+class Helping(Protocol):
+    """Sums in memory that workers share, which a thread of their own carries out, or the one that waits for them."""
+
+    def hold_next(self) -> None:
+        """Have the sum that is started next wait for `help`."""
+        ...
+
+    def help(self) -> None:
+        """Carry it out, or have the other thread do so if there is something before it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +49,7 @@ class LayerSteps:
     Where a script has several optimizers, groups without a gradient of those that a step is about are left out of it.
     What is expected of them is pushed as it comes, the others at the end of backward: this order is everybody's, too.
 
-    A step is `begin`; `take` for each gradient; `end`, `finish` and `close`. One thread calls all of these.
+    A step is `begin`; `ready` for each gradient; `end`, `finish` and `close`. One thread calls all of these.
 
     Args:
         job: of the run.
@@ -44,6 +57,7 @@ class LayerSteps:
         session: that the exchange belongs to.
         reports: are told of steps and plans.
         measuring: says when workers report.
+        helping: carries out the last group of a step in this thread, where nothing else is under way.
         owners: of each layer the number of the optimizer.
         turns: of the optimizers.
         timed: carries out a wait, and measures it.
@@ -58,6 +72,7 @@ class LayerSteps:
         reports: Reports,
         measuring: Schedule,
         *,
+        helping: Helping,
         owners: Sequence[int],
         turns: Turns,
         timed: Callable[[Wait, int], None],
@@ -66,6 +81,7 @@ class LayerSteps:
     ) -> None:
         self.gradients = gradients
         self.exchange: Exchange = session.exchange
+        self._helping = helping
         self._owners = owners
         self._turns = turns
         self._reports = reports
@@ -114,13 +130,26 @@ class LayerSteps:
         """A step begins; nothing of the one before is under way. `rates` as `Exchange.begin` takes them."""
         count = len(self._owners)
         self._is_ready, self._ready_s, self._next = [False] * count, [0.0] * count, 0
+        self._missing = self._sizes.copy()
         self._order = self._part_of(self._turns.expected).layers
         self._is_measured = self._measuring.is_measured(self._turns.counted + 1)
+        self._looks_at_each = self._is_measured or self._copies or self.gradients.is_copied_by_devices
+        self._may_help = not record.serial and self.exchange.compression is None
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates)
         self._is_open = True
 
+    def ready(self, layer: int, record: StepRecord) -> None:
+        """The gradient of a layer is complete, and what is complete by that is pushed."""
+        self._is_ready[layer] = True
+        if self._looks_at_each:
+            self.take(layer)
+        group = self._group_of[layer]
+        self._missing[group] -= 1
+        if not self._missing[group] or self._looks_at_each:
+            self.push(record)
+
     def take(self, layer: int) -> None:
-        """The gradient of a layer is complete."""
+        """The gradient of a layer is complete, and is pushed later."""
         self._is_ready[layer] = True
         if not self._copies:
             self.gradients.take(layer)
@@ -130,21 +159,32 @@ class LayerSteps:
 
         A device may still compute what this thread has been told of: it is ready when it has arrived.
         """
-        while self._next < len(self._order) and self._is_ready[layer := self._order[self._next]]:
-            if self._copies:
-                self._driver.make_room(layer)
-                self.gradients.take(layer)
-                self.gradients.gather()
-            if not self.gradients.is_there(layer):
-                if not waits:
-                    return
-                self.gradients.wait(layer)
-            if self._is_measured:
-                self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
+        order, is_ready = self._order, self._is_ready
+        while self._next < len(order) and is_ready[layer := order[self._next]]:
+            if self._looks_at_each and not self._looked_at(layer, record, waits=waits):
+                return
             self._next += 1
             if (group := self._last_of.get(layer)) is not None:
-                self.gradients.gather()
+                if not self._copies:
+                    self.gradients.gather(self._firsts[group], layer)
+                if self._next == len(order) and self._may_help:
+                    # Nothing is computed any more: this thread would wait for the one that sums it.
+                    self._helping.hold_next()
                 self._driver.group_ready(group)
+
+    def _looked_at(self, layer: int, record: StepRecord, *, waits: bool) -> bool:
+        """Whether the gradient of a layer may be sent, by itself or with its group; how soon is measured."""
+        if self._copies:
+            self._driver.make_room(layer)
+            self.gradients.take(layer)
+            self.gradients.gather(layer, layer)
+        if not self.gradients.is_there(layer):
+            if not waits:
+                return False
+            self.gradients.wait(layer)
+        if self._is_measured:
+            self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
+        return True
 
     def end(self, record: StepRecord, brought: Brought) -> None:
         """Backward is over, and has brought gradients of these optimizers.
@@ -170,6 +210,7 @@ class LayerSteps:
 
     def finish(self) -> None:
         """Return when every group has been summed, and updated where servers do so."""
+        self._helping.help()
         self._timed(lambda _: self._driver.finish(), 0)
 
     def give(self, is_brought: Callable[[int], bool]) -> None:
@@ -199,13 +240,16 @@ class LayerSteps:
         """Groups are those of another plan; their layers come in order, so that the last one completes each."""
         groups = self.exchange.plan.groups
         self._last_of = {group.last_layer: number for number, group in enumerate(groups)}
+        self._group_of = [self.group_of(layer) for layer in range(len(self._owners))]
+        self._firsts = [group.first_layer for group in groups]
+        self._sizes = [group.last_layer - group.first_layer + 1 for group in groups]
         self._parts: dict[Brought, _Part] = {}
 
     def _part_of(self, brought: Brought) -> _Part:
         """The groups that have a layer of one of these optimizers."""
         part = self._parts.get(brought)
         if part is None:
-            group_of = [self.group_of(layer) for layer in range(len(self._owners))]
+            group_of = self._group_of
             groups = {group for group, owner in zip(group_of, self._owners, strict=True) if owner in brought}
             part = self._parts[brought] = _Part(
                 [layer for layer, group in enumerate(group_of) if group in groups],

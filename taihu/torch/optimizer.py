@@ -52,8 +52,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._world = world
         self._brings: list[torch.Tensor] = []
         self._steps: BackwardSteps | None = None
-        self._optimized = Optimized(optimizer, model)
         self._serves = update == "servers" and not world.is_alone
+        self._optimized = Optimized(optimizer, model, has_others=not self._serves)
         if world.is_alone:
             return
         named = trained(optimizer, model)
@@ -61,6 +61,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._brings = parameters if model is None else [*model.parameters(), *model.buffers()]
         updates = None
         if self._serves:
+            if not named:
+                raise ConfigError(
+                    'update="servers": no parameter of the optimizer needs a gradient: there is nothing to update'
+                )
             if model is None:
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
             updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout_of(named), parameters)
@@ -135,7 +139,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             RunError: another worker does something else.
             ConfigError: gradients of one cannot be exchanged.
         """
-        known = {id(parameter) for parameter in self._optimized.parameters()}
+        known = {id(parameter) for parameter in self._optimized.own()}
         self.optimizer.add_param_group(param_group)
         if self._steps is None or self._serves:
             return

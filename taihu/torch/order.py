@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from taihu.errors import ConfigError
 from taihu.layout import Layout
 
-__all__ = ["ORDER", "order_of_state", "state_in_order", "whole_order", "with_layers"]
+__all__ = ["ORDER", "carried_over", "order_of_state", "state_in_order", "whole_order", "with_layers"]
 
 ORDER: Final = "order"
 """The name of the order in a state, shape (parameters,), int64; one that has none is in the order of numbers."""
@@ -82,4 +82,26 @@ def state_in_order(
     for name in _OF_VALUES:
         if len(values := arrays[name]):
             moved[name] = np.concatenate([values[layers[number]] for number in order])
+    return moved
+
+
+def carried_over(
+    arrays: Mapping[str, NDArray[Any]], before: Mapping[int, slice], after: Mapping[int, slice]
+) -> dict[str, NDArray[Any]]:
+    """A state of compression of other parameters: who stays keeps its values, and thresholds are made anew.
+
+    Args:
+        arrays: the state.
+        before: the places of its parameters, by what they are known by.
+        after: the places of the parameters of the state that is returned, which cover it.
+    """
+    elements = sum(place.stop - place.start for place in after.values())
+    moved = {name: array[:0] if name in _OF_UNITS else array for name, array in arrays.items()}
+    for name in _OF_VALUES:
+        if len(values := arrays[name]):
+            moved[name] = np.zeros(elements, dtype=values.dtype)
+            for key, place in after.items():
+                former = before.get(key)
+                if former is not None and former.stop - former.start == place.stop - place.start:
+                    moved[name][place] = values[former]
     return moved

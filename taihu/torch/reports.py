@@ -103,7 +103,7 @@ class Reports:
         self._listen = listen or ListenOptions()
         self._files = _files_of(job, options) if rank == 0 else RunFiles()
         self._memory = MemoryGrowth()
-        self._metrics = WorkerMetrics(rank)
+        self._metrics = WorkerMetrics(rank, is_read=options.metrics_port is not None)
         self._run_log = RunLog(
             open_writers(self._files.folder, job.run.events), steps_per_epoch=None, learning_rate=lambda _: 0.0
         )

@@ -12,15 +12,13 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.communicator import Communicator
-from allreduce.ring.kernel_ring import KernelRing
+from allreduce.small_sums import SmallSums
 from taihu.errors import RunError
-from taihu.wire.headers import ValueType
 from taihu.words import listed
 
 __all__ = ["Call", "Heard", "RollCall", "Word", "disagreement", "first_difference"]
 
-_WORDS: Final = 4
+_WORDS: Final = 5
 _TEXT_BYTES: Final = 400
 _REMEDY: Final = "make and change models and optimizers on all workers alike, between the same two backwards"
 
@@ -32,6 +30,7 @@ class Call(IntEnum):
     STEP = 2
     WRAP = 3
     BRING = 4
+    LOSS = 5
 
     def said_of(self, step: int) -> str:
         """The act of a worker behind `step` - 1 exchanges of gradients, in words."""
@@ -40,6 +39,7 @@ class Call(IntEnum):
             Call.STEP: f"is in step() with gradients that no backward has exchanged, behind {step - 1} exchanges",
             Call.WRAP: f"makes a DistributedOptimizer behind {step - 1} backwards",
             Call.BRING: f"takes over worker 0's values behind {step - 1} backwards",
+            Call.LOSS: f"has evaluated the closure of step() behind {step - 1} backwards",
         }[self]
 
 
@@ -52,12 +52,14 @@ class Word:
         step: the number of the exchange that it belongs to, from 1.
         digest: of what it exchanges, less than 2^48; 0 where that is not compared.
         checksum: of its parameters, less than 2^48; 0 where they are not compared.
+        number: of its own.
     """
 
     call: Call
     step: int
     digest: int = 0
     checksum: int = 0
+    number: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Heard:
 
 def disagreement(words: Sequence[Word]) -> str:
     """The workers and their acts, in words, where these differ; "" where all do the same."""
-    if len({(word.call, word.step) for word in words}) == 1:
+    first = words[0]
+    if all(word is first or (word.call, word.step) == (first.call, first.step) for word in words):
         return ""
     said = listed([f"worker {rank} {word.call.said_of(word.step)}" for rank, word in enumerate(words)])
     return f"{said}: all workers make the same backwards and steps; give each as many batches, or use join()"
@@ -92,19 +95,15 @@ class RollCall:
     """The roll calls of this worker; one thread calls it.
 
     Args:
-        communicator: between the workers.
+        rank: of this worker.
+        size: number of workers.
+        sums: of all workers.
         waiting: a block in which this worker waits for others.
-        ring: carries out the sums, where there is one that nothing else uses: no thread but this one wakes up then.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        waiting: Callable[[], AbstractContextManager[None]],
-        ring: KernelRing | None,
-    ) -> None:
-        self._communicator = communicator
-        self._ring = ring
+    def __init__(self, rank: int, size: int, sums: SmallSums, waiting: AbstractContextManager[None]) -> None:
+        self._rank, self._size = rank, size
+        self._sums = sums
         self._waiting = waiting
         self._compared_step = 0
 
@@ -113,22 +112,23 @@ class RollCall:
 
         Waiting raises RunError on all workers where they do not do the same.
         """
-        size, rank = self._communicator.size, self._communicator.rank
+        size, own = self._size, self._rank * _WORDS
         said = np.zeros(size * _WORDS + len(flags))
-        said[rank * _WORDS : (rank + 1) * _WORDS] = word.call, word.step, word.digest, word.checksum
+        said[own : own + _WORDS] = word.call, word.step, word.digest, word.checksum, word.number
         said[size * _WORDS :] = flags
-        wait = self._begin_sum(said)
+        return partial(self._hear, word, self._sums.begin(said), said)
 
-        def heard() -> Heard:
-            with self._waiting():
-                wait()
-            table = said[: size * _WORDS].reshape(size, _WORDS)
-            words = tuple(Word(Call(int(c)), int(s), int(d), int(p)) for c, s, d, p in table.tolist())
-            if shown := disagreement(words):
-                raise RunError(shown)
-            return Heard(words, said[size * _WORDS :])
-
-        return heard
+    def _hear(self, own: Word, wait: Callable[[], None], said: NDArray[np.float64]) -> Heard:
+        with self._waiting:
+            wait()
+        numbers = said[: self._size * _WORDS].tolist()
+        rows = [numbers[start : start + _WORDS] for start in range(0, len(numbers), _WORDS)]
+        words = (own,) * self._size
+        if any(row != rows[self._rank] for row in rows):
+            words = tuple(Word(Call(int(c)), int(s), int(d), int(p), n) for c, s, d, p, n in rows)
+        if shown := disagreement(words):
+            raise RunError(shown)
+        return Heard(words, said[self._size * _WORDS :])
 
     def agree_on(self, word: Word, flags: int, own: str) -> None:
         """Say `word`, in a roll call of so many flags, and go on when all workers have said the same.
@@ -143,21 +143,15 @@ class RollCall:
     def sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """The sums of values, shape (n,), over all workers, who all call this."""
         summed = values.astype(np.float64, copy=True)
-        with self._waiting():
-            self._begin_sum(summed)()
+        with self._waiting:
+            self._sums.begin(summed)()
         return summed
-
-    def _begin_sum(self, values: NDArray[np.float64]) -> Callable[[], None]:
-        """Begin to have sums in the place of values, shape (n,); returns what waits for them."""
-        if self._ring is None:
-            return self._communicator.begin_allreduce(values, ValueType.FP64)
-        return partial(self._communicator.sum_around, self._ring, values)
 
     def refuse_others(self, step: int, own: str) -> NoReturn:
         """Raise an error with what has changed on each worker, which `own` says of this one; all call this."""
-        texts = np.zeros((self._communicator.size, _TEXT_BYTES))
+        texts = np.zeros((self._size, _TEXT_BYTES))
         said = own.encode()[:_TEXT_BYTES]
-        texts[self._communicator.rank, : len(said)] = np.frombuffer(said, dtype=np.uint8)
+        texts[self._rank, : len(said)] = np.frombuffer(said, dtype=np.uint8)
         rows = self.sums(texts.ravel()).reshape(texts.shape).astype(np.uint8)
         each = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in rows]
         shown = "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(each))
@@ -176,7 +170,7 @@ class RollCall:
         if len(told) == 1:
             self._compared_step = step
             return
-        size, rank = self._communicator.size, self._communicator.rank
+        size, rank = self._size, self._rank
         table = np.zeros((size, len(names)))
         table[rank] = checksums()
         found = first_difference(names, self.sums(table.ravel()).reshape(table.shape))

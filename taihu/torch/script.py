@@ -1,11 +1,14 @@
-"""A script as one worker of `taihu run`: `python -m taihu.torch.script SCRIPT ARGUMENTS`, or a fork that does so."""
+"""A script as one worker of `taihu run`: `python -m taihu.torch.script SUPERVISOR SCRIPT ARGUMENTS`, or a fork.
+
+The first argument is the number of the process that has started it.
+"""
 
 from __future__ import annotations
 
 import os
 import runpy
 import sys
-import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +16,15 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from taihu.process.ending import errors_to_log, log_of_script, note_end
+from taihu.process.supervised import end_with_supervisor
 
 __all__ = ["main", "run"]
 
 
 def main() -> None:
     """Run the script as if Python had been started with it; end with whoever started this process."""
-    script, *arguments = sys.argv[1:]
-    _end_with_stdin()
+    supervisor, script, *arguments = sys.argv[1:]
+    end_with_supervisor(int(supervisor), partial(os._exit, 1))
     log, rank = log_of_script(os.environ), os.environ.get("TAIHU_RANK")
     if log is not None and rank is not None:
         sys.excepthook = errors_to_log(log, int(rank))
@@ -48,17 +52,6 @@ def _be_as_new() -> None:
     if first.isdecimal() and int(first):
         threadpool_limits(int(first))
         torch.set_num_threads(int(first))
-
-
-def _end_with_stdin() -> None:
-    """End this process as soon as its stdin is closed: whoever started it has died."""
-
-    def wait() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allreduce.communicator import Communicator
-from allreduce.ring.kernel_ring import KernelRing
+from allreduce.small_sums import SmallSums
 from taihu.coordination.hashes import checksums_in_words
-from taihu.errors import ConfigError, RunError
+from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.torch.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients import GradientArena
-from taihu.torch.layer_steps import LayerSteps
+from taihu.torch.layer_steps import Helping, LayerSteps
 from taihu.torch.live import LiveParameters
 from taihu.torch.means import Means
-from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
+from taihu.torch.order import ORDER, carried_over, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.reports import Reports
 from taihu.torch.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
@@ -62,8 +61,10 @@ class BackwardSteps:
         reports: are told of steps and plans.
         agree: called with an order, returns that of worker 0; all workers call it together.
         bring: has worker 0's values in tensors; all workers call it together.
-        communicator: between the workers.
-        ring: carries out roll calls, where there is one for them alone.
+        rank: of this worker.
+        size: number of workers.
+        sums: of all workers, for roll calls.
+        helping: see `LayerSteps`.
         waits: called with whether this worker waits for others from now on.
         updates: of the servers, where these update: parameters come back then, while the script goes on.
     """
@@ -76,8 +77,10 @@ class BackwardSteps:
         *,
         agree: Callable[[Sequence[int]], tuple[int, ...]],
         bring: Callable[[Sequence[torch.Tensor]], None],
-        communicator: Communicator,
-        ring: KernelRing | None,
+        rank: int,
+        size: int,
+        sums: SmallSums,
+        helping: Helping,
         waits: Callable[[bool], None],
         updates: ServerUpdates | None = None,
         clock: Clock | None = None,
@@ -87,7 +90,8 @@ class BackwardSteps:
         self._reports = reports
         self._agree = agree
         self._bring = bring
-        self._communicator = communicator
+        self._rank, self._size = rank, size
+        self._helping = helping
         self._waits = waits
         self.updates = updates
         self._clock = clock or SystemClock()
@@ -101,18 +105,24 @@ class BackwardSteps:
         self._own = 0
         self._watch = Watch()
         self._means = Means()
-        self._calls = RollCall(communicator, self._waiting, ring)
+        self._waiting = _Waiting(waits, self._clock, self._has_waited)
+        self._calls = RollCall(rank, size, sums, self._waiting)
         # What is exchanged, or will be when the exchange is opened; and the hooks of its parameters.
         self._set = ExchangedSet.of((), shares_groups=True)
         self._owner_of: dict[int, Optimized] = {}
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
-        # Whether the exchange is opened anew at the end of this backward.
-        self._reopens = False
+        # Of what is trained, as it was when this backward began; and whether the exchange is opened anew at its end.
+        self._digest, self._reopens = 0, False
         self._rates: Sequence[float] | None = None
         self._turns: Turns | None = None
         self._layers: LayerSteps | None = None
         self._order: tuple[int, ...] = ()
         self._layer_of: dict[int, int] = {}
+        # Of parameters by their identity, in a backward that all of their gradients are exchanged in as they come.
+        self._layers_of_ids: Mapping[int, int] = {}
+        self._all_layers: Mapping[int, int] = {}
+        # Of parameters by their identity, in the arena.
+        self._places: Mapping[int, slice] = {}
         # A state of compression that was loaded before there was an exchange.
         self._loaded: dict[str, NDArray[Any]] = {}
         self._record: StepRecord | None = None
@@ -131,22 +141,25 @@ class BackwardSteps:
     def add(self, optimized: Optimized) -> None:
         """Exchange the gradients of one more optimizer's parameters, from the next backward on.
 
-        One that was exchanged before, and has some of them, has none any more.
-
-        Raises:
-            ConfigError: another optimizer has one of them, too.
+        One that has had some of them is not to step any more.
         """
-        known = {id(p): other for other in self._watch.optimized for p in other.parameters()}
-        for name, parameter in reversed(optimized.named()):
-            other = known.get(id(parameter))
-            if other is not None and not other.was_exchanged:
-                raise ConfigError(f"{name} is a parameter of another optimizer, too: give it to one of them")
-            if other is not None:
-                other.is_retired = True
+        names = {id(p): name for name, p in optimized.named() if id(p) in optimized.own_ids()}
+        for other in self._watch.optimized:
+            if shared := names.keys() & other.own_ids():
+                other.retired_by = next(name for key, name in names.items() if key in shared)
+        if self._layers is None:
+            self._watch.optimized = [each for each in self._watch.optimized if not each.is_retired]
         self._watch.optimized.append(optimized)
+        self._watch.find_others()
         if self._layers is None:
             self._set = self._wanted()
         self._hook(optimized)
+
+    def close(self) -> None:
+        """Hear of no gradients any more: parameters that stay with the script hold nothing of the run then."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
 
     def is_first(self, optimized: Optimized) -> bool:
         """Whether it is the first of the optimizers that are exchanged."""
@@ -269,18 +282,24 @@ class BackwardSteps:
         """
         _refuse_within_backward()
         if optimized.is_retired:
-            raise RunError("step(): another DistributedOptimizer was made of this one's parameters; step by that one")
-        own = optimized.parameters()
-        rest = self._means.rest(own)
+            raise RunError(
+                f"step(): another DistributedOptimizer was made of this one's parameters, as {optimized.retired_by}: "
+                "step by that one, or give each parameter to one of them"
+            )
+        own, ids = optimized.known()
+        rest = self._means.rest(own, ids)
         if not rest:
             return
         names = {id(p): name for name, p in optimized.named()}
         for parameter in rest:
-            if not parameter.requires_grad and id(parameter) not in self._set.ids:
+            if not parameter.requires_grad and id(parameter) in optimized.own_ids() - self._set.ids.keys():
                 raise RunError(
                     f"step(): {names[id(parameter)]} is frozen and has a gradient, which is not exchanged: set it to "
                     "None"
                 )
+        rest = [p for p in rest if p.requires_grad or id(p) in self._set.ids]
+        if not rest:
+            return
         if not is_asked_for:
             self._means.check(rest, names)
         if self._job.compression.method != "none" and len(rest) < sum(p.grad is not None for p in own):
@@ -292,24 +311,23 @@ class BackwardSteps:
 
     def updated(self, optimized: Optimized) -> None:
         """The optimizer has stepped: gradients from now on are not exchanged yet."""
-        self._means.used(optimized.parameters())
+        self._means.used(*optimized.known())
 
     def forget(self, optimized: Optimized) -> None:
         """The optimizer forgets its gradients."""
-        self._means.forget(optimized.parameters())
+        self._means.forget(optimized.own_ids())
 
     def mean_of(self, value: float) -> float:
         """The mean of a number of all workers, who all call this."""
-        own = np.array([value])
-        return float(self._calls.sums(own)[0] / self._communicator.size)
+        heard = self._calls.begin(Word(Call.LOSS, self.step + 1, number=value), np.zeros(self.flags))()
+        return sum(word.number for word in heard.words) / self._size
 
     def _exchange_now(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         record = self._begin()
         for parameter in parameters:
             self._came[id(parameter)] = None
             if self._layers is not None and not self._reopens:
-                self._layers.take(self._layer_of[self._set.ids[id(parameter)]])
-                self._layers.push(record)
+                self._layers.ready(self._layer_of[self._set.ids[id(parameter)]], record)
         self._end(Call.STEP)
 
     def follow(self, update: Callable[[], None]) -> int:
@@ -329,8 +347,8 @@ class BackwardSteps:
 
     def _sums(self, own: float) -> NDArray[np.float64]:
         """Numbers of all workers by rank, of which `own` is this one's."""
-        numbers = np.zeros(self._communicator.size)
-        numbers[self._communicator.rank] = own
+        numbers = np.zeros(self._size)
+        numbers[self._rank] = own
         return self._calls.sums(numbers)
 
     def _hook(self, optimized: Optimized) -> None:
@@ -354,6 +372,18 @@ class BackwardSteps:
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of a parameter is complete for this backward."""
         key = id(parameter)
+        layer = self._layers_of_ids.get(key)
+        record = self._record
+        if layer is None or record is None or key in self._came:
+            self._ready_as_yet(parameter)
+            return
+        self._came[key] = None
+        assert self._layers is not None  # noqa: S101
+        self._layers.ready(layer, record)
+
+    def _ready_as_yet(self, parameter: torch.nn.Parameter) -> None:
+        """As `_ready`, where nothing is known of this backward, or not all is as usual."""
+        key = id(parameter)
         number = self._set.ids.get(key)
         if self.updates is not None:
             assert number is not None  # noqa: S101
@@ -366,8 +396,7 @@ class BackwardSteps:
             raise self._twice(number or 0)
         self._came[key] = None
         if self._layers is not None and not self._reopens and number is not None:
-            self._layers.take(self._layer_of[number])
-            self._layers.push(record)
+            self._layers.ready(self._layer_of[number], record)
 
     def _twice(self, number: int) -> RunError:
         name = self._set.layout.layers[number].name
@@ -390,7 +419,8 @@ class BackwardSteps:
             )
         self._rates = None if self.updates is None else () if follows else self.updates.rates()
         self.step += 1
-        self._reopens = self._layers is not None and self.updates is None and self._watch.look()[1]
+        if self._layers is not None and self.updates is None:
+            self._digest, self._reopens = self._watch.look()
         turns = self._turns = self._turns or Turns(max(len(self._set.optimized), 1))
         turns.begin()
         number = turns.counted + 1
@@ -403,8 +433,11 @@ class BackwardSteps:
         self._waited_in_forward_s = 0.0
         self._record = record
         self._came.clear()
+        self._layers_of_ids = {}
         if self._layers is not None and not self._reopens:
             self._layers.begin(record, self._rates)
+            if not self.adds_up and self.updates is None:
+                self._layers_of_ids = self._all_layers
         return record
 
     def _wanted(self) -> ExchangedSet:
@@ -431,7 +464,9 @@ class BackwardSteps:
 
     def _begin_exchange(self, record: StepRecord) -> LayerSteps:
         """Open the exchange, and have all gradients of the first backward in it."""
+        held_back, places = {}, self._places
         if self._layers is not None:
+            held_back = self.state()
             self._layers = None
             self._renew_set()
         elif self.updates is None:
@@ -446,11 +481,15 @@ class BackwardSteps:
         count = len(exchanged.parameters)
         # A run that goes on keeps its order, and with it the thresholds.
         first: Iterable[int] = order_of_state(self._loaded, exchanged.layout) if self._loaded else came
-        with self._waiting():
+        with self._waiting:
             self._order = self._agree(whole_order(first, count))
         self._layer_of = {number: layer for layer, number in enumerate(self._order)}
+        self._all_layers = {id(exchanged.parameters[number]): layer for layer, number in enumerate(self._order)}
         in_order = [exchanged.parameters[number] for number in self._order]
         layout = with_layers(exchanged.layout, self._order)
+        self._places = {
+            key: slice(layout.offsets[layer], layout.offsets[layer + 1]) for key, layer in self._all_layers.items()
+        }
         gradients, session = self._open_exchange(self._order, layout, in_order)
         assert self._turns is not None  # noqa: S101
         layers = self._layers = LayerSteps(
@@ -459,6 +498,7 @@ class BackwardSteps:
             session,
             self._reports,
             self._measuring,
+            helping=self._helping,
             owners=[exchanged.owners[number] for number in self._order],
             turns=self._turns,
             timed=self._wait,
@@ -466,9 +506,12 @@ class BackwardSteps:
             clock=self._clock,
         )
         self._watch.opened(exchanged)
+        compression = layers.exchange.compression
         if self._loaded:
             loaded, self._loaded = self._loaded, {}
             self.resume(loaded)
+        elif held_back and compression is not None:
+            compression.resume(carried_over(held_back, places, self._places))
         layers.begin(record, self._rates)
         for key in self._came:
             if key in exchanged.ids:
@@ -489,6 +532,7 @@ class BackwardSteps:
             self._record, self._open = None, record
             record.end_s = self._start_s = self._clock.now()
             return
+        along = self._means.unchanged(self._set.parameters) if len(self._came) < len(self._set.ids) else []
         heard = self._call(call)
         if self._layers is None or self._reopens:
             self._agreed(heard())
@@ -506,7 +550,9 @@ class BackwardSteps:
             is_brought = self._agreed(heard())
         layers.finish()
         layers.give(lambda layer: bool(is_brought[self._order[layer]]))
-        self._means.brought(p for p, here in zip(self._set.parameters, is_brought, strict=True) if here)
+        ids = self._set.ids
+        self._means.brought(ids if is_brought.all() else [key for key, number in ids.items() if is_brought[number]])
+        self._means.taken_along(along)
         self._record = None
         record.end_s = self._start_s = self._clock.now()
         layers.close(record)
@@ -522,6 +568,9 @@ class BackwardSteps:
         ids = self._set.ids
         if not len(flags):
             return flags
+        if self._came.keys() >= ids.keys():
+            flags[:] = 1.0
+            return flags
         flags[[ids[key] for key in self._came if key in ids]] = 1.0
         if local := self._means.local(self._set.parameters):
             # What an optimizer has added up goes with what this backward has brought of it.
@@ -530,7 +579,8 @@ class BackwardSteps:
         return flags
 
     def _call(self, call: Call) -> Callable[[], Heard]:
-        digest = 0 if self._layers is None else self._watch.look()[0]
+        # What is replaced by its like has the same words, and is another exchange all the same.
+        digest = 0 if self._layers is None else self._digest ^ self._reopens
         # A set that is left is compared a last time.
         due = self._layers is not None and (self._reopens or self._is_compared(self.step - 1))
         word = Word(call, self.step, digest, self._set.checksum() if due else 0)
@@ -560,23 +610,36 @@ class BackwardSteps:
         return frozenset(self._set.owners[number] for number in np.flatnonzero(is_brought).tolist())
 
     def _wait(self, wait: Wait, group: int) -> None:
-        with self._waiting():
+        with self._waiting:
             wait(group)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """In the block this worker waits for others; how long is measured."""
-        self._waits(True)
-        start = self._clock.now()
-        try:
-            yield
-        finally:
-            self._waits(False)
-        waited_s = self._clock.now() - start
+    def _has_waited(self, seconds: float) -> None:
         if self._record is not None:
-            self._record.waited_in_backward_s += waited_s
+            self._record.waited_in_backward_s += seconds
         else:
-            self._waited_in_forward_s += waited_s
+            self._waited_in_forward_s += seconds
+
+
+class _Waiting:
+    """A block in which this worker waits for others; how long is measured.
+
+    Args:
+        waits: called with whether it waits from now on.
+        clock: measures.
+        has_waited: called with the seconds.
+    """
+
+    def __init__(self, waits: Callable[[bool], None], clock: Clock, has_waited: Callable[[float], None]) -> None:
+        self._waits, self._clock, self._has_waited = waits, clock, has_waited
+        self._start_s = 0.0
+
+    def __enter__(self) -> None:
+        self._waits(True)
+        self._start_s = self._clock.now()
+
+    def __exit__(self, *_: object) -> None:
+        self._waits(False)
+        self._has_waited(self._clock.now() - self._start_s)
 
 
 def _refuse_within_backward() -> None:

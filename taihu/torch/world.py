@@ -14,7 +14,7 @@ import torch
 
 from allreduce.communicator import Communicator
 from allreduce.rendezvous import Meeting, listen_for_peers
-from allreduce.ring.kernel_ring import KernelRing
+from allreduce.small_sums import SmallSums
 from taihu.coordination.members import Progress
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job, settled
@@ -31,7 +31,6 @@ from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
-from taihu.wire.headers import ValueType
 from taihu.words import one_line, ordinal
 from worker.fc.mover import PeerMover
 from worker.memory.arenas import arenas_of
@@ -60,8 +59,8 @@ class World:
         self.size = place.job.cluster.workers
         self._stack = ExitStack()
         self._meeting: Meeting | None = None
-        # Of roll calls, which the one thread makes.
-        self._ring: KernelRing | None = None
+        # Of roll calls.
+        self._sums: SmallSums | None = None
         self._session: Session | None = None
         self._spread: Spread | None = None
         self._steps: BackwardSteps | None = None
@@ -102,7 +101,7 @@ class World:
             self._reports.joins()
             until_s = 0.0 if self._is_first else self._clock.now() + self.job.cluster.connect_timeout_s
             self._meeting = self._meet(mesh=mesh, until_s=until_s)
-            self._ring = self._meeting.communicator.open_ring(ValueType.FP64)
+            self._sums = SmallSums(self._meeting.communicator, self.job.exchange.transport)
             self._stack.push(self._opened)
         return self._meeting.communicator
 
@@ -168,6 +167,7 @@ class World:
             )
         job = settled(self.job, None if updates is None else updates.script.rules)
         communicator = self.meet()
+        assert self._sums is not None  # noqa: S101
         with self._waiting_in("the beginning of a DistributedOptimizer"):
             self._call(Call.WRAP, brings, f'update="{"workers" if updates is None else "servers"}"')
             bring(communicator, brings)
@@ -179,8 +179,10 @@ class World:
                 self._reports,
                 agree=partial(_agree, communicator),
                 bring=partial(bring, communicator),
-                communicator=communicator,
-                ring=self._ring,
+                rank=self.rank,
+                size=self.size,
+                sums=self._sums,
+                helping=communicator,
                 waits=self._waits,
                 updates=updates,
             )
@@ -193,11 +195,11 @@ class World:
         Raises:
             RunError: on all workers, where another one does something else.
         """
-        assert self._meeting is not None  # noqa: S101
+        assert self._sums is not None  # noqa: S101
         flags, step = (0, 0) if self._steps is None else (self._steps.flags, self._steps.step)
         word = Word(call, step + 1, digest_of_tensors(tensors, said))
         own = f"{said} {len(tensors)} tensors of {sum(each.numel() for each in tensors):,} values".strip()
-        RollCall(self._meeting.communicator, nullcontext, self._ring).agree_on(word, flags, own)
+        RollCall(self.rank, self.size, self._sums, nullcontext()).agree_on(word, flags, own)
 
     def _open(
         self,
@@ -288,6 +290,8 @@ class World:
         if self._meeting is None and self._listener is not None:
             self._listener.close()
         self._last_will.cancel()
+        if self._steps is not None:
+            self._steps.close()
         self._stack.__exit__(kind, error, trace)
 
     def _waits(self, is_waiting: bool) -> None:

@@ -147,3 +147,61 @@ def test_a_descriptor_travels_and_nothing_else_is_taken_for_one() -> None:
     for data in bad:
         with pytest.raises(SharedMemoryError, match="not a descriptor"):
             decode_descriptor(data)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_the_last_sum_is_carried_out_by_who_waits_unless_something_is_before_it(before: int) -> None:
+    """A sum before it that another rank has not begun yet cannot have ended: the other thread has both then."""
+    begins = threading.Barrier(2)
+
+    def life(communicator: Communicator) -> tuple[list[float], bool]:
+        told: list[int] = []
+        with SharedBuffer.create(4 * 8) as buffer:
+            assert communicator.share(buffer)
+            arena = buffer.array(np.float32, 8)
+            arena[:] = communicator.rank + 1
+            layout = layout_of(*[2] * 4)
+            operations = [
+                Operation(
+                    OperationKey(At(1, 1, 0), group),
+                    arena,
+                    ValueType.FP32,
+                    Ring(communicator.rank, cut_chunks(layout, Group(group, group), communicator.size, 4)),
+                    on_finished=lambda: told.append(threading.get_ident()),
+                )
+                for group in range(before + 1)
+            ]
+            if communicator.rank:
+                begins.wait(10)
+            for operation in operations[:-1]:
+                communicator.start(operation)
+            communicator.hold_next()
+            communicator.start(operations[-1])
+            if communicator.rank == 0:
+                threading.Timer(0.05, begins.wait, [10]).start()
+            communicator.help()
+            for operation in operations:
+                communicator.wait(operation)
+            return arena.tolist(), told[-1] == threading.get_ident()
+
+    with Peers(2) as peers:
+        answers = peers.run(life)
+    expected = [3.0] * 2 * (before + 1)
+    assert [values[: len(expected)] for values, _ in answers] == [expected] * 2
+    assert [is_here for _, is_here in answers][:1] == [not before]
+
+
+def test_what_is_held_begins_with_the_next_sum() -> None:
+    def life(communicator: Communicator) -> list[float]:
+        with SharedBuffer.create(4 * 4) as buffer:
+            assert communicator.share(buffer)
+            arena = buffer.array(np.float32, 4)
+            arena[:] = communicator.rank + 1
+            communicator.hold_next()
+            held = communicator.begin_allreduce(arena[:2])
+            communicator.allreduce(arena[2:])
+            held()
+            return list(map(float, arena))
+
+    with Peers(2) as peers:
+        assert peers.run(life) == [[3.0] * 4] * 2

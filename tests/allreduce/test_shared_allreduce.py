@@ -127,7 +127,7 @@ def processes(size: int, target: Callable[..., None], *arguments: Any) -> Iterat
             here.send("everybody mapped")
         yield started
         for process, here in started:
-            process.join(60)
+            process.join(600)
             here.close()
         assert not any(Path(descriptor.path).exists() for descriptor in descriptors)
     finally:
@@ -158,7 +158,7 @@ def test_a_killed_process_leaves_no_rank_waiting_and_no_file() -> None:
             here.send("a peer died")
         assert [here.recv() for _, here in survivors] == ["raised"] * 2
         for process, _ in survivors:
-            process.join(60)
+            process.join(600)
             assert process.exitcode == 0
 
 

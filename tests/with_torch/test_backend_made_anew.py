@@ -95,15 +95,15 @@ def test_callbacks_may_wait_for_what_they_issue(tmp_path: Path) -> None:
         assert seen == [[26.0, 26.0, 26.0], True, 2.0, True, [16.0 * n + 2.0 for n in range(8)]]
 
 
+BUILT_IN = ("ALLREDUCE", "FP16_COMPRESS")
+HOOKS = ("fp16", "PowerSGD", "fp16 PowerSGD", *BUILT_IN)
+
+
 def losses_with_hooks(rank: int) -> dict[tuple[str, str], list[float]]:
     torch.manual_seed(rank)
     batches = [(torch.randn(8, 20), torch.randint(0, 5, (8,))) for _ in range(8)]
     groups = {"gloo": dist.new_group(backend="gloo"), "taihu": dist.group.WORLD}
-    return {
-        (hook, name): trained(group, hook, batches)
-        for hook in ("fp16", "PowerSGD", "fp16 PowerSGD")
-        for name, group in groups.items()
-    }
+    return {(hook, name): trained(group, hook, batches) for hook in HOOKS for name, group in groups.items()}
 
 
 def trained(group: Any, hook: str, batches: list[Any]) -> list[float]:
@@ -116,7 +116,10 @@ def trained(group: Any, hook: str, batches: list[Any]) -> list[float]:
         "PowerSGD": (state, powerSGD_hook.powerSGD_hook),
         "fp16 PowerSGD": (state, default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook)),
     }
-    replica.register_comm_hook(*hooks[hook])
+    if hook in BUILT_IN:
+        replica._register_builtin_comm_hook(getattr(dist.BuiltinCommHookType, hook))
+    else:
+        replica.register_comm_hook(*hooks[hook])
     optimizer = torch.optim.SGD(replica.parameters(), lr=0.05)
     losses = []
     for inputs, labels in batches:
@@ -130,7 +133,7 @@ def trained(group: Any, hook: str, batches: list[Any]) -> list[float]:
 
 def test_hooks_of_pytorch_end_with_gloos_losses(tmp_path: Path) -> None:
     for losses in on_ranks(2, tmp_path, losses_with_hooks):
-        for hook in ("fp16", "PowerSGD", "fp16 PowerSGD"):
+        for hook in HOOKS:
             assert losses[hook, "taihu"] == pytest.approx(losses[hook, "gloo"], rel=1e-5), hook
 
 
@@ -162,6 +165,12 @@ def test_forks_end_and_cannot_use_the_group(tmp_path: Path) -> None:
         assert f"this process is a fork of rank {rank}" in text
 
 
+def two_roots(root: int, group: Any) -> None:
+    """Each root has gone on when it hears of the other: in its next call."""
+    dist.broadcast(torch.ones(2), root, group=group)
+    dist.all_reduce(torch.ones(1), group=group)
+
+
 def shaped(rank: int, number: int) -> Callable[[Any], Any]:
     """A call of rank `rank` that does not go with the others'."""
     odd, int64 = rank == 1, torch.int64
@@ -173,10 +182,18 @@ def shaped(rank: int, number: int) -> Callable[[Any], Any]:
         ),
         lambda group: dist.barrier(group=group) if odd else dist.all_reduce(torch.ones(2), group=group),
         lambda group: dist.all_gather([torch.ones(2 + odd)] * 3, torch.ones(2 + odd), group=group),
+        lambda group: dist.all_reduce(torch.ones(0 if odd else 2), group=group),
+        lambda group: dist.all_reduce(torch.ones(0 if odd else 2, dtype=int64), group=group),
+        lambda group: dist.all_reduce(torch.ones(5), op=dist.ReduceOp.AVG if odd else dist.ReduceOp.SUM, group=group),
+        lambda group: two_roots(int(odd), group),
     ][number]
 
 
-NAMED = ("of shape (4,)", "of torch.int64", "MAX of torch.int64", "calls barrier", "of shape (3,)")
+NAMED = (
+    *("of shape (4,)", "of torch.int64", "MAX of torch.int64", "calls barrier", "of shape (3,)"),
+    *("SUM of torch.float32 of 0 values", "SUM of torch.int64 of 0 values", "AVG of torch.float32"),
+    "with root rank 1",
+)
 
 
 def call_different_things(rank: int) -> list[str]:

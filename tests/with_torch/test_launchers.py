@@ -170,3 +170,26 @@ def test_mpirun_starts_a_script(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2: 1.5", "rank 1 of 2: 1.5"]
+
+
+def test_the_exit_code_of_a_rank_that_ends_early_is_told_to_the_others() -> None:
+    """No process watches those that were started by hand."""
+    surroundings = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
+    port = free_port()
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "ends.py"), "sys.exit(3)", "1"],
+            env={**surroundings, **by_hand(rank, 2), "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=LIMIT_S)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [1, 3]
+    told = "worker 1 has ended after 3 backwards (exit code 3) while worker 0 waits in its 4th backward"
+    assert told in said[0].splitlines()[-1]

@@ -7,7 +7,9 @@ import gc
 import io
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +186,74 @@ def is_complex(wrap: Wrap, share: slice) -> Told:
     return [weight.detach().clone()]
 
 
+def clips_what_nobody_updates(wrap: Wrap, share: slice) -> Told:
+    """The model's first layer is in no optimizer at first, and its gradients add up all the time."""
+    model = made_model()
+    optimizer = wrap(momentum(model[2].parameters()), model)
+    told = []
+    for step in range(STEPS):
+        if step == 4:
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+        optimizer.zero_grad()
+        loss_of(model, step, share).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        told += [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+    return told + values_of(model)
+
+
+def adds_up_alone(wrap: Wrap, share: slice) -> Told:
+    """In no_sync(), and by no backward outside of it."""
+    model = made_model()
+    optimizer = wrap(momentum(model.parameters()), model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with getattr(optimizer, "no_sync", nullcontext)():
+            for part in range(1 + step % 2):
+                loss_of(model, step + 10 * part, share).backward()
+        optimizer.step()
+    return values_of(model)
+
+
+def makes_optimizers_again(wrap: Wrap, share: slice) -> Told:
+    """Before the first backward, and later of what is frozen then."""
+    model = made_model()
+    wrap(momentum(model.parameters()), model)
+    several = [wrap(momentum(model[i].parameters()), model) for i in (0, 2)]
+    for step in range(STEPS):
+        if step == 3:
+            model[0].requires_grad_(False)
+            several = [wrap(momentum(model[i].parameters()), model) for i in (0, 2)]
+        if step == 4:
+            model[0].requires_grad_(True)
+        for each in several:
+            each.zero_grad()
+        loss_of(model, step, share).backward()
+        for each in several:
+            each.step()
+    return values_of(model)
+
+
+def sets_gradients_of_several(wrap: Wrap, share: slice) -> Told:
+    """By hand, those of the second one too in the step that opens the exchange anew."""
+    model = made_model()
+    several = [wrap(momentum(model[i].parameters()), model) for i in (2, 0)]
+    for step in range(STEPS):
+        if step == 2:
+            several[0].add_param_group({"params": list(linear(2, 2, 7).parameters())})
+        for each in several:
+            each.zero_grad()
+        by_autograd_grad(model, step, share)
+        for each in several:
+            each.step()
+    return values_of(model)
+
+
 CHANGES = [
+    clips_what_nobody_updates,
+    adds_up_alone,
+    makes_optimizers_again,
+    sets_gradients_of_several,
     thaws,
     adds_a_group,
     replaces_a_layer,
@@ -281,6 +350,11 @@ def joins(model: nn.Sequential, optimizer: Any, _: slice) -> None:
     optimizer.optimizer.add_param_group({"params": list(linear(2, 2, 1).parameters())})
 
 
+def replaces_by_its_like(model: nn.Sequential, optimizer: Any, _: slice) -> None:
+    model[2] = linear(5, 1, 9)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+
+
 def steps_by_hand(model: nn.Sequential, optimizer: Any, share: slice) -> None:
     optimizer.zero_grad()
     by_autograd_grad(model, 0, share)
@@ -296,6 +370,7 @@ ONE_SIDED: dict[str, tuple[Callable[..., None], str]] = {
     "frozen": (lambda model, *_: model[0].requires_grad_(False), "worker 0: as before; worker 1: 0.weight is frozen"),
     "double": (lambda model, *_: model.double(), "worker 1: 0.weight was torch.float32 .* and is torch.float64"),
     "joined": (joins, "worker 1: parameter 4 is new"),
+    "replaced": (replaces_by_its_like, "worker 0: as before; worker 1: 2.weight is new"),
     "by hand": (steps_by_hand, r"worker 0 is in backward 3 and worker 1 is in step\(\) with gradients that no back"),
     "written to": (writes, "parameters differ behind step 2: 2.weight is the first, on worker 1; they were alike"),
 }
@@ -354,9 +429,11 @@ def clips_too_early(model: nn.Sequential, optimizer: Any, share: slice) -> None:
     optimizer.step()
 
 
-def never_exchanges(model: nn.Sequential, optimizer: Any, share: slice) -> None:
+def clips_what_is_added_up(model: nn.Sequential, optimizer: Any, share: slice) -> None:
     with optimizer.no_sync():
         loss_of(model, 0, share).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        loss_of(model, 1, share).backward()
     optimizer.step()
 
 
@@ -372,7 +449,7 @@ REFUSED: dict[str, tuple[Callable[..., None], str]] = {
         clips_too_early,
         "0.weight was set by hand and changed since, and not exchanged: call optimizer.sync",
     ),
-    "no_sync": (never_exchanges, r"gradient of 0.weight was added up in no_sync\(\), and not exchanged"),
+    "no_sync": (clips_what_is_added_up, r"gradient of 0.weight was added up in no_sync\(\) and changed since"),
     "former": (steps_by_a_former_one, "another DistributedOptimizer was made of this one's parameters"),
 }
 
@@ -451,6 +528,37 @@ def test_a_model_and_an_optimizer_stay_the_users(tmp_path: Path) -> None:
     assert on_workers(2, work) == [True, True]
 
 
+@pytest.mark.parametrize("method", ["topk", "dlgs"])
+def test_values_held_back_stay_with_their_parameters_where_the_exchange_is_opened_anew(method: str) -> None:
+    """No gradient comes in that step: a part of what was held back is sent, and the rest is held back still."""
+
+    def work(world: World) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        model = made_model()
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model, world)
+        share = slice(world.rank, None, 2)
+        for step in range(3):
+            trained(model, optimizer, step, share)
+        before = held_back_of(optimizer, model)
+        model.append(linear(1, 2, 5))
+        optimizer.add_param_group({"params": list(model[3].parameters())})
+        optimizer.zero_grad()
+        (0.0 * loss_of(model[:3], 3, share) + 0.0 * sum(p.sum() for p in model[3].parameters())).backward()
+        gradients = torch.cat([p.grad.reshape(-1) for p in model[:3].parameters()])
+        return before, held_back_of(optimizer, model[:3]), gradients
+
+    seen = on_workers(2, work, compression={"method": method, "density": 0.2})
+    before, after = (sum(each[i] for each in seen) for i in (0, 1))
+    assert before.abs().max() > 0.01
+    torch.testing.assert_close(2.0 * seen[0][2] + after, before, rtol=1e-4, atol=1e-6)
+
+
+def held_back_of(optimizer: Any, model: nn.Module) -> torch.Tensor:
+    """The values held back here, in the model's order."""
+    steps = optimizer._steps
+    residual = torch.from_numpy(steps.state()["residual"].copy())
+    return torch.cat([residual[steps._places[id(p)]] for p in model.parameters()])
+
+
 def test_many_models_one_after_the_other_leave_nothing_behind() -> None:
     def work(world: World) -> list[int]:
         def fold(number: int) -> None:
@@ -474,6 +582,22 @@ def test_many_models_one_after_the_other_leave_nothing_behind() -> None:
         assert threads <= 2  # those of the other worker, which is a thread of this process, come and go
         assert files <= 4  # the other worker, a thread of this process, may have its former memory yet
         assert optimizers == 0
+
+
+def test_parameters_that_outlive_a_run_hold_nothing_of_it() -> None:
+    """Their hooks would: of a process that trains in one run after another, memory and descriptors would grow."""
+    models: list[nn.Module] = []
+
+    def work(world: World) -> weakref.ref[World]:
+        model = made_model()
+        models.append(model)
+        trained(model, DistributedOptimizer(momentum(model.parameters()), model, world), 0, slice(None))
+        return weakref.ref(world)
+
+    worlds = on_workers(2, work)
+    gc.collect()
+    assert len(models) == 2
+    assert [world() for world in worlds] == [None, None]
 
 
 def optimizers_of(world: World) -> int:

@@ -15,7 +15,10 @@ _MOST_LISTED: Final = 8
 
 
 class Words(NamedTuple):
-    """A call's name, its reduction, the type and layout of its first tensor, its root, and its tensors' shapes."""
+    """A call's name, its reduction, the type and layout of its first tensor, its root, and its tensors' shapes.
+
+    Where all ranks have as many values, `has_same_sizes` says so: their number is a word of all ranks.
+    """
 
     what: str
     reduction: str = ""
@@ -23,13 +26,15 @@ class Words(NamedTuple):
     layout: Any = None
     root: int | None = None
     shapes: Sequence[Any] = ()
+    has_same_sizes: bool = False
 
     @property
     def common(self) -> str:
         """The words that are the same on all ranks."""
         kind = "" if self.dtype is None else f"of {'' if self.layout is torch.strided else 'sparse '}{self.dtype}"
         root = "" if self.root is None else f"with root worker {self.root}"
-        return " ".join(filter(None, (self.what, self.reduction, kind, root)))
+        count = f"of {sum(each.numel() for each in self.shapes)} values" if self.has_same_sizes else ""
+        return " ".join(filter(None, (self.what, self.reduction, kind, count, root)))
 
     @property
     def sizes(self) -> str:
@@ -40,12 +45,15 @@ class Words(NamedTuple):
         return f"of shape {', '.join(str(tuple(each)) for each in self.shapes[:_MOST_LISTED])}{more}"
 
 
-def call_of(what: str, tensors: Sequence[Any], *, reduction: str = "", root: int | None = None) -> Words:
+def call_of(
+    what: str, tensors: Sequence[Any], *, reduction: str = "", root: int | None = None, has_same_sizes: bool = False
+) -> Words:
     """The words of a call with these tensors, and whose root is rank `root` of the group."""
     if not tensors:
         return Words(what)
     first = tensors[0]
-    return Words(what, reduction, first.dtype, first.layout, root, [tensor.shape for tensor in tensors])
+    shapes = [tensor.shape for tensor in tensors]
+    return Words(what, reduction, first.dtype, first.layout, root, shapes, has_same_sizes)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from allreduce.parts.messages import Receive
 from allreduce.ring.kernel_ring import KernelRing
 from allreduce.ring.operation import IsFailed, reduce_kind
 from allreduce.same_host.staged import StagedSums, share
-from taihu.errors import ExchangeError, TaihuError
+from taihu.errors import ExchangeError, MemberLostError, TaihuError
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.calls import Call, Words
 from taihu.torch.group.meeting import meet
@@ -32,6 +32,8 @@ _RING_BYTES: Final = 1 << 20
 """From this size on a broadcast goes around a ring: its root sends everything once."""
 _AHEAD_BYTES: Final = 8 << 20
 """The most bytes of smaller ones that wait for others to come to them, in copies."""
+
+_CALLS: Final = 16
 
 Bytes = NDArray[np.uint8]
 
@@ -51,6 +53,8 @@ class Exchange:
         self._communicator.on_failure(self._failed)
         self._roll_call = RollCall(store, place, self._meeting.word)
         self._call = Call(0, Words(""))
+        # The last calls: a broadcast's root has gone on when it hears that others have called something else.
+        self._calls: deque[Call] = deque(maxlen=_CALLS)
         self._is_explained = False
         self._watch = Watch(self._compare)
         # Broadcasts of this rank that others have not taken yet, with their sizes.
@@ -64,20 +68,26 @@ class Exchange:
         return self._failure
 
     def carry_out(self, words: Words, run: Callable[[], None]) -> None:
-        """Make the next call of all ranks, which `run` does.
+        """Make the next call of all ranks, which `run` does, unless everything has ended.
 
         Raises:
             TaihuError: what `run` raises, in better words where ranks have not called the same.
         """
         call = self._call = Call(self._call.number + 1, words)
+        self._calls.append(call)
         self._watch.begin(call)
         try:
+            if self._failure is not None:
+                raise self._failure
             run()
         except TaihuError as error:
             if self._is_explained or self.size == 1:
                 raise
             self._is_explained = True
-            raise self._roll_call.after_failure(call) or error from None
+            is_lost = isinstance(error, MemberLostError)
+            told = self._roll_call.after_failure(list(self._calls), is_lost=is_lost) or error
+            self._failure = told
+            raise told from None
         finally:
             self._watch.end()
 
@@ -97,18 +107,27 @@ class Exchange:
 
         On one machine that is done in shared memory, else around a ring, by a kernel where all can.
         """
-        if self.size == 1 or not len(values):
+        if self.size == 1:
             return
         if not self._has_chosen:
             self._has_chosen = True
             self._bounded(what, timeout_s, lambda: self._choose(value_type))
         sums, kind = self._sums, reduce_kind(value_type)
+        if not len(values) and not isinstance(sums, StagedSums):
+            # A ring has nothing to send then, and would not notice that others have.
+            self.meet(what, timeout_s)
+            return
         if sums is None:
             self._bounded(what, timeout_s, lambda: self._communicator.allreduce(values, value_type, mean=mean))
             return
-        call = self._call
-        behind = (lambda: sums.behind) if isinstance(sums, StagedSums) else lambda: self._roll_call.missing(call)
+        calls = list(self._calls)
+        behind = (lambda: sums.behind) if isinstance(sums, StagedSums) else lambda: self._roll_call.missing(calls)
         sums.allreduce(values, kind, self._ended(what, timeout_s, behind), mean=mean)
+
+    def meet(self, what: str, timeout_s: float) -> None:
+        """Wait until all ranks have come to the call."""
+        sends, places = ([[np.zeros(2, dtype=np.uint8)] for _ in range(self.size)] for _ in range(2))
+        self.swap(what, sends, places, timeout_s)
 
     def broadcast(self, what: str, data: Bytes, root: int, timeout_s: float) -> None:
         """Replace `data` on every rank by those of rank `root`."""
@@ -211,7 +230,7 @@ class Exchange:
         except ExchangeError:
             if self._failure is not None:
                 raise
-            raise self._late(what, timeout_s, self._roll_call.missing(self._call)) from None
+            raise self._late(what, timeout_s, self._roll_call.missing(list(self._calls))) from None
 
     def _late(self, what: str, timeout_s: float, missing: list[int]) -> ExchangeError:
         self._is_explained = True
@@ -231,7 +250,7 @@ class Exchange:
 
     def _compare(self, call: Call) -> None:
         """End everything where others wait for something else in the place of `call`."""
-        error = self._roll_call.other_calls(call)
+        error = self._roll_call.other_calls([each for each in list(self._calls) if each.number <= call.number])
         if error is not None:
             self._is_explained = True
             self.fail(error)
@@ -262,6 +281,10 @@ class Turn:
     def broadcast(self, data: Bytes, root: int) -> None:
         """Bring the root's bytes to all ranks, as `Exchange.broadcast`."""
         self.exchange.broadcast(self.what, data, root, self.timeout_s)
+
+    def meet(self) -> None:
+        """Wait until all ranks are there, as `Exchange.meet`."""
+        self.exchange.meet(self.what, self.timeout_s)
 
     def swap(self, sends: Sequence[Sequence[Bytes]], receives: Sequence[Sequence[Bytes]]) -> None:
         """Send each rank its arrays, and receive those of each, as `Exchange.swap`."""

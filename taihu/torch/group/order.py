@@ -92,8 +92,9 @@ class Order:
         work = GroupWork(what, result, on_wait=partial(_awaits, lane))
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
         if not lane.put((work, run)) and not self._main.put((work, run)):
             work.end(self._explain(what, RuntimeError("the group has been destroyed")))
         return work

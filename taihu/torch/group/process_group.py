@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -103,7 +102,8 @@ class TaihuGroup(dist.ProcessGroup):
                 with moves.in_place(tensor) as contiguous:
                     sums.all_reduce(turn, contiguous, reduction)
 
-        return self._issue(call_of(what, tensors, reduction=reductions[0].name), tensors, run, opts)
+        call = call_of(what, tensors, reduction=reductions[0].name, has_same_sizes=True)
+        return self._issue(call, tensors, run, opts)
 
     def _sum_sparse(self, what: str, tensors: Tensors, opts: Any) -> GroupWork:
         tensor = check_one(what, tensors)
@@ -121,7 +121,8 @@ class TaihuGroup(dist.ProcessGroup):
             with moves.in_place(tensor) as contiguous:
                 sums.reduce_to(turn, contiguous, reduction, root)
 
-        return self._issue(call_of(what, tensors, reduction=reduction.name, root=root), tensors, run, opts)
+        call = call_of(what, tensors, reduction=reduction.name, root=root, has_same_sizes=True)
+        return self._issue(call, tensors, run, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
         """Set the output to the reduction of what all ranks have for this one, in lists of a tensor for each rank."""
@@ -162,7 +163,7 @@ class TaihuGroup(dist.ProcessGroup):
             for tensor in tensors:
                 moves.broadcast(turn, tensor, root)
 
-        return self._issue(call_of("broadcast", tensors, root=root), tensors, run, opts)
+        return self._issue(call_of("broadcast", tensors, root=root, has_same_sizes=True), tensors, run, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """Fill a list of a tensor for each rank with what the ranks have."""
@@ -246,13 +247,7 @@ class TaihuGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Wait until all ranks are there."""
-
-        def run(turn: Turn) -> None:
-            sends = [[np.zeros(2, dtype=np.uint8)] for _ in range(turn.size)]
-            places = [[np.zeros(2, dtype=np.uint8)] for _ in range(turn.size)]
-            turn.swap(sends, places)
-
-        return self._issue(call_of("barrier", []), [], run, opts)
+        return self._issue(call_of("barrier", []), [], Turn.meet, opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send a tensor to one rank; the tensor may be changed when the work has ended."""
@@ -306,8 +301,6 @@ class TaihuGroup(dist.ProcessGroup):
             )
 
     def _run(self, call: Words, run: Run, turn: Turn) -> None:
-        if self._exchange.failure is not None:
-            raise self._exchange.failure
         try:
             self._exchange.carry_out(call, partial(run, turn))
         except BaseException as error:

@@ -30,8 +30,9 @@ class Watch:
         """Watch `call`, which begins."""
         self._present = (call, time.monotonic())
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="taihu-watch", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="taihu-watch", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def end(self) -> None:
         """The call has ended."""
