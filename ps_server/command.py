@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from taihu.errors import FinishedError
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.process.options import (
@@ -21,12 +22,12 @@ from taihu.process.options import (
     MetricsPortOption,
     OnTermOption,
     ResumeOption,
-    StopWithStdinOption,
+    SupervisorOption,
     TraceOption,
     TraceStepsOption,
     VerboseOption,
     make_tracer,
-    stop_with_stdin,
+    supervised_by,
 )
 from taihu.process.preparation import importing_much
 from taihu.process.streams import outlive_output
@@ -62,7 +63,7 @@ def server(
     on_term: OnTermOption = "stop",
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
-    stop_with_parent: StopWithStdinOption = False,
+    supervisor: SupervisorOption = None,
     flags: JobFlags,
 ) -> int:
     """Run one parameter server until its run has ended.
@@ -77,6 +78,8 @@ def server(
       taihu server job.toml --rank 1 --coordinator 10.0.0.1:7070
       taihu server job.toml --rank dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
+    interrupts = Interrupts()
+    supervised_by(supervisor, interrupts)
     outlive_output()
     with importing_much():
         from ps_server.daemon import ServerDaemon, ServerOptions
@@ -90,17 +93,17 @@ def server(
 
     own: dict[str, dict[str, object]] = {"cluster": {"coordinator": coordinator}, "checkpoint": {"resume": resume}}
     job = flags.resolve(job_file, own, launched=True)
+    interrupts.install(leaves=on_term == "leave" and recovers(job))
+    interrupts.are_heard()
     if tell_finished(job):
+        if hold:
+            _stay(metrics_port, bind, interrupts)
         return 0
     check_writable(json_file, trace)
-    interrupts = Interrupts(leaves=on_term == "leave" and recovers(job))
-    interrupts.install()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "server", job) or 0
     wall = WallClock()
     configure_logs(log_format, verbose=verbose, wall=wall, role="server", rank=place)
-    if stop_with_parent:
-        stop_with_stdin(interrupts)
     options = ServerOptions(
         index=place,
         bind=bind,
@@ -113,11 +116,31 @@ def server(
         tracer=make_tracer(trace, trace_steps),
         interrupts=interrupts,
         chaos=chaos_of(job, f"server {place}", wall),
-        notices=Notices(are_read=stop_with_parent),
+        notices=Notices(are_read=supervisor is not None),
     )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
-        state = daemon.run()
+        try:
+            state = daemon.run()
+        except FinishedError as error:
+            typer.echo(str(error))
+            return 0
         if json_file is not None:
             write_json(json_file, daemon.results())
     return EXIT_INTERRUPTED if state is RunState.STOPPED else 0
+
+
+def _stay(metrics_port: int, bind: str, interrupts: Interrupts) -> None:
+    """Be a server whose run has finished, alive and not ready, until SIGTERM: it would be started again for ever."""
+    from taihu.wire.address import host_of
+    from taihu.wire.health import Health
+    from taihu.wire.metrics import MetricsPage, ServerMetrics
+
+    interrupts.are_no_error()
+    health = Health()
+    health.serve()
+    health.retire()
+    page = MetricsPage(ServerMetrics(0).registry, metrics_port, host_of(bind), health=health)
+    typer.echo(f"metrics on port {page.port}")
+    interrupts.await_end()
+    page.close()

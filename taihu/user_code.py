@@ -25,8 +25,9 @@ import structlog
 
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.process.guard import PACKAGES
+from taihu.user_children import tell_children
 
-__all__ = ["explained", "load_function", "own_mistakes_told", "split_function", "user_line"]
+__all__ = ["explained", "know_file", "load_function", "own_mistakes_told", "split_function", "user_line"]
 
 _FORM: Final = "path/to/file.py:function"
 _OURS: Final = Path(__file__).resolve().parents[1]
@@ -121,11 +122,14 @@ class _UserFolders(MetaPathFinder):
 
     def __init__(self) -> None:
         self.folders: list[str] = []
+        self.files: dict[str, Path] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module in the folders; what lies in packages is found by their own paths."""
+        """The module of a file, or in the folders; what lies in packages is found by their own paths."""
+        if fullname in self.files:
+            return importlib.util.spec_from_file_location(fullname, self.files[fullname])
         return None if path is not None else PathFinder.find_spec(fullname, self.folders, target)
 
     def put_first(self, folder: str) -> None:
@@ -149,23 +153,29 @@ def _has(folder: str, name: str) -> bool:
     return PathFinder.find_spec(name, [folder]) is not None
 
 
-def _open_folder(folder: Path) -> None:
+def know_file(path: Path) -> str:
+    """The name of the module of a file of the user's, which can be imported from now on, as those beside it."""
     finder = next((finder for finder in sys.meta_path if isinstance(finder, _UserFolders)), None)
     if finder is None:
         finder = _UserFolders()
         sys.meta_path.append(finder)
-    finder.put_first(str(folder))
+    finder.put_first(str(path.parent))
+    # The name must not meet a package's; dataclasses look modules up by it.
+    name = f"_taihu_user_{zlib.crc32(str(path).encode()):08x}"
+    finder.files[name] = path
+    return name
 
 
 def _load(path: Path) -> ModuleType | None:
     """Execute the file as a new module; None when its name is not a Python file's."""
     resolved = path.resolve()
-    # The name must not meet a package's; dataclasses look modules up by it.
-    name = f"_taihu_user_{zlib.crc32(str(resolved).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, resolved)
-    if spec is None or spec.loader is None:
+    if importlib.util.spec_from_file_location("", resolved) is None:
         return None
-    _open_folder(resolved.parent)
+    name = know_file(resolved)
+    tell_children(resolved)
+    spec = importlib.util.find_spec(name)
+    assert spec is not None  # noqa: S101 - it is known
+    assert spec.loader is not None  # noqa: S101 - of a file
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

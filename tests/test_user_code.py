@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -179,3 +180,30 @@ def test_what_passes_through_the_users_code_in_training_is_told_with_its_line(tm
         raise ZeroDivisionError
     with pytest.raises(DataError, match="known"), own_mistakes_told():
         raise DataError("known")
+
+
+POOLS = """
+import multiprocessing
+import numpy as np
+from near import double
+
+def square(n):
+    return n * n
+
+def load():
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            # Of the file itself, of one beside it, and once more, as each task is asked for by name.
+            got = [pool.map(square, range(4)), pool.map(double, range(4)), pool.map(square, [5])]
+        assert got == [[0, 1, 4, 9], [0, 2, 4, 6], [25]], (method, got)
+    x = np.zeros((8, 4), np.float32)
+    return (x, np.arange(8) % 2), (x, np.arange(8) % 2)
+"""
+
+
+def test_processes_that_the_file_starts_find_it_and_those_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, mine=POOLS, near="def double(n): return 2 * n\n")
+    # Not by its name in the process that starts them: that is a command of taihu's, run as a package.
+    begun = [sys.executable, "-P", "-m", "taihu", "check-data", "mine.py:load"]
+    done = subprocess.run(begun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

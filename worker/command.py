@@ -24,13 +24,13 @@ from taihu.process.options import (
     ResumeOption,
     RunDirOption,
     SaveOption,
-    StopWithStdinOption,
+    SupervisorOption,
     TraceOption,
     TraceStepsOption,
     VerboseOption,
     from_here,
     make_tracer,
-    stop_with_stdin,
+    supervised_by,
 )
 from taihu.process.preparation import importing_much
 from taihu.process.streams import outlive_output
@@ -69,7 +69,7 @@ def worker(
     on_term: OnTermOption = "stop",
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
-    stop_with_parent: StopWithStdinOption = False,
+    supervisor: SupervisorOption = None,
     run_dir_is_made: Annotated[bool, typer.Option("--run-dir-is-made", hidden=True)] = False,
     flags: JobFlags,
 ) -> int:
@@ -88,6 +88,8 @@ def worker(
       RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.0.0.1 MASTER_PORT=7070 taihu worker job.toml --exchange ring
       taihu worker job.toml --rank 0 --resume auto --set checkpoint.dir=/shared/checkpoints      begins, or goes on
     """  # noqa: D301
+    interrupts = Interrupts()
+    supervised_by(supervisor, interrupts)
     outlive_output()
     with importing_much():
         from taihu.checkpoint.keepers import recovers, tell_finished
@@ -112,8 +114,8 @@ def worker(
         return 0
     check_trains(job)
     check_writable(json_file, save, trace)
-    interrupts = Interrupts(leaves=on_term == "leave" and recovers(job))
-    interrupts.install()
+    interrupts.install(leaves=on_term == "leave" and recovers(job))
+    interrupts.are_heard()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "worker", job)
     if place is None:
@@ -121,12 +123,10 @@ def worker(
     files = prepare_run(job, job_file, made=run_dir_is_made, goes_on=recovers(job)) if place == 0 else RunFiles()
     wall = WallClock()
     configure_logs(log_format, verbose=verbose, wall=wall, role="worker", rank=place)
-    if stop_with_parent:
-        stop_with_stdin(interrupts)
     listen = listen_options(job, "worker", place, bind=bind, advertise=advertise, direct_port=direct_port)
     listener, health = _listening(job, place, listen)
 
-    notices = Notices(are_read=stop_with_parent)
+    notices = Notices(are_read=supervisor is not None)
 
     def tell(results: dict[str, Any]) -> None:
         for path in files.results:
@@ -154,7 +154,7 @@ def worker(
         notices=notices,
     )
     results = WorkerDaemon(job, options).run()
-    if results["not_saved"] and not results["stopped"] and not stop_with_parent:
+    if results["not_saved"] and not results["stopped"] and supervisor is None:
         raise WriteError(f"the model was not saved: {results['not_saved']}")
     return EXIT_INTERRUPTED if results["stopped"] else 0
 

@@ -110,6 +110,13 @@ _COMMANDS: Final = (
     ),
     ("version", "taihu.cli.main:version", "Print the version."),
 )
+_DEVELOPMENT: Final = (
+    (
+        "explore",
+        "taihu.cli.explore:explore_command",
+        "Run the real daemons in a simulated world, with faults, and judge every run: the same seed, the same run.",
+    ),
+)
 _BENCHES: Final = (
     (
         "exchange",
@@ -184,11 +191,12 @@ def make_app() -> TyperGroup:
     """All commands, none of which has been imported yet."""
     bench = _group("bench", "Measure parts of the system on real processes.", _BENCHES)
     checkpoint = _group("checkpoint", "Look after the checkpoints that a run can go on from.", _CHECKPOINTS)
+    dev = _group("dev", "Tools for whoever changes taihu itself.", _DEVELOPMENT)
     return _Commands(
         name="taihu",
         help="Train neural networks on many ordinary machines over ordinary networks.",
         no_args_is_help=True,
-        commands=[*(LazyCommand(*command) for command in _COMMANDS), checkpoint, bench],
+        commands=[*(LazyCommand(*command) for command in _COMMANDS), checkpoint, bench, dev],
         params=[version_option(), *get_install_completion_arguments()],
         context_settings=CONTEXT_SETTINGS,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Final
 
 from taihu.errors import ConfigError
@@ -13,6 +14,9 @@ __all__ = ["check_processes", "check_threads", "share_of_threads"]
 _THREADS_PER_CORE: Final = 4
 _PROCESSES_PER_CORE: Final = 16
 _PROCESSES_ANYWHERE: Final = 64
+# A pipe to each, one from it, and its log; while one is started both ends are open.
+_FILES_PER_PROCESS: Final = 3
+_FILES_OF_ONE: Final = 32
 
 
 def check_threads(job: Job, cores: int | None = None) -> None:
@@ -35,6 +39,12 @@ def check_processes(job: Job, cores: int | None = None) -> None:
         raise ConfigError(
             f"cluster: {job.servers} servers and {job.cluster.workers} workers are {processes} processes, expected "
             f"at most {most} on this machine of {cores} cores; start them on several machines"
+        )
+    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _FILES_PER_PROCESS * processes + _FILES_OF_ONE
+    if files != resource.RLIM_INFINITY and files < needed:
+        raise ConfigError(
+            f"cluster: {processes} processes are watched by one that has about {needed} files open, and may open "
+            f"{files}; ulimit -n {max(1024, 2 * needed)} raises that"
         )
 
 

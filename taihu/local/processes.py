@@ -244,7 +244,7 @@ class LocalProcesses:
         forks = self.forks
         log = self.log_of(name)
         log_file = log.open("wb" if former is None else "ab")
-        process = self._launch(module, [*arguments, "--stop-with-stdin"], log_file, forks=forks)
+        process = self._launch(module, [*arguments, "--supervisor", str(os.getpid())], log_file, forks=forks)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process
 

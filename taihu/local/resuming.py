@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from taihu.checkpoint.ended import forget_end
 from taihu.checkpoint.keepers import checkpoint_folder
 from taihu.checkpoint.manifest import MANIFEST
 from taihu.checkpoint.places import Place, RemotePath, place_of
@@ -62,12 +63,14 @@ def check_folder(job: Job) -> None:
     folder = checkpoint_folder(job)
     if isinstance(folder, RemotePath) and folder.url.startswith("memory:"):
         raise ConfigError(f"checkpoint.dir {folder}: is memory of one process; name a store that all processes reach")
-    if folder is None or not (steps := CheckpointStore(folder).steps()):
+    if folder is None:
+        return
+    if not (steps := CheckpointStore(folder).steps()):
+        forget_end(folder)
         return
     newest, resumed = CheckpointStore(folder).folder_of(steps[0]), job.checkpoint.resume
-    if job.checkpoint.resumes_auto:
-        return
-    if resumed is not None and place_of(resumed).resolve() == newest.resolve():
+    if job.checkpoint.resumes_auto or (resumed is not None and place_of(resumed).resolve() == newest.resolve()):
+        forget_end(folder)  # of a former run of the same job: this one begins
         return
     raise ConfigError(
         f"checkpoint.dir {folder}: it has checkpoints up to step {steps[0]:,}; go on from the newest with --resume "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -214,7 +215,8 @@ class ScriptRun:
             environment |= _words_of_torch(rank, len(self._workers), master_port)
             # Libraries take all cores otherwise.
             environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
-            processes.run(name, [_SCRIPT, str(self.script), *self.arguments], environment, is_shown=rank == 0)
+            command = [_SCRIPT, str(os.getpid()), str(self.script), *self.arguments]
+            processes.run(name, command, environment, is_shown=rank == 0)
 
     def _options(self, rank: int, files: ProcessFiles) -> Mapping[str, str]:
         """The options of a worker, by the variables that give them."""

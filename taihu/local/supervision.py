@@ -28,6 +28,9 @@ _LOOK_S: Final = 0.03
 _STATUS_S: Final = 0.5
 _CONSEQUENCES_S: Final = 2.0
 _STOP_S: Final = 10.0
+# When the run is over a process may still write its part of the results. The patience that a job has with silent
+# members says nothing of that.
+_LEFT_BEHIND_S: Final = 3.0
 _STUCK_S: Final = 60.0
 _STUCK_STEPS: Final = 4
 # A process that takes the place of another one needs some time to start.
@@ -69,7 +72,7 @@ class Supervision:
         self._stuck = StuckMembers(host, max(lost_after_s, _LEAST_STUCK_S))
         self._departed = DepartedMembers(host, lost_after_s)
         self._late = LateMembers(job.patience.still_after_s)
-        self._left_behind = LateMembers(job.patience.farewell_s)
+        self._left_behind = LateMembers(min(job.patience.farewell_s, _LEFT_BEHIND_S))
         self._stopping: _Stopping | None = None
         self._lost_any = False
         self._was_advised = False

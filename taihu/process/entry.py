@@ -13,7 +13,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -21,6 +22,7 @@ import typer
 
 from taihu.errors import RunError, TaihuError
 from taihu.process.streams import ReaderGoneError
+from taihu.process.unheard import wake_for_signals
 from taihu.words import one_line
 
 __all__ = [
@@ -30,10 +32,10 @@ __all__ = [
     "LeavingError",
     "raise_on_terminate",
     "run_app",
-    "wait_for_termination",
 ]
 
 EXIT_INTERRUPTED = 130
+_NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
 _LACKING: Final = frozenset(
     {
         errno.ENOSPC,
@@ -66,28 +68,34 @@ class Interrupts:
 
     The first one is offered to who can end in order. If nobody takes it, and from the second one on,
     `InterruptedRunError` is raised in the main thread. `reason` is empty until one was taken; `number` is that of the
-    last one. Where SIGTERM `leaves`, it asks for the end of this process alone: it is a `LeavingError` then. With
-    `tells_signal` exit codes are 128 and the number.
+    last one. With `tells_signal` exit codes are 128 and the number.
     """
 
-    def __init__(self, *, leaves: bool = False, tells_signal: bool = False) -> None:
+    def __init__(self, *, tells_signal: bool = False) -> None:
         self.reason = ""
         self.number = signal.SIGINT
         self._tells_signal = tells_signal
-        self.leaves = leaves
+        self.leaves = False
         self._raised = ""
         self._take: Callable[[str], bool] | None = None
         self._taken_s = -_ECHO_S
         self._ignores = False
+        self._ends: SimpleQueue[int] | None = None
         self._pid = os.getpid()
 
-    def install(self) -> None:
+    def install(self, *, leaves: bool = False) -> None:
         """Handle both signals from now on; called by the main thread.
 
-        Children that the user's code forks are ended by them, as those of any program are.
+        Where SIGTERM `leaves`, it asks for the end of this process alone: it is a `LeavingError` then. Children that
+        the user's code forks are ended by both, as those of any program are.
         """
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self.leaves = leaves
+        for number in _NUMBERS:
             signal.signal(number, self.arrived)
+
+    def are_heard(self) -> None:
+        """Have the main thread, which calls this, hear every signal, although it waits for others without end."""
+        wake_for_signals(_NUMBERS)
 
     @contextmanager
     def offered_to(self, take: Callable[[str], bool]) -> Iterator[None]:
@@ -111,6 +119,16 @@ class Interrupts:
         """Take no heed of signals: what is left to do is done in a moment, and is not to be broken off."""
         self._ignores = True
 
+    def are_no_error(self) -> None:
+        """Have a signal raise nothing from now on: nothing is left to do but to wait for it by `await_end`."""
+        self._ends = SimpleQueue()
+
+    def await_end(self) -> None:
+        """Return when a signal has arrived since `are_no_error`, which comes before this."""
+        if self._ends is None:
+            raise RuntimeError("signals are errors: are_no_error comes before await_end")
+        self._ends.get()
+
     def end_at_once(self) -> None:
         """Interrupt the main thread as a second signal does; may be called by any thread."""
         self._take = None
@@ -126,6 +144,9 @@ class Interrupts:
         self.number = signal.Signals(number)
         reason = f"interrupted by {self.number.name}"
         self.leaves = self.leaves and number == signal.SIGTERM
+        if self._ends is not None:
+            self._ends.put(number)  # a handler may do that: it waits for no lock
+            return
         if self._ignores or (reason == self.reason and time.monotonic() - self._taken_s < _ECHO_S):
             return
         if not self.reason and self._take is not None and self._take(reason):
@@ -151,13 +172,6 @@ def run_app(app: Callable[..., object], arguments: Sequence[str] | None = None) 
 def raise_on_terminate() -> None:
     """Turn SIGTERM and SIGINT into `InterruptedRunError` in the main thread, so that all is closed in order."""
     Interrupts().install()
-
-
-def wait_for_termination() -> None:
-    """Return when the process is asked to end, which is then no failure; `raise_on_terminate` came before."""
-    with suppress(InterruptedRunError):
-        while True:
-            signal.pause()
 
 
 def _exit_code(app: Callable[..., object], arguments: Sequence[str] | None) -> int:
@@ -200,5 +214,5 @@ def _usage_message(error: typer.TyperException) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    print(f"error: {one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{'error: ' if code else ''}{one_line(message)}", file=sys.stderr, flush=True)  # noqa: T201
     return code

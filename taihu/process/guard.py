@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import sys
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 PACKAGES = ("protos", "kernels", "taihu", "allreduce", "ps_server", "worker")
+# A daemon of a small job opens about half as many, and libraries open some while they are imported.
+_LEAST_FILES: Final = 64
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -43,7 +46,15 @@ def check_installation() -> None:
 
 
 def check_surroundings(environment: Mapping[str, str]) -> None:
-    """Exit with a clear message where no command could run: the current folder is gone, or numba would not work."""
+    """Exit with a clear message where no command could run.
+
+    The current folder is gone, numba would not work, or too few files may be open.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < _LEAST_FILES:
+        sys.exit(
+            f"error: this process may open {most} files, expected at least {_LEAST_FILES}; ulimit -n 1024 raises that"
+        )
     try:
         Path.cwd()
     except OSError as error:

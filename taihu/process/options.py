@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ import typer
 
 from taihu.errors import ConfigError
 from taihu.process.entry import Interrupts
+from taihu.process.supervised import end_with_supervisor
 from taihu.trace import Tracer
 
 __all__ = [
@@ -33,14 +31,14 @@ __all__ = [
     "SaveOption",
     "SetOption",
     "Sets",
-    "StopWithStdinOption",
+    "SupervisorOption",
     "TraceOption",
     "TraceStepsOption",
     "VerboseOption",
     "from_here",
     "make_tracer",
     "refuse",
-    "stop_with_stdin",
+    "supervised_by",
 ]
 
 
@@ -164,9 +162,9 @@ TraceStepsOption = Annotated[
     str | None, typer.Option("--trace-steps", metavar="FIRST-LAST", help="Record these steps only, e.g. 20-40.")
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log every step.")]
-StopWithStdinOption = Annotated[
-    bool,
-    typer.Option("--stop-with-stdin", hidden=True, help="End when stdin closes: with the process that started it."),
+SupervisorOption = Annotated[
+    int | None,
+    typer.Option("--supervisor", hidden=True, help="End with this process, which started it, or when stdin closes."),
 ]
 
 
@@ -201,12 +199,7 @@ def refuse(options: Mapping[str, object], why: str) -> None:
         raise ConfigError(f"{name}: {why}")
 
 
-def stop_with_stdin(interrupts: Interrupts) -> None:
-    """Interrupt this process as soon as its stdin is closed."""
-
-    def wait() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        interrupts.end_at_once()
-
-    threading.Thread(target=wait, name="stdin", daemon=True).start()
+def supervised_by(pid: int | None, interrupts: Interrupts) -> None:
+    """Interrupt this process as soon as the one that started it, if that is to be so, has ended."""
+    if pid is not None:
+        end_with_supervisor(pid, interrupts.end_at_once)

@@ -1,10 +1,12 @@
 """Ctrl-C before a command has begun: while it is imported there is nothing to be closed, and one line to be said.
 
-Nothing but what Python has at its start is imported here, as this comes before everything else.
+Nothing but what Python has at its start is imported here, as this comes before everything else: `signal` of the
+library would bring `enum`, which takes longer than all that a command does before. What Python does by itself until
+then, and with `site`, no command can change.
 """
 
+import _signal as signal  # type: ignore[import-not-found]
 import os
-import signal
 
 __all__ = ["begun", "end_at_interrupt"]
 

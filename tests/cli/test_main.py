@@ -62,7 +62,7 @@ def imported_by(*statements: str) -> list[set[str]]:
         env=without_settings(os.environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     return [set(modules) for modules in json.loads(done.stdout)]

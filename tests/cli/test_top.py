@@ -79,7 +79,7 @@ def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, ta
     start("worker", *flags, "--rank", "0", "--coordinator", address)
 
     def both_tell() -> bool:
-        view = overview_of(fetch_status(address, 60), RunState.RUNNING)
+        view = overview_of(fetch_status(address, 600), RunState.RUNNING)
         return view.step > 0 and view.update_seconds > 0
 
     wait_for(both_tell, "worker and server tell of no progress")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.limits import most_files
 
 from taihu.errors import ConfigError
 from taihu.job import Job, job_to_toml, load_job, parse_assignments, setting_keys
@@ -199,3 +200,10 @@ def test_one_machine_starts_so_many_processes_and_no_more(workers: int, cores: i
     else:
         with pytest.raises(ConfigError, match=f"2 servers and {workers} workers"):
             check_processes(job, cores=cores)
+
+
+def test_one_machine_starts_no_more_processes_than_it_has_files_for() -> None:
+    with most_files(100):
+        check_processes(load_job(None, {"cluster": {"workers": 20}}), cores=8)
+        with pytest.raises(ConfigError, match=r"^cluster: 62 processes .* may open 100; ulimit -n 1024 raises that$"):
+            check_processes(load_job(None, {"cluster": {"workers": 60}}), cores=8)

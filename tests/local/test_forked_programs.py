@@ -37,10 +37,12 @@ def main():
     thing = Thing()
     weakref.finalize(thing, say, "finalizer")
     globals()["kept"] = thing
-    threading.Thread(target=say, args=("thread",)).start()
+    thread = threading.Thread(target=say, args=("thread",))
+    thread.start()
     say(" ".join(["hello", os.environ["WHO"], *words]))
     print("aside", file=sys.stderr)
     if words == ["fails"]:
+        thread.join()  # a traceback is written piece by piece: a word of a thread may come between
         raise ValueError("no paper left")
     if words == ["leaves"]:
         sys.exit(3)
@@ -66,7 +68,7 @@ with LocalProcesses(Path("logs"), fork=("program",)) as processes:
     for rank in range(2):
         environment = {**os.environ, "WHO": str(rank)}
         processes.run(f"worker {rank}", ["program", *sys.argv[1:]], environment, is_shown=not rank)
-    processes.wait(60.0)
+    processes.wait(600.0)
     processes.check()
 print("after", flush=True)
 """
@@ -83,7 +85,7 @@ def started(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env={**without_settings(os.environ), "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -97,7 +99,7 @@ def test_a_fork_ends_as_the_program_does_by_itself(tmp_path: Path) -> None:
         env={**os.environ, "WHO": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     assert {"hello 0 you", "exit handler", "before threads end", "finalizer"} <= set(alone.stdout.splitlines())
@@ -128,7 +130,7 @@ def test_where_there_are_other_threads_programs_are_started_anew(
     with LocalProcesses(tmp_path, fork=("program",)) as processes:
         assert not processes.forks
         processes.run("worker 0", ["program", "fails"], environment, is_shown=False)
-        processes.wait(60.0)
+        processes.wait(600.0)
         with pytest.raises(DaemonFailedError, match="worker 0"):
             processes.check()
     assert "ValueError: no paper left" in (tmp_path / "worker-0.log").read_text().splitlines()

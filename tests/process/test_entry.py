@@ -80,6 +80,17 @@ def test_what_is_done_in_a_moment_is_not_broken_off(interrupts: Interrupts) -> N
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def test_a_signal_that_comes_before_it_is_awaited_is_no_error_either(interrupts: Interrupts) -> None:
+    interrupts.are_no_error()
+    os.kill(os.getpid(), signal.SIGTERM)
+    interrupts.await_end()
+
+
+def test_a_signal_that_is_an_error_is_not_awaited(interrupts: Interrupts) -> None:
+    with pytest.raises(RuntimeError, match="are_no_error comes before await_end"):
+        interrupts.await_end()
+
+
 CHILD = """
 import multiprocessing, os, time
 from taihu.process.entry import raise_on_terminate
@@ -97,14 +108,16 @@ context = multiprocessing.get_context("fork")
 begun = context.Event()
 child = context.Process(target=work, args=(begun,))
 child.start()
-begun.wait(30)
+begun.wait(600)
 child.terminate()
-child.join(30)
+child.join(600)
 print(child.exitcode)
 child.kill()
 """
 
 
 def test_a_child_of_the_users_code_ends_by_sigterm() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", CHILD], capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CHILD], capture_output=True, text=True, timeout=600, check=True
+    )
     assert (done.stdout, done.stderr) == ("-15\n", "")

@@ -157,7 +157,7 @@ sys.exit(process.wait(120))
         env={**os.environ, **locale},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 0, (done.stderr, (tmp_path / "err").read_text())
     told = json.loads(done.stdout)

@@ -32,7 +32,7 @@ def python(path: Path, *arguments: str, **variables: str) -> subprocess.Complete
         env={**os.environ, "PYTHONPATH": str(path), **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
 
@@ -113,7 +113,7 @@ def test_a_run_in_a_folder_of_such_names_executes_none_of_them(tmp_path: Path) -
         env=without_settings(os.environ),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -178,3 +178,11 @@ def test_a_name_that_a_script_has_taken_is_told(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == told
     done = python(tmp_path.parent, "-c", program)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["taihu version", "worker --rank 0", "ps_server"])
+def test_too_few_files_are_said_in_one_line_by_every_command(command: str) -> None:
+    begun = f"ulimit -n 10; exec '{sys.executable}' -P -m {command}"
+    done = subprocess.run(["/bin/sh", "-c", begun], capture_output=True, text=True, timeout=600, check=False)
+    told = "error: this process may open 10 files, expected at least 64; ulimit -n 1024 raises that\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", told)

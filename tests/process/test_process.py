@@ -61,7 +61,7 @@ def test_names_beyond_ascii_are_read_and_told_in_any_locale(coding: str, tmp_pat
         cwd=tmp_path,
         env={**os.environ, **locale},
         capture_output=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     # One letter of two bytes, and in another coding of the output as it is in source code.

@@ -59,7 +59,7 @@ def test_commands_are_children_of_who_asked(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert asked.returncode == 0, asked.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ main()
 def run(module: str, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     program = INTERRUPTED.format(module=module, arguments=arguments, before=before)
     return subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -51,7 +52,7 @@ def test_ctrl_c_in_a_command_that_has_begun_lets_it_close_what_it_has_opened() -
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('closed')\n"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stdout) == (0, "closed\n")
 
@@ -60,3 +61,14 @@ def test_who_ignores_ctrl_c_goes_on() -> None:
     """As a shell's background processes do."""
     done = run("typer", "version", before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_is_imported_before_ctrl_c_is_told_in_one_line() -> None:
+    """The console script imports this first. `signal` of the library would take longer than Python takes to start."""
+    seen = "import os, sys\nknown = set(sys.modules)\nfrom taihu.__main__ import main\n"
+    program = f"{seen}print(*sorted(set(sys.modules) - known))"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=600, check=True, cwd=root
+    )
+    assert done.stdout.split() == ["__future__", "taihu", "taihu.__main__", "taihu.process", "taihu.process.starting"]

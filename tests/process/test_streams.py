@@ -50,7 +50,7 @@ def shell(folder: Path, words: str, redirected: str) -> tuple[int, str, str]:
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
         stdin=subprocess.DEVNULL,
     )
