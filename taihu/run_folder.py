@@ -15,7 +15,7 @@ from taihu.errors import ConfigError, WriteError
 from taihu.job import Job, job_to_toml, load_job
 from taihu.results import as_json, check_writable
 from taihu.settings import RunSettings
-from taihu.whole_file import make_folder, write_bytes, write_text, writing
+from taihu.whole_file import make_durably, make_folder, write_bytes, write_text, writing
 
 __all__ = [
     "CHAOS",
@@ -184,21 +184,25 @@ def _make(folder: Path, *, anew: bool) -> Path:
         ConfigError: it holds something, or cannot be made.
     """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for path in _names(folder) if anew else ():
-            try:
-                path.mkdir()
-            except FileExistsError:
-                continue
-            return path
-        folder.mkdir(exist_ok=True)
-        if any(folder.iterdir()):
+        make_durably(folder.parent)
+        made = _make_anew(folder) if anew else folder
+        make_durably(made)
+        if any(made.iterdir()):
             raise ConfigError(
                 f"run folder {folder}: it is not empty, and two runs do not share one; give a new --run-dir"
             )
     except OSError as error:
         why = f"{error.filename}: {error.strerror}"
         raise ConfigError(f"run folder {folder}: cannot be made: {why}; give another --run-dir, or none") from None
+    return made
+
+
+def _make_anew(folder: Path) -> Path:
+    """Make a folder of that name, or the first with a number behind it that is not there; the last one may be."""
+    for path in _names(folder):
+        with suppress(FileExistsError):
+            path.mkdir()
+            return path
     return folder
 
 

@@ -5,26 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.limits import largest_file
 
 from taihu.errors import WriteError
 from taihu.whole_file import make_folder, replaced, reserve, write_bytes, write_text, writing
-
-
-@contextmanager
-def largest_file(size_bytes: int) -> Iterator[None]:
-    """As `ulimit -f`: this process writes no larger files during the block."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("before", [None, b"before"])

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from taihu.chaos.points import Chaos, NoChaos, Point, Written
 from taihu.checkpoint.part import NOTHING, Columns, Elements, Part, SpreadLayer, State
-from taihu.checkpoint.places import Place, write_durably
+from taihu.checkpoint.places import Place, make_folder, write_durably
 from taihu.errors import CheckpointError
 from taihu.layout import LayerSpec, TensorSpec
 from taihu.tensor_file import TensorSlot, header_of, write_values
@@ -58,7 +58,7 @@ def write_part(folder: Place, part: Part, chaos: Chaos | None = None) -> PartFil
     columns = [_told(spread) for spread in state.columns.layers]
     told = json.dumps({"member": part.member, "step": part.step, "facts": state.facts, "columns": columns})
     slots = {name: TensorSlot(values.shape, values.dtype) for name, values in tensors.items()}
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / file_name(part.member)
     with write_durably(path, lambda: chaos.passes(Point.CHECKPOINT_RENAME, part.step)) as file:
         chaos.passes(Point.CHECKPOINT_WRITE, part.step)

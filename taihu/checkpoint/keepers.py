@@ -7,6 +7,7 @@ from typing import Final
 
 import typer
 
+from taihu.checkpoint.ended import EndedRun, kept_end
 from taihu.checkpoint.places import Place, place_of, setting_of
 from taihu.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.checkpoint.store import CheckpointStore
@@ -15,6 +16,7 @@ from taihu.job import Job
 
 __all__ = [
     "checkpoint_folder",
+    "ended_run",
     "finished",
     "from_beginning",
     "going_on",
@@ -105,6 +107,13 @@ def tell_finished(job: Job) -> bool:
     if last is not None:
         typer.echo(f"nothing is left to do: all {last.step:,} steps have been made, see {last.folder}")
     return last is not None
+
+
+def ended_run(job: Job) -> EndedRun | None:
+    """The end of a run of this job, of which not all members may have heard; None where none is kept."""
+    folder = checkpoint_folder(job)
+    ended = None if folder is None or not recovers(job) else kept_end(folder)
+    return ended if ended is not None and ended.settings == dict(job.shared_settings) else None
 
 
 def keepers(job: Job) -> tuple[str, ...]:

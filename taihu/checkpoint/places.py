@@ -17,9 +17,20 @@ from typing import Any, BinaryIO, Final
 
 from taihu.errors import ConfigError, TaihuError
 from taihu.settings import Url, path_or_url
+from taihu.whole_file import make_durably, synchronize
 from taihu.words import one_line
 
-__all__ = ["Place", "RemotePath", "copied", "inside", "place_of", "remove_folder", "setting_of", "write_durably"]
+__all__ = [
+    "Place",
+    "RemotePath",
+    "copied",
+    "inside",
+    "make_folder",
+    "place_of",
+    "remove_folder",
+    "setting_of",
+    "write_durably",
+]
 
 
 # Stores raise these without a number, by which OSError finds out what it is.
@@ -178,6 +189,14 @@ def setting_of(place: Place) -> Path | Url:
     return place if isinstance(place, Path) else Url(place.url)
 
 
+def make_folder(folder: Place) -> None:
+    """Make a folder, and those above it, which outlive a failure of the machine; OSError where it cannot be made."""
+    if isinstance(folder, RemotePath):
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        make_durably(folder)
+
+
 @contextmanager
 def write_durably(place: Place, renames: Callable[[], None] = lambda: None) -> Iterator[BinaryIO]:
     """A file to write during the block, which is on disk as `place` when this ends; nothing of it stays else.
@@ -196,7 +215,7 @@ def write_durably(place: Place, renames: Callable[[], None] = lambda: None) -> I
             os.fsync(file.fileno())
         renames()
         partial.replace(place)
-        _sync_folder(place.parent)
+        synchronize(place.parent)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -221,15 +240,6 @@ def copied(place: Place, folder: Callable[[], Path]) -> Path:
         place.copy_to(partial)
         partial.replace(copy)
     return copy
-
-
-def _sync_folder(folder: Path) -> None:
-    """A name is durable when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _store_of(url: str) -> tuple[Any, str]:

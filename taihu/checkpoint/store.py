@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from taihu.checkpoint.manifest import MANIFEST, Manifest
@@ -60,7 +61,7 @@ class CheckpointStore:
     def prune(self, keep: int, upto: int) -> None:
         """Remove all but the newest `keep` up to a step that count, and whatever is older; newer ones stay.
 
-        They are on their way or, where the run has gone back to an older one, are written anew when it comes there.
+        They are on their way or, where the run has gone back to an older one, are there when it comes to them again.
         """
         kept = [step for step in self.steps() if step <= upto][:keep]
         if not kept:
@@ -70,6 +71,14 @@ class CheckpointStore:
                 # Without its manifest it does not count any more, however far this gets.
                 (path / MANIFEST).unlink(missing_ok=True)
                 remove_folder(path)
+
+    def withdraw(self, step: int) -> None:
+        """Have a checkpoint count no more before its parts are written anew; nothing if there is none.
+
+        Raises:
+            OSError: its manifest cannot be removed.
+        """
+        (self.folder_of(step) / MANIFEST).unlink(missing_ok=True)
 
     def discard(self, before: int) -> None:
         """Remove what there is of checkpoints of earlier steps that are not complete."""
@@ -114,6 +123,17 @@ class CheckpointStore:
         if problems:
             raise CheckpointError(f"{'; '.join(problems)}; name another checkpoint.dir, or remove it")
         return None
+
+    def whole(self, settings: Mapping[str, str], *, newer_than: int) -> frozenset[int]:
+        """Steps later than `newer_than` of the checkpoints that are whole, and of a run with these settings."""
+        found = set()
+        for step in self.steps():
+            with suppress(CheckpointError):
+                checkpoint = self.open(step)
+                if step > newer_than and checkpoint.manifest.settings == dict(settings):
+                    checkpoint.verify()
+                    found.add(step)
+        return frozenset(found)
 
     def _folders(self) -> Iterator[tuple[int, Place]]:
         if not self.folder.is_dir():

@@ -16,8 +16,10 @@ from taihu.checkpoint.keepers import checkpoint_folder
 from taihu.checkpoint.part import Part
 from taihu.checkpoint.places import Place
 from taihu.checkpoint.store import CheckpointStore
-from taihu.errors import TaihuError
+from taihu.errors import AWAY, TaihuError
 from taihu.job import Job
+from taihu.wire.clock import SystemClock
+from taihu.wire.retry import backoff_seconds
 from taihu.words import one_line
 
 __all__ = ["LeftOut", "PartWriter", "Stored", "maybe_writing"]
@@ -35,7 +37,7 @@ def maybe_writing(
     if folder is None:
         yield None
         return
-    with PartWriter(folder, stored, left_out, chaos) as writer:
+    with PartWriter(folder, stored, left_out, chaos, job.cluster.lost_after_s) as writer:
         yield writer
 
 
@@ -50,18 +52,27 @@ class PartWriter:
         stored: called with the step and the file when a part is durable, by the thread that writes.
         left_out: called with the step of a part that is left out, and why.
         chaos: is asked at each point.
+        lost_after_s: seconds for which `stored` is called again where it was not answered: a connection that breaks
+            is no reason to leave a part out. It has to bear that it is told of a part twice.
     """
 
     def __init__(
-        self, folder: Place, stored: Stored, left_out: LeftOut = lambda *_: None, chaos: Chaos | None = None
+        self,
+        folder: Place,
+        stored: Stored,
+        left_out: LeftOut = lambda *_: None,
+        chaos: Chaos | None = None,
+        lost_after_s: float = 0.0,
     ) -> None:
         self._store = CheckpointStore(folder)
         self._stored = stored
         self._left_out = left_out
         self._chaos = chaos or NoChaos()
+        self._lost_after_s = lost_after_s
+        self._clock = SystemClock()
         self._changed = threading.Condition()
         self._next: Part | None = None
-        self._is_busy = self._is_closed = False
+        self._is_busy = self._is_closed = self._has_failed = False
         self._log = structlog.get_logger()
         self._thread = threading.Thread(target=self._write_all, name="checkpoints", daemon=True)
 
@@ -72,8 +83,12 @@ class PartWriter:
             return
         part = copy()
         with self._changed:
-            self._next, self._is_busy = part, True
-            self._changed.notify_all()
+            is_closed = self._is_closed
+            if not is_closed:
+                self._next, self._is_busy = part, True
+                self._changed.notify_all()
+        if is_closed:  # a call that was under way when this generation ended: nobody writes it, or hears of it
+            self._log.info("checkpoint left out", step=step, reason="this process takes no part any more")
 
     @contextmanager
     def finished(self) -> Iterator[None]:
@@ -94,20 +109,37 @@ class PartWriter:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._changed:
-            self._is_closed = True
+            self._is_closed, self._has_failed = True, kind is not None
             self._changed.notify_all()
         self._thread.join()
 
     def _write_all(self) -> None:
         while (part := self._await_next()) is not None:
             try:
-                self._stored(part.step, write_part(self._store.folder_of(part.step), part, self._chaos))
+                self._tell(part.step, write_part(self._store.folder_of(part.step), part, self._chaos))
             except (OSError, TaihuError) as error:
                 self._say(part.step, str(error))
             del part
             with self._changed:
                 self._is_busy = False
                 self._changed.notify_all()
+
+    def _tell(self, step: int, file: PartFile) -> None:
+        """Tell of a part, until somebody has heard it, or nobody will."""
+        until_s, pauses = self._clock.now() + self._lost_after_s, backoff_seconds()
+        while True:
+            try:
+                self._stored(step, file)
+            except AWAY:
+                if self._clock.now() >= until_s or self._fails_within(next(pauses)):
+                    raise
+            else:
+                return
+
+    def _fails_within(self, seconds: float) -> bool:
+        """Wait so long; whether what this writer belongs to fails meanwhile."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._has_failed, seconds)
 
     def _await_next(self) -> Part | None:
         with self._changed:

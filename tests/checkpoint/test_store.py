@@ -83,6 +83,20 @@ def test_a_run_goes_on_from_its_own_newest_that_has_steps_left(place: Place) -> 
     assert CheckpointStore(place / "none").going_on({}) is None
 
 
+def test_what_a_run_that_went_back_comes_to_again_is_there_if_it_is_whole_and_its_own(place: Place) -> None:
+    store = make_all(place, 3, 7, 9, 10)
+    settings = store.open(10).manifest.settings
+    assert store.whole(settings, newer_than=3) == {7, 9, 10}
+    damage(store.folder_of(7))
+    (store.folder_of(9) / MANIFEST).write_bytes(b"{")
+    assert store.whole(settings, newer_than=0) == {3, 10}
+    assert store.whole({**settings, "train.batch": "7"}, newer_than=0) == frozenset()
+    # What is written anew does not count until it is whole.
+    for _ in range(2):
+        store.withdraw(7)
+    assert store.steps() == [10, 9, 3]
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_told(place: Place) -> None:
     store = make_all(place, 10, 20, 30)
     damage(store.folder_of(30))

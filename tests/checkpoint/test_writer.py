@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from taihu.checkpoint.files import PartFile, open_part
 from taihu.checkpoint.part import Elements, Part, State
 from taihu.checkpoint.writer import PartWriter
-from taihu.errors import RunError
+from taihu.errors import MemberLostError, PeerUnreachableError, RunError
 
 
 def part_of(step: int) -> Part:
@@ -52,6 +52,39 @@ def test_a_part_that_comes_too_early_is_left_out_and_not_even_copied(tmp_path: P
             ("checkpoint left out", 2, "the one before is still being written")
         ]
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
+
+
+@pytest.mark.parametrize("error", [MemberLostError("UNAVAILABLE"), PeerUnreachableError("DEADLINE_EXCEEDED")])
+def test_a_part_of_which_nobody_was_told_is_told_again(error: Exception, tmp_path: Path) -> None:
+    """A connection that breaks left the last checkpoint out, although all of it was on the disk."""
+    told: list[int] = []
+
+    def store(step: int, _: PartFile) -> None:
+        told.append(step)
+        if len(told) < 3:
+            raise error
+
+    with capture_logs() as logs, PartWriter(tmp_path, store, lost_after_s=120.0) as writer, writer.finished():
+        writer.write(1, lambda: part_of(1))
+    assert (told, logs) == ([1, 1, 1], [])
+
+
+def test_nobody_is_told_again_where_the_run_fails(tmp_path: Path) -> None:
+    told, left_out = threading.Event(), list[str]()
+
+    def store(_: int, __: PartFile) -> None:
+        told.set()
+        raise MemberLostError("server 0 was lost")
+
+    def fail() -> None:
+        with PartWriter(tmp_path, store, lambda _, why: left_out.append(why), lost_after_s=1e6) as writer:
+            writer.write(1, lambda: part_of(1))
+            assert told.wait(120)
+            raise RunError("out of paper")
+
+    with pytest.raises(RunError, match="out of paper"):
+        fail()
+    assert left_out == ["server 0 was lost"]
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("the coordinator is gone")])
@@ -102,3 +135,21 @@ def test_the_last_part_is_never_left_out_and_waited_for(tmp_path: Path) -> None:
             assert stored == [1]
             writer.write(2, lambda: part_of(2))
         assert stored == [1, 2]
+
+
+def test_a_part_that_comes_after_the_end_is_left_out_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """A worker's call to keep a step may be under way when its server's generation ends."""
+    told: list[tuple[int, str]] = []
+    with PartWriter(tmp_path, lambda *_: None, lambda step, why: told.append((step, why))) as writer:
+        pass
+
+    def keep() -> None:
+        with writer.finished():
+            writer.write(1, lambda: part_of(1))
+
+    late = threading.Thread(target=keep, daemon=True)
+    late.start()
+    late.join(120)
+    assert not late.is_alive()
+    assert told == []
+    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.tensor_file import TensorSlot, header_of, write_values
-from taihu.whole_file import replaced, reserve
+from taihu.whole_file import make_durably, replaced, reserve
 from worker.data.dataset import Dataset
 from worker.engine import Model
 from worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
@@ -103,7 +103,7 @@ def save_model(path: Path, model: Model, saved: SavedModel, pieces: Iterable[NDA
         {name: TensorSlot(shape) for name, shape in shapes.items()}, {METADATA_KEY: saved.to_metadata()}
     )
     with replaced(path) as partial:
-        partial.parent.mkdir(parents=True, exist_ok=True)
+        make_durably(partial.parent)
         with partial.open("wb") as file:
             reserve(file.fileno(), len(header) + _BYTES * sum(map(math.prod, shapes.values())))
             file.write(header)
