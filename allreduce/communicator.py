@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +20,7 @@ from allreduce.parts.messages import Receive
 from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
 from allreduce.ring.kernel_path import KernelRingPath
 from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
-from allreduce.ring.operation import Operation, OperationKey, reduce_kind
+from allreduce.ring.operation import IsFailed, Operation, OperationKey, reduce_kind
 from allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
 from allreduce.same_host.agreement import share_with_all
 from allreduce.same_host.path import SameHostPath
@@ -135,6 +136,10 @@ class Communicator:
         lives.pop(self.rank, None)
         self._servicer.admit(lives)
 
+    def turn_away(self) -> None:
+        """Let nobody in any more: who waits for that hears that this worker is gone. Does nothing behind `close`."""
+        self._servicer.end(None)
+
     def connect(self, addresses: Sequence[str], *, mesh: bool = False, carrier: Carrier = "tcp") -> None:
         """Open the way to the right neighbour; `addresses` are those of all workers by rank.
 
@@ -145,6 +150,8 @@ class Communicator:
         for rank in range(self.size):
             if rank != self.rank and (mesh or rank == right):
                 self._links[rank] = self._open_link(rank, addresses[rank])
+        if self._failure is not None:  # `fail` may have come before the links were there
+            self._end_links(self._failure)
         self.prepare(carrier)
         self.carry(carrier)
 
@@ -205,6 +212,18 @@ class Communicator:
             self._operations.paths.append(SameHostPath(self.rank, opened, self._turn_events()))
         return opened is not None
 
+    def hold_next(self) -> None:
+        """Have the next sum in shared memory wait for `help`, which the thread that starts it calls soon."""
+        for path in self._operations.paths:
+            if isinstance(path, SameHostPath):
+                path.hold_next()
+
+    def help(self) -> None:
+        """Carry out what was held by `hold_next` in this thread, unless there is something before it."""
+        for path in self._operations.paths:
+            if isinstance(path, SameHostPath):
+                path.help()
+
     def forget_shared(self) -> None:
         """Sum values in no shared memory any more, until `share`; all ranks call this, and nothing is under way."""
         paths = self._operations.paths
@@ -238,30 +257,36 @@ class Communicator:
         uses the ring, and `close` closes it.
         """
         right = self._links.get((self.rank + 1) % self.size)
-        opened = right.open_for_ring() if right is not None and is_possible and IS_POSSIBLE else None
-        if opened is not None:
-            warm_up(reduce_kind(value_type))
-        agreed = np.array([float(opened is not None)])
-        self.allreduce(agreed, ValueType.FP64)
-        # Who has opened one was told by its right neighbour that it is welcome: by then that one has it.
-        left = self._servicer.connection_for_ring((self.rank - 1) % self.size)
-        if opened is None or left is None or agreed[0] != self.size:
-            for connection in (opened, left):
-                if connection is not None:
-                    connection.close()
-            return None
-        ring = KernelRing(self.rank, self.size, left, opened, self._patience.answer_s)
-        self._rings.append(ring)
-        return ring
+        with ExitStack() as unused:
+            opened = right.open_for_ring() if right is not None and is_possible and IS_POSSIBLE else None
+            if opened is not None:
+                unused.callback(opened.close)
+                warm_up(reduce_kind(value_type))
+            agreed = np.array([float(opened is not None)])
+            self.allreduce(agreed, ValueType.FP64)
+            # Who has opened one was told by its right neighbour that it is welcome: by then that one has it.
+            left = self._servicer.connection_for_ring((self.rank - 1) % self.size)
+            if left is not None:
+                unused.callback(left.close)
+            if opened is None or left is None or agreed[0] != self.size:
+                return None
+            ring = KernelRing(self.rank, self.size, left, opened, self._patience.answer_s)
+            self._rings.append(ring)
+            unused.pop_all()
+            return ring
 
-    def sum_around(self, ring: KernelRing, values: NDArray[np.float64]) -> None:
-        """As `allreduce`, by a ring of `open_ring` that this thread alone uses; it counts as a call.
-
-        Raises:
-            TaihuError: see `wait`.
-        """
+    def count_call(self) -> int:
+        """Begin a call of all ranks that somebody else carries out; returns its number."""
         self._calls += 1
-        what = f"operation {self._calls} of step 0"
+        return self._calls
+
+    @contextmanager
+    def waiting_in(self, call: int) -> Iterator[IsFailed]:
+        """In the block this rank waits for a call of `count_call`; an error of taihu's that leaves it ends all.
+
+        The function that comes tells why it will not end, or has not in time; None while it may.
+        """
+        what = f"operation {call} of step 0"
         until_s = None if self._timeout_s is None else self._clock.now() + self._timeout_s
 
         def failure() -> BaseException | None:
@@ -271,7 +296,7 @@ class Communicator:
 
         self._awaits = lambda: what
         try:
-            ring.allreduce(values, reduce_kind(ValueType.FP64), failure, mean=False)
+            yield failure
         except TaihuError as error:
             self.fail(error)
             raise
@@ -412,11 +437,16 @@ class Communicator:
         self._operations.wake()
         for tell in self._told_of_failure:
             tell(self._failure)
-        # Who passes it on names the one that failed.
-        said = said_by(f"worker {self.rank}", str(self._failure))
-        self._servicer.end(type(self._failure)(said))
-        for link in self._links.values():
-            link.fail(self._farewell(said))
+        self._servicer.end(type(self._failure)(self._said_of(self._failure)))
+        self._end_links(self._failure)
+
+    def _end_links(self, failure: TaihuError) -> None:
+        for link in list(self._links.values()):
+            link.fail(self._farewell(self._said_of(failure)))
+
+    def _said_of(self, failure: TaihuError) -> str:
+        """The one that passes it on names the one that failed."""
+        return said_by(f"worker {self.rank}", str(failure))
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
         """Have `tell` called with what ends all operations, by any thread; at once if that has happened."""

@@ -99,6 +99,8 @@ def meet(
     with ExitStack() as stack:
         rpc, address = listener.rpc, listener.address
         stack.callback(rpc.stop)
+        # Peers may have heard that all are there, and wait to be let in when this worker joins in vain.
+        stack.callback(communicator.turn_away)
         services = [PEER_SERVICE]
         hosts = rank == 0 and not job.servers
         if hosts:

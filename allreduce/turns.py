@@ -1,4 +1,7 @@
-"""Operations that are carried out one after the other, in a thread of their own."""
+"""Operations that are carried out one after the other, in a thread of their own.
+
+A thread that would only wait for the last one may carry that out itself: nobody has to be woken then.
+"""
 
 from __future__ import annotations
 
@@ -61,49 +64,101 @@ class InTurn:
         self._do, self._do_restart = carry_out, restart
         self._events = events
         self._queue: SimpleQueue[Operation | _Restart | None] = SimpleQueue()
-        self._attempt = 0
+        self._attempt = self._carried_out_from = 0
+        # Guards what follows; `_turn` is held by whoever carries out.
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._holds_next = False
+        self._held: Operation | None = None
+        # Items in the queue, and the one that the thread has taken.
+        self._before = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def start(self, operation: Operation) -> None:
-        """Queue an operation."""
-        self._queue.put(operation)
+        """Queue an operation, or hold it after `hold_next`."""
+        with self._lock:
+            self._let_go()
+            if self._holds_next:
+                self._holds_next, self._held = False, operation
+            else:
+                self._put(operation)
+
+    def hold_next(self) -> None:
+        """Have the operation that is started next wait for `help`, or for the next one."""
+        self._holds_next = True
+
+    def help(self) -> None:
+        """Carry out in this thread what is held, unless there is something before it."""
+        with self._lock:
+            self._holds_next = False
+            operation = self._held
+            if operation is None or self._before:
+                self._let_go()
+                return
+            self._held = None
+            self._turn.acquire()
+        try:
+            self._carry_out(operation)
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self._turn.release()
+
+    def _let_go(self) -> None:
+        if self._held is not None:
+            operation, self._held = self._held, None
+            self._put(operation)
+
+    def _put(self, item: Operation | _Restart | None) -> None:
+        self._before += 1
+        self._queue.put(item)
 
     def abort(self, attempt: int) -> None:
         """Give up operations of attempts before this one; returns when all ranks have, or when all has failed."""
         restart = _Restart(attempt)
         self._attempt = attempt
-        self._queue.put(restart)
+        with self._lock:
+            self._held = None
+            self._put(restart)
         while not restart.done.wait(_POLL_S) and self._events.is_failed() is None:
             pass
 
     def close(self) -> None:
         """End when everything queued is done."""
-        self._queue.put(None)
+        with self._lock:
+            self._let_go()
+            self._put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        attempt = 0
         try:
             while (item := self._queue.get()) is not None:
-                if isinstance(item, _Restart):
-                    self._do_restart(item.attempt, self._is_ended)
-                    attempt = item.attempt
-                    item.done.set()
-                elif item.key.at.attempt >= attempt:
-                    try:
+                with self._turn:
+                    if isinstance(item, _Restart):
+                        self._do_restart(item.attempt, self._is_ended)
+                        self._carried_out_from = item.attempt
+                        item.done.set()
+                    else:
                         self._carry_out(item)
-                    except StaleError:
-                        # What follows in this attempt is given up as well.
-                        attempt = item.key.at.attempt + 1
+                with self._lock:
+                    self._before -= 1
         except BaseException as error:
-            self._events.failed(error)
-            if not isinstance(error, TaihuError):
-                raise
+            self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        self._events.failed(error)
+        if not isinstance(error, TaihuError):
+            raise error
 
     def _carry_out(self, operation: Operation) -> None:
-        self._do(operation, lambda: self._is_ended() or self._given_up(operation))
-        self._events.finished(operation)
+        if operation.key.at.attempt < self._carried_out_from:
+            return
+        try:
+            self._do(operation, lambda: self._is_ended() or self._given_up(operation))
+            self._events.finished(operation)
+        except StaleError:
+            # What follows in this attempt is given up as well.
+            self._carried_out_from = operation.key.at.attempt + 1
 
     def _is_ended(self) -> BaseException | None:
         return self._events.is_failed() or self._events.is_left()

@@ -1274,6 +1274,7 @@ class FinishRequest(_message.Message):
     UNTIL_END_FIELD_NUMBER: _builtins.int
     HAS_LOST_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
+    HAS_HEARD_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     parameters_sha256: _builtins.str
     """Workers: SHA-256 over the final parameters."""
@@ -1285,6 +1286,8 @@ class FinishRequest(_message.Message):
     """It failed because it has lost another member: it would begin again with all others."""
     exit_code: _builtins.int
     """What its process ends with, where that is known."""
+    has_heard: _builtins.bool
+    """It has been told that the run has ended, which its process does now: the coordinator need not wait for it."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -1300,10 +1303,11 @@ class FinishRequest(_message.Message):
         until_end: _builtins.bool = ...,
         has_lost: _builtins.bool = ...,
         exit_code: _builtins.int | None = ...,
+        has_heard: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "member", b"member", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "failure", b"failure", "has_lost", b"has_lost", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress", "until_end", b"until_end"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "exit_code", b"exit_code", "failure", b"failure", "has_heard", b"has_heard", "has_lost", b"has_lost", "job", b"job", "member", b"member", "parameters_sha256", b"parameters_sha256", "progress", b"progress", "until_end", b"until_end"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015

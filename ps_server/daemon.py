@@ -16,7 +16,7 @@ from taihu.coordination.listener import listen_options, open_listener
 from taihu.coordination.members import MemberId, Role, RunState
 from taihu.errors import ConfigError, RecoveringError, WriteError
 from taihu.job import Job
-from taihu.process.entry import Interrupts, wait_for_termination
+from taihu.process.entry import Interrupts
 from taihu.process.memory_use import MemoryGrowth
 from taihu.process.notices import Notices
 from taihu.results import RESULTS_FORMAT
@@ -111,7 +111,7 @@ class ServerDaemon:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._options.hold and kind is None and not self._options.interrupts.reason:
-            wait_for_termination()
+            self._options.interrupts.await_end()
             if self._page is not None:
                 self._page.close()
         elif self._page is not None:
@@ -142,6 +142,8 @@ class ServerDaemon:
             in_generations(self._job, self._member, self._live)
         finally:
             self._write_trace()
+        if self._options.hold and not self._options.interrupts.reason:
+            self._options.interrupts.are_no_error()
         state, reason = self._part.outcome
         self._log.info(state.value, **({"reason": reason} if reason else {}))
         return state

@@ -179,6 +179,7 @@ class Exchanges:
         self._connections: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
+        self._keeps_none = False
 
     def open(self, identity: WorkerIdentity) -> WorkerExchange:
         """Begin an exchange.
@@ -223,8 +224,14 @@ class Exchanges:
             self._gradients[identity] = gradients
 
     def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
-        """Keep a connection for the worker's open exchange, or for the one that it will open next."""
+        """Keep a connection for the worker's open exchange, or for the one that it will open next.
+
+        One that comes when this server takes none any more is closed.
+        """
         with self._lock:
+            if self._keeps_none:
+                connection.close()
+                return
             exchange = self._exchanges.get(identity.rank)
             if exchange is not None and exchange.identity == identity:
                 exchange.connect(connection)
@@ -247,8 +254,9 @@ class Exchanges:
             raise self._failure
 
     def close_unused(self) -> None:
-        """Close connections that no exchange has taken."""
+        """Close connections that no exchange has taken, and whatever comes later."""
         with self._lock:
+            self._keeps_none = True
             unused = list(self._connections.values())
             self._connections.clear()
         for _, connection in unused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import structlog
 
@@ -29,7 +29,7 @@ from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_inc
 from taihu.coordination.stopping import StopNotice
 from taihu.coordination.vouching import vouched_once
 from taihu.coordination.waiting import telling_who_is_awaited
-from taihu.errors import RecoveringError, RunError, TaihuError
+from taihu.errors import RecoveringError, RunError
 from taihu.history.recording import Recorder, recorded_history
 from taihu.history.records import End
 from taihu.job import Job
@@ -206,8 +206,7 @@ class Participation:
                         self._ended.wait()
                     self._raise_if_broken()
             self._chaos.passes(Point.FAREWELL)
-            with suppress(TaihuError):  # the run has ended, whether or not the coordinator hears the farewell
-                client.finish()
+            client.has_heard()
 
     @contextmanager
     def _serving(

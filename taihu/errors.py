@@ -1,11 +1,15 @@
 """The exception tree. A message names the thing, what was expected and seen, and the remedy, in one line."""
 
+from typing import Final
+
 __all__ = [
+    "AWAY",
     "CheckpointError",
     "ConfigError",
     "DamagedFrameError",
     "DataError",
     "ExchangeError",
+    "FinishedError",
     "FrameError",
     "GivenUpError",
     "MemberLostError",
@@ -69,6 +73,12 @@ class RunError(TaihuError):
     """The run was under way and cannot go on."""
 
 
+class FinishedError(TaihuError):
+    """The run has finished without this process, which has nothing left to do: no failure."""
+
+    exit_code = 0
+
+
 class ExchangeError(RunError):
     """The exchange of a step failed."""
 
@@ -99,3 +109,7 @@ class StaleError(TaihuError):
 
 class GivenUpError(StaleError):
     """A frame belongs to an attempt that was given up: whoever sent it had not heard of that."""
+
+
+AWAY: Final = (MemberLostError, PeerUnreachableError)
+"""Errors of a call that was not answered."""

@@ -42,7 +42,7 @@ class WorkerDaemon:
         self._job = job
         self._options = options
         self._log = structlog.get_logger().bind(role="worker", rank=options.rank)
-        self._metrics = WorkerMetrics(options.rank)
+        self._metrics = WorkerMetrics(options.rank, is_read=options.metrics_port is not None)
         self._stop = StopNotice()
 
     def run(self) -> dict[str, Any]:

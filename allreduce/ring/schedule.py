@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Literal
 
 from taihu.errors import FrameError
@@ -124,13 +125,16 @@ class Ring:
         self._turn = turn = self._size - 1
         self._phase = range(turn if phase == "allgather" else 0, turn if phase == "reduce-scatter" else 2 * turn)
         # At hop h a rank sends the chunk h ranks behind it and receives the one h + 1 behind.
-        self._hops = {hop: _Hop(hop, self._behind(hop + 1)) for hop in self._phase}
-        self._missing = sum(hop.missing for hop in self._hops.values())
+
+    @cached_property
+    def _hops(self) -> dict[int, _Hop]:
+        # Sums in shared memory have none.
+        return {hop: _Hop(hop, self._behind(hop + 1)) for hop in self._phase}
 
     @property
     def done(self) -> bool:
         """Whether everything has arrived."""
-        return not self._missing
+        return not any(hop.missing for hop in self._hops.values())
 
     @property
     def is_whole(self) -> bool:
@@ -167,7 +171,6 @@ class Ring:
                 f"segment at hop {hop}: {self._size} ranks make hops {self._phase.start} to {self._phase.stop - 1}"
             )
         segment = self._hops[hop].arrive(offset, count)
-        self._missing -= 1
         forward = Segment(hop + 1, segment.frame) if hop + 1 in self._hops else None
         if hop >= self._turn:
             return Arrival(segment, Action.REPLACE, forward)

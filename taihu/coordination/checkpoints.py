@@ -46,6 +46,9 @@ class CheckpointBook:
         self._asked = (begun_after, 0.0)
         self._decisions: dict[int, Decision] = {}
         self._files: dict[int, dict[str, PartFile]] = {}
+        self._left_out: set[int] = set()
+        self._first = 0
+        self._complete = begun_after
 
     def decide(self, step: int, now: float, *, is_last: bool = False) -> Decision:
         """The decision for `step`, the same for all that ask; they do so before the first step, too.
@@ -57,7 +60,9 @@ class CheckpointBook:
         return self._decisions[step]
 
     def stored(self, member: str, step: int, file: PartFile) -> dict[str, PartFile] | None:
-        """A member's part is durable; returns all files of the step when this was the last one.
+        """A member's part is durable; returns all files of the step when this was the last one, once.
+
+        A member that was not answered says so again.
 
         Raises:
             StaleError: the member has nothing to keep in this run.
@@ -66,13 +71,31 @@ class CheckpointBook:
             raise StaleError(
                 f"{member} has stored a part of step {step}: expected parts of {', '.join(sorted(self._members))}"
             )
+        if step < self._first or step <= self._complete or step in self._left_out:
+            return None
         files = self._files.setdefault(step, {})
         files[member] = file
         if files.keys() != self._members:
             return None
         # What is older will not be complete any more: a member that left a part out goes on with a later one.
+        self._complete = step
         self._files = {other: known for other, known in self._files.items() if other > step}
         return files
+
+    def left_out(self, step: int) -> None:
+        """A member's part of `step` cannot be had: the checkpoint will not be complete."""
+        self._left_out.add(step)
+        self._files.pop(step, None)
+
+    def give_up(self, before: int) -> int:
+        """Give up checkpoints of steps before `before`, or before the first one that may be complete yet.
+
+        A member whose disk is slow stores its part when later steps have been decided: where others have stored
+        theirs, it is waited for. Of what is given up no part counts any more; returns the step before which that is.
+        """
+        self._first = min((step for step in self._files if step < before), default=before)
+        self._left_out = {step for step in self._left_out if step >= self._first}
+        return self._first
 
     def _decided(self, step: int, now: float) -> Decision:
         if step == self._begun_after:

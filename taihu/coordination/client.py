@@ -8,26 +8,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import grpc
 import structlog
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceStub
+from taihu.checkpoint.ended import ENDED, EndedRun
 from taihu.checkpoint.files import PartFile
-from taihu.checkpoint.keepers import recovers
+from taihu.checkpoint.keepers import checkpoint_folder, ended_run, recovers
 from taihu.coordination import messages
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.checkpoints import Decision
+from taihu.coordination.hearing import End, hear_end
 from taihu.coordination.members import MemberId, Progress, RunState, error_of
 from taihu.coordination.plan import Plan
 from taihu.coordination.plan_messages import plan_from_message
 from taihu.coordination.stopping import StopNotice
 from taihu.coordination.waiting import telling_who_is_awaited
 from taihu.errors import (
+    AWAY,
     ConfigError,
     ExchangeError,
+    FinishedError,
     MemberLostError,
     PeerUnreachableError,
     RecoveringError,
@@ -52,7 +56,9 @@ from taihu.wire.host_names import is_known
 from taihu.wire.retry import call_until_reachable
 from taihu.wire.status import error_from_rpc
 
-__all__ = ["LOSSES", "CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported"]
+__all__ = ["LOSSES", "CoordinatorClient", "HeartbeatThread", "coordinator_address", "failure_reported", "told_of"]
+
+T = TypeVar("T")
 
 _LOOK_S = 1.0
 _ASK_AGAIN_S = 0.05
@@ -86,6 +92,10 @@ class CoordinatorClient:
         self.coordinator_clock = ClockOffset()
         self._channel = self._open_channel()
         self._stub = CoordinatorServiceStub(self._channel)
+        # Others may still call over one that is silent: it is closed at the end.
+        self._former: list[grpc.Channel] = []
+        self._end: End | None = None
+        self._generation = 0
         self.worker_incarnations: tuple[int, ...] = ()
         """The life of every worker by rank, where workers exchange with each other: `join` brings it."""
 
@@ -95,12 +105,18 @@ class CoordinatorClient:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._channel.close()
+        for channel in (*self._former, self._channel):
+            channel.close()
 
     def _open_channel(self) -> grpc.Channel:
         own = security_of(self._job, self.member.role.value, self.member.rank)
         host = member_name("server" if self._job.servers else "worker", 0)
         return open_channel(self._address, self._patience, own, host)
+
+    def _connect_anew(self) -> None:
+        self._former.append(self._channel)
+        self._channel = self._open_channel()
+        self._stub = CoordinatorServiceStub(self._channel)
 
     def begin(self) -> tuple[int, int]:
         """Ask until this member may join; the generation to be joined and the step that it goes on from.
@@ -108,7 +124,8 @@ class CoordinatorClient:
         Raises:
             PeerUnreachableError: the coordinator did not answer, or the last generation did not end, in time.
             StaleError: the place is taken by a process that lives.
-            RunError: the run has ended.
+            FinishedError: the run has finished.
+            RunError: the run has ended otherwise.
         """
         timeout_s, until_s = self._connect_timeout_s, self._clock.now() + self._connect_timeout_s
         request = pb.BeginRequest(job=self._job.name, member=self._member())
@@ -128,6 +145,8 @@ class CoordinatorClient:
         try:
             return self._stub.Begin(request, timeout=timeout_s)
         except grpc.RpcError:
+            if (ended := ended_run(self._job)) is not None:
+                raise FinishedError(told_of(ended, self._job)) from None
             # Whoever takes the coordinator's place may have its name alone, and a channel to a name that is not known
             # for a while asks for it more and more rarely.
             self._channel.close()
@@ -152,6 +171,7 @@ class CoordinatorClient:
             PeerUnreachableError: the coordinator did not answer, or peers did not join, in time.
             ConfigError, ModelError, StaleError: the coordinator refused; the message says why.
         """
+        self._generation = generation
         request = pb.JoinRequest(
             job=self._job.name,
             member=self._member(),
@@ -166,7 +186,7 @@ class CoordinatorClient:
             with telling_who_is_awaited(self.awaited):
                 response = call_until_reachable(
                     lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
-                    peer=self.peer,
+                    peer=self._host,
                     timeout_s=self._connect_timeout_s,
                     clock=self._clock,
                 )
@@ -186,10 +206,7 @@ class CoordinatorClient:
         """
         said = messages.member_to_message(caller, incarnation)
         request = pb.VouchRequest(job=self._job.name, member=self._member(), caller=said)
-        try:
-            self._stub.Vouch(request, timeout=self._patience.lost_after_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        self._call(self._stub.Vouch, request, self._patience.lost_after_s)
 
     def awaited(self) -> str:
         """Words for the coordinator while it does not answer, then for the members that have not joined."""
@@ -213,35 +230,23 @@ class CoordinatorClient:
             layout=layout_to_message(layout),
             updates=messages.updates_to_message(updates),
         )
-        try:
-            self._stub.BringLayout(request, timeout=self._patience.lost_after_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        self._call(self._stub.BringLayout, request, self._patience.lost_after_s)
 
     def get_plan(self, timeout_s: float) -> Plan:
         """The run's plan; waits until the first worker has brought the layout."""
         request = pb.GetPlanRequest(job=self._job.name, member=self._member())
-        try:
-            return plan_from_message(self._stub.GetPlan(request, timeout=timeout_s))
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        return plan_from_message(self._call(self._stub.GetPlan, request, timeout_s))
 
     def report_steps(self, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None = None) -> Plan:
         """Bring measurements; waits until every worker has, and returns the plan from step + 1 on."""
         request = pb.ReportStepsRequest(
             job=self._job.name, member=self._member(), step=step, steps=map(messages.step_to_message, steps)
         )
-        try:
-            return plan_from_message(self._stub.ReportSteps(request, timeout=timeout_s))
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        return plan_from_message(self._call(self._stub.ReportSteps, request, timeout_s))
 
     def get_profile(self) -> Profile | None:
         """The costs that the present plan was made from, None when nothing has been measured."""
-        try:
-            text = self._stub.GetProfile(pb.GetProfileRequest(), timeout=self._patience.lost_after_s).profile_json
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        text = self._call(self._stub.GetProfile, pb.GetProfileRequest(), self._patience.lost_after_s).profile_json
         return Profile.from_json(json.loads(text)) if text else None
 
     def fix_last_step(self, step: int, timeout_s: float | None = None) -> int:
@@ -251,18 +256,12 @@ class CoordinatorClient:
             RunError: the run failed.
         """
         request = pb.FixLastStepRequest(job=self._job.name, member=self._member(), step=step)
-        try:
-            return int(self._stub.FixLastStep(request, timeout=timeout_s).last_step)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        return int(self._call(self._stub.FixLastStep, request, timeout_s).last_step)
 
     def decide_checkpoint(self, step: int, *, is_last: bool = False) -> Decision:
         """Whether the state behind `step` is kept, and the step behind which all workers ask again."""
         request = pb.DecideCheckpointRequest(job=self._job.name, member=self._member(), step=step, is_last=is_last)
-        try:
-            response = self._stub.DecideCheckpoint(request, timeout=self._patience.lost_after_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        response = self._call(self._stub.DecideCheckpoint, request, self._patience.lost_after_s)
         return Decision(response.keep, response.next_step)
 
     def stored(self, step: int, file: PartFile) -> None:
@@ -275,28 +274,19 @@ class CoordinatorClient:
             size_bytes=file.size_bytes,
             sha256=file.sha256,
         )
-        try:
-            self._stub.Stored(request, timeout=self._patience.lost_after_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        self._call(self._stub.Stored, request, self._patience.lost_after_s)
 
     def left_out(self, step: int, why: str) -> None:
         """Say that this member's part of the checkpoint of `step` cannot be had."""
         request = pb.StoredRequest(job=self._job.name, member=self._member(), step=step, left_out=why)
-        try:
-            self._stub.Stored(request, timeout=self._patience.lost_after_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        self._call(self._stub.Stored, request, self._patience.lost_after_s)
 
     def compare(self, step: int, parameters_sha256: str) -> None:
         """Tell the hash of this worker's parameters behind `step`; the run fails where those of all differ."""
         request = pb.CompareRequest(
             job=self._job.name, member=self._member(), step=step, parameters_sha256=parameters_sha256
         )
-        try:
-            self._stub.Compare(request, timeout=self._patience.lost_after_s)
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        self._call(self._stub.Compare, request, self._patience.lost_after_s)
 
     def heartbeat(self, progress: Progress, stop: StopNotice) -> tuple[RunState, str]:
         """Report progress, and exchange what is known of a stop.
@@ -313,13 +303,13 @@ class CoordinatorClient:
             leaves=stop.leaves,
         )
         sent_s = self._clock.now()
-        try:
-            response = messages.plain(self._stub.Heartbeat(request, timeout=self._patience.answer_s))
-        except grpc.RpcError as error:
-            raise error_from_rpc(error, self._host) from None
+        response = messages.plain(self._call(self._stub.Heartbeat, request, self._patience.answer_s))
         self.coordinator_clock.add(sent_s, response.clock_s, self._clock.now())
         stop.heard(response.stop_reason, response.last_step or None, goes_on=response.goes_on)
-        return messages.state_from_message(response.state), response.reason
+        state = messages.state_from_message(response.state)
+        if state.is_final:
+            self._end = state, response.reason
+        return state, response.reason
 
     def finish(self, *, parameters_sha256: str = "", failure: str = "", has_lost: bool = False) -> RunState:
         """Say that this member is done, or why it failed; returns the state of the run.
@@ -333,24 +323,60 @@ class CoordinatorClient:
         """Say that this member has lost another one, before it gives up what third ones would miss it by."""
         if isinstance(error, LOSSES) and not isinstance(error, RecoveringError):
             said = pb.FinishRequest(failure=str(error), has_lost=True)
-            with suppress(TaihuError):  # who fails says so again, and may be heard then
+            # Who fails says so again, and may be heard then; where the thread that calls comes late, that was said.
+            with suppress(TaihuError):
                 self._finish(said, None, _LOOK_S)
 
     def finish_with_all(self, *, progress: Progress, parameters_sha256: str, exit_code: int | None = None) -> None:
         """Say that this worker has done its part; returns when all have, and the run has ended.
 
-        Its process ends with `exit_code`, where that is known.
+        Its process ends with `exit_code`, where that is known. A connection that breaks is replaced: the coordinator
+        is there until all have said that they have heard of the end.
 
         Raises:
             RunError: the run failed.
             RecoveringError: another one was lost before it had done its part.
+            MemberLostError, PeerUnreachableError: the coordinator did not answer for `lost_after_s`.
         """
         said = pb.FinishRequest(parameters_sha256=parameters_sha256, until_end=True, exit_code=exit_code)
-        response = self._finish(said, progress, None)
-        while not (state := messages.state_from_message(response.state)).is_final:
-            response = self._finish(said, progress, None)  # it has been held for as long as one call is
-        if (error := error_of(state, response.reason)) is not None:
+
+        def ask(timeout_s: float) -> End:
+            response = self._finish(said, progress, timeout_s)  # it is held for as long as this call is
+            return messages.state_from_message(response.state), response.reason
+
+        end = hear_end(
+            ask,
+            heard=self.heard_end,
+            connect=self._connect_anew,
+            patience=self._patience,
+            clock=self._clock,
+        )
+        if (error := error_of(*end)) is not None:
             raise error
+        self.has_heard()
+
+    def heard_end(self) -> End | None:
+        """The end of this generation, as far as it was told, or is kept beside the run's checkpoints."""
+        if self._end is None and self.recovers:
+            ended = ended_run(self._job)
+            if ended is not None and ended.generation == self._generation:
+                self._end = RunState.FINISHED, ""
+        return self._end
+
+    def has_heard(self) -> None:
+        """Say that this member knows of the end of the run, so that the coordinator need not wait for it.
+
+        That fails where the coordinator has ended, or waits in vain until it gives this member up.
+        """
+        said = pb.FinishRequest(has_heard=True)
+        try:
+            self._finish(said, None, self._patience.farewell_s)
+        except AWAY:
+            self._connect_anew()
+            with suppress(TaihuError):
+                self._finish(said, None, self._patience.farewell_s)
+        except TaihuError:
+            pass
 
     def _finish(
         self, said: pb.FinishRequest, progress: Progress | None, timeout_s: float | None
@@ -359,10 +385,15 @@ class CoordinatorClient:
         said.member.CopyFrom(self._member())
         if progress is not None:
             said.progress.CopyFrom(messages.progress_to_message(progress))
+        return messages.plain(self._call(self._stub.Finish, said, timeout_s))
+
+    def _call(self, method: Callable[..., T], request: object, timeout_s: float | None) -> T:
         try:
-            return messages.plain(self._stub.Finish(said, timeout=timeout_s))
+            return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._host) from None
+        except ValueError:  # the channel has been closed: a thread that calls may come late
+            raise StaleError(f"{self.member} takes no part any more") from None
 
     def _member(self) -> pb.Member:
         return messages.member_to_message(self.member, self._incarnation)
@@ -430,6 +461,9 @@ class HeartbeatThread:
             try:
                 state, reason = self._client.heartbeat(self._progress(), self._stop)
             except TaihuError as error:
+                if (end := self._client.heard_end()) is not None:
+                    self._on_end(*end)
+                    return
                 if isinstance(error, StaleError) and self._recovers:
                     self._on_end(RunState.RECOVERING, f"the {self._client.peer} has begun again")
                     return
@@ -465,6 +499,12 @@ def failure_reported(client: CoordinatorClient) -> Iterator[None]:
         if begins_again and has_lost and not leaves:
             raise RecoveringError(reason) from error
         raise
+
+
+def told_of(ended: EndedRun, job: Job) -> str:
+    """The words for a process that finds the end of its run kept."""
+    where = f"{checkpoint_folder(job)}/{ENDED}"
+    return f"nothing is left to do: the run has finished, parameters {ended.parameters_sha256[:12]}, see {where}"
 
 
 def coordinator_address(job: Job) -> str:

@@ -15,13 +15,13 @@ from typing import Final, TypeVar
 
 import structlog
 
-from taihu.checkpoint.keepers import checkpoint_folder, going_on, newest_of, recovers
+from taihu.checkpoint.keepers import checkpoint_folder, ended_run, going_on, newest_of, recovers
 from taihu.checkpoint.store import CheckpointStore
-from taihu.coordination.client import CoordinatorClient, coordinator_address
+from taihu.coordination.client import CoordinatorClient, coordinator_address, told_of
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.restarts import Restarts
 from taihu.coordination.service import new_incarnation
-from taihu.errors import CheckpointError, RecoveringError
+from taihu.errors import CheckpointError, FinishedError, RecoveringError
 from taihu.job import Job
 
 __all__ = ["ONLY", "Generation", "in_generations"]
@@ -83,7 +83,10 @@ def _next_hosted(job: Job, restarts: Restarts) -> Generation:
 
     Raises:
         CheckpointError: there are some, damaged or of another job: to begin anew would lose them.
+        FinishedError: the process in whose place this one is has finished the run.
     """
+    if (ended := ended_run(job)) is not None:
+        raise FinishedError(told_of(ended, job))
     folder, found = checkpoint_folder(job), None
     if job.checkpoint.resumes_auto:
         found = newest_of(job)

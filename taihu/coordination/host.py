@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import structlog
 
 from kernels import group_search
 from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
-from taihu.checkpoint.keepers import recovers, resumed_from, used_up
+from taihu.checkpoint.ended import EndedRun, keep_end
+from taihu.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
 from taihu.coordination.checkpointing import Checkpointing
 from taihu.coordination.generations import ONLY, Generation
+from taihu.coordination.members import RunState
 from taihu.coordination.membership import TICK_S, Membership
 from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
@@ -48,12 +51,19 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         generation=generation.number,
         recovers=generation.recovers,
         remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
+        keeps_end=recovers(job),
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
     clock = SystemClock()
     checkpointing = Checkpointing.of(job, clock)
-    coordinator = Coordinator(membership, lambda layout: _planning(job, layout, membership), clock, checkpointing)
+    coordinator = Coordinator(
+        membership,
+        lambda layout: _planning(job, layout, membership),
+        clock,
+        checkpointing,
+        partial(_keep_end, job, generation.number),
+    )
     add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, generation.step), rpc.grpc_server)
     closed = threading.Event()
     watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
@@ -61,9 +71,25 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
     try:
         yield coordinator
     finally:
-        coordinator.wait_for(Membership.over, job.patience.answer_s + cluster.heartbeat_s)
+        with coordinator.changing() as (members, _):
+            has_failed = members.state is RunState.FAILED
+        # Who has done its part, and is cut off, asks for as long, over new connections.
+        patience_s = job.patience.answer_s if has_failed else cluster.lost_after_s
+        coordinator.wait_for(Membership.over, patience_s + cluster.heartbeat_s)
         closed.set()
         watch.join()
+
+
+def _keep_end(job: Job, generation: int, parameters_sha256: str) -> None:
+    """Keep the end of a run; one that cannot be kept is told all the same, as the run has finished."""
+    folder = checkpoint_folder(job)
+    if folder is None:
+        return
+    ended = EndedRun(generation=generation, settings=dict(job.shared_settings), parameters_sha256=parameters_sha256)
+    try:
+        keep_end(folder, ended)
+    except OSError as error:
+        structlog.get_logger().warning("the end of the run cannot be kept", folder=str(folder), reason=str(error))
 
 
 def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:

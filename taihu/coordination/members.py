@@ -96,13 +96,17 @@ class Progress:
 
 @dataclass
 class MemberRecord:
-    """The record of one member. One that has `finished` ends with `exit_code`, where it has told that."""
+    """The record of one member. One that has `finished` ends with `exit_code`, where it has told that.
+
+    One that `awaits_end` is there, and asks, until it has heard that the run has ended.
+    """
 
     incarnation: int
     address: str
     last_seen_s: float
     progress: Progress = field(default_factory=Progress)
     finished: bool = False
+    awaits_end: bool = False
     exit_code: int | None = None
     parameters_sha256: str = ""
 

@@ -13,7 +13,7 @@ from taihu.coordination.hashes import HashBook, difference
 from taihu.coordination.members import MemberId, MemberRecord, Progress, Role, RunState, error_of
 from taihu.coordination.standstill import Standstill, stall_of
 from taihu.coordination.stopping import StopAgreement
-from taihu.errors import ConfigError, RecoveringError, RunError, StaleError
+from taihu.errors import ConfigError, FinishedError, RecoveringError, RunError, StaleError
 from taihu.layout import Layout
 from taihu.run_length import RunLength
 from taihu.update_rules import UpdateRules
@@ -41,7 +41,8 @@ class Membership:
     to stop has stopped when every worker has finished before its last step. Where it `recovers`, a member that is
     lost ends no more than this generation. Its coordinator is server 0 or, in a run without servers, worker 0. With
     `workers_meet`, workers exchange with each other beside the servers; with `layout_follows`, they join without
-    their layers and bring them later. `remedy` follows the reason where the loss of a member ends the run.
+    their layers and bring them later. `remedy` follows the reason where the loss of a member ends the run. One that
+    `keeps_end` has finished when that is kept, so that nobody is told what could be forgotten: see `conclusion`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Membership:
         generation: int = 0,
         recovers: bool = False,
         remedy: str = "",
+        keeps_end: bool = False,
     ) -> None:
         self.job = job
         self.generation = generation
@@ -73,10 +75,15 @@ class Membership:
         self._join_timeout_s = join_timeout_s
         self._first_join_s: float | None = None
         self._lost: set[MemberId] = set()
+        # Of those that await the end of the run, who is not waited for any more.
+        self._silent: set[MemberId] = set()
         self._host = MemberId(Role.SERVER if servers else Role.WORKER, 0)
         self._alike = Agreement(str(self._host), digest, settings)
         self._recovers = recovers
         self._remedy = remedy
+        self._keeps_end = keeps_end
+        self.conclusion: str | None = None
+        """The hash of the final parameters where the run has finished but for `conclude`; None before and after."""
         self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
         self._hashes = HashBook(workers)
         self._standstill = Standstill(still_after_s)
@@ -118,12 +125,15 @@ class Membership:
         Raises:
             ConfigError: the rank is outside the world.
             StaleError: another job, or the place is taken by a process that lives.
-            RunError: the run has ended.
+            FinishedError: the run has finished.
+            RunError: the run has ended otherwise.
         """
         self._check(member, job)
         if self.state is RunState.RECOVERING:
             return False
         if self.state.is_final:
+            if self.state is RunState.FINISHED:
+                raise FinishedError(f"{member}: the run has finished, nothing is left to do")
             raise RunError(f"the run has {self.state.value}{f': {self.reason}' if self.reason else ''}")
         record = self.members.get(member)
         if record is None or record.incarnation == incarnation:
@@ -181,6 +191,7 @@ class Membership:
             self._alike.check_layout(str(member), layout)
         if known is None:
             self._hold_workers(now)
+            self._withdrawn.discard((member, incarnation))  # its connection broke, and it asked over another one
             self.members[member] = MemberRecord(incarnation, address, now)
         if self._first_join_s is None:
             self._first_join_s = now
@@ -231,11 +242,13 @@ class Membership:
         failure: str = "",
         has_lost: bool = False,
         exit_code: int | None = None,
+        awaits_end: bool = False,
     ) -> None:
         """A member has done its part, or failed; the first failure becomes the run's reason.
 
         `has_lost` says that it failed because it has lost another one, and would begin again; its process ends with
-        `exit_code`.
+        `exit_code`. One that `awaits_end` says so when it has heard of the run's, see `has_heard`; it may say all of
+        this again, over another connection.
 
         Raises:
             StaleError: no such member with this incarnation has joined.
@@ -248,6 +261,9 @@ class Membership:
         record.last_seen_s = now
         record.finished = True
         record.exit_code = exit_code
+        self._silent.discard(member)
+        if not has_lost:  # one that has lost another one does not leave by that
+            record.awaits_end = awaits_end and not failure
         record.parameters_sha256 = parameters_sha256
         if progress is not None:
             record.progress = progress
@@ -255,8 +271,24 @@ class Membership:
             self.end_generation(f"{member}: {failure}")
         elif failure:
             self.fail(f"{member}: {failure}")
-        elif self.state is RunState.RUNNING and self._all_finished(Role.WORKER):
+        elif self.state is RunState.RUNNING and self.conclusion is None and self._all_finished(Role.WORKER):
             self._conclude()
+
+    def conclude(self) -> None:
+        """The end is kept, or cannot be kept: the run has finished."""
+        if self.conclusion is not None:
+            self.state, self.conclusion = RunState.FINISHED, None
+
+    def has_heard(self, member: MemberId, incarnation: int, *, job: str, now: float) -> None:
+        """A member has been told that the run has ended: nobody waits for it any more.
+
+        Raises:
+            StaleError: no such member with this incarnation has joined.
+        """
+        record = self._record(member, incarnation, job)
+        record.last_seen_s = now
+        if self.state.is_final:
+            record.finished, record.awaits_end = True, False
 
     def compare(self, member: MemberId, incarnation: int, step: int, sha256: str, *, job: str) -> None:
         """Note the hash of a worker's parameters behind `step`; fails the run if those of all workers differ.
@@ -268,9 +300,14 @@ class Membership:
         if shown := self._hashes.told(str(member), step, sha256):
             self.fail(f"the workers' parameters differ after step {step} ({shown}); {_DIFFERENCE}")
 
-    def told(self, member: MemberId) -> None:
-        """A member's call to join is answered with the run's failure: it takes no part, and says no more."""
-        self.members[member].finished = True
+    def told(self, member: MemberId, incarnation: int) -> None:
+        """A member's call to join is answered with the run's failure: it takes no part, and says no more.
+
+        It may have hung up, and another process may be waiting in its place.
+        """
+        record = self.members.get(member)
+        if record is not None and record.incarnation == incarnation:
+            record.finished = True
 
     def ask_to_stop(self, reason: str, *, goes_on: bool = False) -> None:
         """The run is to end in order, after a step that its workers agree on; it fails if there is none yet.
@@ -286,7 +323,7 @@ class Membership:
 
     def fail(self, reason: str) -> None:
         """End the run as failed; a run that has ended keeps its state and first reason."""
-        if not self.state.is_final:
+        if not self._has_ended:
             self.state = RunState.FAILED
             self.reason = reason
 
@@ -296,7 +333,7 @@ class Membership:
         if record is None:
             return
         # Who has finished is needed until all have: a run that recovers makes the last steps again for it.
-        if not record.finished or (self._recovers and not self.state.is_final):
+        if not record.finished or (self._recovers and not self._has_ended):
             self._lost.add(member)
             self.end_generation(f"{member} was lost after step {record.progress.step}: {how}")
 
@@ -306,10 +343,13 @@ class Membership:
         Workers are not silent while `peer_addresses` are not known.
         """
         self._hold_workers(now)
+        has_ended = self.state.is_final
         for member, record in self.members.items():
             if now - record.last_seen_s > self._lost_after_s:
                 self.lost(member, f"no heartbeat for {self._lost_after_s:g} s")
-        if self.state is RunState.RUNNING:
+                if has_ended and record.awaits_end:
+                    self._silent.add(member)  # a broken connection is another matter: it asks over the next one
+        if self.state is RunState.RUNNING and self.conclusion is None:
             if in_vain := left_behind(self.members) or self._crossed_waits.look(now, self.members):
                 self.fail(in_vain)
             elif still := self._standstill.look(now, self.members):
@@ -350,17 +390,22 @@ class Membership:
         workers = (MemberId(Role.WORKER, rank) for rank in range(self.sizes[Role.WORKER]))
         return tuple(self.members[worker].incarnation for worker in workers if worker in self.members)
 
-    def over(self) -> bool:
-        """Whether the run has ended and every other peer knows (or is itself gone).
+    @property
+    def _has_ended(self) -> bool:
+        return self.state.is_final or self.conclusion is not None
 
-        Who does not know that members begin again is told as soon as it asks for anything.
+    def over(self) -> bool:
+        """Whether the run has ended and the others have said that they know (or are gone).
+
+        An answer that was sent may be lost with its connection. Who does not know that members begin again is told as
+        soon as it asks for anything; workers of a run with servers that has failed see its streams break.
         """
         return self.state is RunState.RECOVERING or (
             self.state.is_final
             and all(
-                record.finished or member in self._lost
+                (record.finished and not record.awaits_end) or member in self._lost or member in self._silent
                 for member, record in self.members.items()
-                if member.role is self._host.role and member != self._host
+                if member != self._host and (member.role is self._host.role or self.state is not RunState.FAILED)
             )
         )
 
@@ -368,7 +413,7 @@ class Membership:
         """All members begin again, where the run recovers; else it fails."""
         if not self._recovers:
             self.fail(f"{reason}; {self._remedy}" if self._remedy else reason)
-        elif not self.state.is_final:
+        elif not self._has_ended:
             self.state = RunState.RECOVERING
             self.reason = reason
 
@@ -390,6 +435,8 @@ class Membership:
                 return
             self.state = RunState.STOPPED
             self.reason = reason
+        elif self._keeps_end:
+            self.conclusion = next(iter(hashes.values()))
         else:
             self.state = RunState.FINISHED
 

@@ -48,7 +48,8 @@ def new_incarnation() -> int:
 class Coordinator:
     """A `Membership` and the run's `Planning` that threads may share.
 
-    `make_planning` is called once, when the run's layout, and its length where it has one, are known.
+    `make_planning` is called once, when the run's layout, and its length where it has one, are known; `keep_end` with
+    the hash of the final parameters, before anybody is told that the run has finished.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Coordinator:
         make_planning: Callable[[Layout], Planning],
         clock: Clock,
         checkpointing: Checkpointing | None = None,
+        keep_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._checkpointing = checkpointing
@@ -65,6 +67,8 @@ class Coordinator:
         self._planning: Planning | None = None
         self._changed = threading.Condition()
         self._reporting = threading.Lock()
+        self._keep_end = keep_end
+        self._concluding = threading.Lock()
 
     @contextmanager
     def changing(self) -> Iterator[tuple[Membership, float]]:
@@ -77,6 +81,16 @@ class Coordinator:
         """Wait until `condition` holds; False when `timeout_s` passed first."""
         with self._changed:
             return self._changed.wait_for(lambda: condition(self._membership), timeout_s)
+
+    def conclude(self) -> None:
+        """Have the end kept of a run that all workers have finished; who waits for that is told then."""
+        with self._concluding:
+            with self._changed:
+                conclusion = self._membership.conclusion
+            if conclusion is not None:
+                self._keep_end(conclusion)
+                with self.changing() as (membership, _):
+                    membership.conclude()
 
     def plan(self, timeout_s: float | None = None) -> Plan:
         """The run's plan; waits until a worker has brought the layout.
@@ -200,7 +214,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if member.role is Role.WORKER:
                 if not context.add_callback(lambda: self._call_ended(member, incarnation)):
                     self._call_ended(member, incarnation)
-                self._await_peers(member, context)
+                self._await_peers(member, incarnation, context)
         with self._coordinator.changing() as (membership, _):
             addresses = membership.peer_addresses() or ()
             servers = membership.sizes[Role.SERVER]
@@ -362,6 +376,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note the end of a member; hold it until that of the run, where it asks for that."""
         with _errors_as_status(context):
             member, incarnation = messages.member_from_message(messages.plain(request).member)
+            if request.has_heard:
+                with self._coordinator.changing() as (membership, now):
+                    membership.has_heard(member, incarnation, job=request.job, now=now)
+                return pb.FinishResponse()
             with self._coordinator.changing() as (membership, now):
                 membership.finish(
                     member,
@@ -375,7 +393,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     failure=request.failure,
                     has_lost=request.has_lost,
                     exit_code=request.exit_code if request.HasField("exit_code") else None,
+                    awaits_end=request.until_end,
                 )
+            self._coordinator.conclude()
             if request.until_end:
                 self._coordinator.wait_for(lambda m: m.state.is_final, remaining_s(context))
             with self._coordinator.changing() as (membership, _):
@@ -396,13 +416,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if membership.peer_addresses() is None:
                 membership.withdraw(member, incarnation)
 
-    def _await_peers(self, member: MemberId, context: grpc.ServicerContext) -> None:
+    def _await_peers(self, member: MemberId, incarnation: int, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(
             lambda m: m.peer_addresses() is not None or m.broken is not None, remaining_s(context)
         )
         with self._coordinator.changing() as (membership, _):
             if (error := membership.broken) is not None:
-                membership.told(member)
+                membership.told(member, incarnation)
                 raise error
             if membership.peer_addresses() is None:
                 missing = ", ".join(str(m) for m in membership.missing() if m.role in membership.peer_roles)

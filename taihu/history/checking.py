@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from taihu.history.chains import chains_of, check_life, check_links
 from taihu.history.findings import Finding
 from taihu.history.generations import Generation, Life, generations_of, lives_of
-from taihu.history.records import Push, Record, Skip
+from taihu.history.records import Begin, End, Push, Record, Skip
 from taihu.history.steps import Step, check_reads, check_step, steps_of
 
 __all__ = ["Verdict", "check_histories"]
@@ -115,7 +115,20 @@ def _check_generation(generation: Generation) -> Iterator[Finding]:
 def _counted(generation: Generation) -> Iterator[Step]:
     steps = steps_of(generation)
     for number in range(generation.after + 1, generation.upto + 1):
-        yield steps.get(number) or Step(number, generation.begin)
+        step = steps.get(number) or Step(number, generation.begin)
+        if number == generation.upto and not generation.has_ended:
+            step.cut_off = _cut_off(generation)
+        yield step
+
+
+def _cut_off(generation: Generation) -> frozenset[int]:
+    """Ranks that did nothing behind the last step that counts; that of worker 0 is whole, which has kept it."""
+    last = {rank: max((_step_of(each) for each in life.records), default=0) for rank, life in generation.workers()}
+    return frozenset(rank for rank, step in last.items() if rank and step <= generation.upto)
+
+
+def _step_of(record: Record) -> int:
+    return 0 if isinstance(record, Begin | End) else record.step
 
 
 def _check_seams(generations: Sequence[Generation]) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """The generations of a recorded run, their order, and which of their steps count. Pure.
 
 A generation begins behind the step of a checkpoint. What an earlier one did behind that step was given up with it,
-and does not count; of the last one all steps do, once every process has told its end.
+and does not count; of the last one all steps do, once every process has told its end. A process that is started again
+behind that end begins another one, in which nobody does anything: it takes nothing back.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ def lives_of(history: Sequence[Record]) -> tuple[list[Life], list[Finding]]:
     lives: list[tuple[Begin, list[Record]]] = []
     for record in history:
         if isinstance(record, Begin):
+            # A process that was lost before it took part, and its successor; or one that was refused, as its place
+            # was taken: the number of a generation is drawn at random, where there may be several.
+            if lives and lives[-1][0] == record and (record.generation or not lives[-1][1]):
+                continue
             lives.append((record, []))
         elif not lives:
             return [], [Finding(0, "", "a history does not begin with the generation; was the file cut?")]
@@ -88,17 +93,25 @@ def generations_of(histories: Sequence[Sequence[Life]]) -> tuple[list[Generation
             if replace(life.begin, member="") != replace(generation.begin, member=""):
                 findings.append(Finding(generation.after, member, "it was told of another run, or another step"))
         made.append(generation)
+    ended = next((place for place, generation in enumerate(made, 1) if _has_ended(generation)), len(made))
+    if not any(life.records or life.end for generation in made[ended:] for life in generation.lives.values()):
+        made = made[:ended]
     return [_counted(generation, made[generation.place :]) for generation in made], findings
 
 
 def _counted(generation: Generation, later: Sequence[Generation]) -> Generation:
     """The generation with the steps of it that count, which later ones did not do again."""
-    ends = [life.end for life in generation.lives.values() if life.end is not None]
-    ended = len(ends) == generation.begin.servers + generation.begin.workers
+    ended = _has_ended(generation)
     if later:
         return replace(generation, upto=max(generation.after, min(each.after for each in later)), has_ended=ended)
-    upto = max(end.step for end in ends) if ended else generation.after
-    return replace(generation, upto=upto, has_ended=ended)
+    ends = [life.end.step for life in generation.lives.values() if life.end is not None]
+    return replace(generation, upto=max(ends) if ended else generation.after, has_ended=ended)
+
+
+def _has_ended(generation: Generation) -> bool:
+    """Whether every process has told its end."""
+    ends = [life for life in generation.lives.values() if life.end is not None]
+    return len(ends) == generation.begin.servers + generation.begin.workers
 
 
 def _ordered(sequences: Sequence[Sequence[int]]) -> list[int]:

@@ -82,8 +82,9 @@ class DirectListener:
 
     def _listen(self, port: int) -> socket.socket:
         listening = self._socket = _bound(self._host, port)
-        self._thread = threading.Thread(target=self._accept, args=(listening,), name="direct-accept", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._accept, args=(listening,), name="direct-accept", daemon=True)
+        thread.start()
+        self._thread = thread
         return listening
 
     def expect(self, rank: int, on_connection: OnConnection) -> tuple[int, bytes]:

@@ -202,6 +202,8 @@ class FrameLink:
         # The stream is open, or never will be.
         self._past_opening = threading.Event()
         self._calls: list[_Call] = []
+        # Those by which a connection is asked for: the other side may be gone, and never answer.
+        self._questions: list[_Call] = []
 
     @property
     def path(self) -> Carrier:
@@ -225,8 +227,9 @@ class FrameLink:
         metadata = identity_to_metadata(self._identity)
         answers = exchange(self._messages(), metadata=metadata, wait_for_ready=True)
         self.track(answers)
-        self._watcher = threading.Thread(target=self._watch, args=(answers,), name="link", daemon=True)
-        self._watcher.start()
+        watcher = threading.Thread(target=self._watch, args=(answers,), name="link", daemon=True)
+        watcher.start()
+        self._watcher = watcher  # others wait for it from here on, which they cannot before it has begun
         self._past_opening.set()
 
     def _messages(self) -> Iterator[bytes]:
@@ -243,6 +246,14 @@ class FrameLink:
         if self._abandoned:
             call.cancel()
 
+    def _track_question(self, call: _Call) -> None:
+        """Whatever ends the link cuts `call`, also when it came first."""
+        self.track(call)
+        with self._ending:
+            self._questions = [*(each for each in self._questions if each.is_active()), call]
+        if self._closed:
+            call.cancel()
+
     def prepare(self, carrier: Carrier) -> None:
         """Begin to open the connection that `carrier` needs; until it is there, or where none can be, gRPC goes on.
 
@@ -251,8 +262,9 @@ class FrameLink:
         """
         if carrier == "grpc" or self._end.security.encrypts or self._opening is not None or self._closed:
             return
-        self._opening = threading.Thread(target=self._connect, name="link-connect", daemon=True)
-        self._opening.start()
+        opening = threading.Thread(target=self._connect, name="link-connect", daemon=True)
+        opening.start()
+        self._opening = opening
 
     def settle(self) -> None:
         """Return when it is known whether there is a connection, if `prepare` began to open one."""
@@ -269,7 +281,7 @@ class FrameLink:
                 self._end.address,
                 self._identity,
                 self._end.origin,
-                track=self.track,
+                track=self._track_question,
             )
         if opened is None:
             return
@@ -297,7 +309,13 @@ class FrameLink:
         if end.security.encrypts or not isinstance(self._faults, NoFrameFaults | None):
             return None
         return open_connection(
-            self.channel, end.service, end.address, self._identity, end.origin, for_ring=True, track=self.track
+            self.channel,
+            end.service,
+            end.address,
+            self._identity,
+            end.origin,
+            for_ring=True,
+            track=self._track_question,
         )
 
     def carry(self, carrier: Carrier) -> None:
@@ -378,10 +396,13 @@ class FrameLink:
             self._connection.close()
 
     def _end_opening(self) -> None:
-        """The link is closed: a connection that is opened yet is not taken."""
+        """The link is closed: a connection that is opened yet is not taken, nor waited for."""
         with self._ending:
             self._closed = True
+            questions = self._questions
         self._past_opening.set()
+        for question in questions:
+            question.cancel()
 
     def _watch(self, messages: Iterable[bytes]) -> None:
         """Take what comes in the stream until it ends; runs in a thread of its own."""

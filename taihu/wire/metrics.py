@@ -37,9 +37,15 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class WorkerMetrics:
-    """Metrics of a worker, labelled with its rank."""
+    """Metrics of a worker, labelled with its rank.
 
-    def __init__(self, rank: int) -> None:
+    Args:
+        rank: of the worker.
+        is_read: whether there is a page of them; if not, nothing is counted in every step for nobody.
+    """
+
+    def __init__(self, rank: int, *, is_read: bool = True) -> None:
+        self.is_read = is_read
         labels = {"role": "worker", "rank": str(rank)}
         self.registry = _registry(labels)
         self.exported = Exported(self.registry)

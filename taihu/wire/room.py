@@ -47,30 +47,40 @@ class Room:
                 self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """Watch over nobody any more."""
+        """Send all away who wait, and whoever comes later."""
         with self._changed:
             self._closed = True
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
             self._changed.notify()
+        for _, send_away in waiting:
+            _call(send_away)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def _enter(self, send_away: Callable[[], object]) -> int:
-        oldest = None
         with self._changed:
             self._number += 1
             number = self._number
-            self._waiting[number] = (self._clock.now(), send_away)
-            if len(self._waiting) > self._places and self._left_s() <= 0.0:
-                _, oldest = self._waiting.pop(next(iter(self._waiting)))
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._watch, name="silence", daemon=True)
-                self._thread.start()
-            if len(self._waiting) in (1, self._places + 1):
-                self._changed.notify()
-        if oldest is not None:
-            _call(oldest)
+            leaving = send_away if self._closed else self._take_in(number, send_away)
+        if leaving is not None:
+            _call(leaving)
         return number
+
+    def _take_in(self, number: int, send_away: Callable[[], object]) -> Callable[[], object] | None:
+        """Returns what sends the one away whose place this caller takes, if it does."""
+        leaving = None
+        self._waiting[number] = (self._clock.now(), send_away)
+        if len(self._waiting) > self._places and self._left_s() <= 0.0:
+            _, leaving = self._waiting.pop(next(iter(self._waiting)))
+        if self._thread is None:
+            thread = threading.Thread(target=self._watch, name="silence", daemon=True)
+            thread.start()
+            self._thread = thread
+        if len(self._waiting) in (1, self._places + 1):
+            self._changed.notify()
+        return leaving
 
     def _watch(self) -> None:
         while (late := self._next_late()) is not None:

@@ -27,6 +27,7 @@ _CODES: dict[type[TaihuError], grpc.StatusCode] = {
     errors.MemberLostError: grpc.StatusCode.ABORTED,
     errors.RunError: grpc.StatusCode.ABORTED,
     errors.PeerUnreachableError: grpc.StatusCode.UNAVAILABLE,
+    errors.FinishedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RefusedError: grpc.StatusCode.PERMISSION_DENIED,
 }
 _CLASSES: dict[str, type[TaihuError]] = {name: getattr(errors, name) for name in errors.__all__}

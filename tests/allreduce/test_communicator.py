@@ -25,10 +25,11 @@ from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds
 from taihu.settings import Transport
 from taihu.wire.codec import encode_frame
-from taihu.wire.direct_connection import open_connection
+from taihu.wire.direct_connection import DirectListener, open_connection
 from taihu.wire.headers import At, ValueType
 from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.wire.kinds import Encoding, RingSegment, SparseMessage
+from taihu.wire.server import RpcServer
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin
 
@@ -413,3 +414,31 @@ def test_a_frame_that_does_not_belong_fails_its_receiver(message: bytes) -> None
             refused.set()
             with pytest.raises(grpc.RpcError):
                 list(call)
+
+
+def test_who_has_failed_connects_to_nobody_who_is_gone() -> None:
+    """A neighbour is killed when all begin: its loss is told before there are links, and no answer is waited for."""
+    with Communicator(WorkerIdentity("job", 0, 1), 2, timeout_s=120) as communicator:
+        communicator.fail(RunError("worker 1 was lost"))
+        connecting = threading.Thread(target=communicator.connect, args=(["", "127.0.0.1:1"],), daemon=True)
+        connecting.start()
+        connecting.join(30)
+        assert not connecting.is_alive()
+
+
+def test_who_waits_to_be_let_in_is_turned_away() -> None:
+    """A peer has heard that all are there; this worker's own call to join is answered by a failure."""
+    communicator = Communicator(WorkerIdentity("job", 0, 1000), 2, listener=DirectListener("127.0.0.1"))
+    server = RpcServer.create(threads=8)
+    communicator.register(server.grpc_server)
+    address = f"127.0.0.1:{server.listen('127.0.0.1:0')}"
+    server.start((PEER_SERVICE,))
+    try:
+        with grpc.insecure_channel(address) as channel:
+            metadata = identity_to_metadata(WorkerIdentity("job", 1, 1001))
+            call = exchange(channel)(iter([]), metadata=metadata, timeout=60)
+            communicator.turn_away()
+            assert list(call) == []
+    finally:
+        communicator.close()
+        server.stop(0.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cluster import layout_of
+from support.daemons import wait_for
 from support.peers import Peers
 
 from allreduce.communicator import Communicator
@@ -16,6 +18,7 @@ from allreduce.ring.operation import Operation, OperationKey
 from allreduce.ring.schedule import Ring, cut_chunks
 from taihu.errors import RunError, StaleError, TaihuError
 from taihu.planner.groups import Group
+from taihu.wire.frame_link import FrameLink
 from taihu.wire.headers import At, ValueType
 
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="this machine's kernels cannot drive a ring")
@@ -126,9 +129,38 @@ def test_when_the_run_goes_back_frames_take_over_on_all_ranks() -> None:
         assert peers.run(work) == by_frames(3)
 
 
+def test_a_ring_that_is_not_agreed_on_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may fail when others have opened a connection for it, and wait for all to have done so."""
+    opened: list[socket.socket] = []
+    open_for_ring = FrameLink.open_for_ring
+
+    def noted(link: FrameLink) -> socket.socket | None:
+        connection = open_for_ring(link)
+        if connection is not None:
+            opened.append(connection)
+        return connection
+
+    def work(communicator: Communicator) -> str:
+        if communicator.rank == 0:
+            with pytest.raises(RunError, match="out of paper"):
+                communicator.sum_by_kernel()
+        else:
+            wait_for(lambda: bool(opened), "no connection was opened")
+            communicator.fail(RunError("out of paper"))
+        return "done"
+
+    monkeypatch.setattr(FrameLink, "open_for_ring", noted)
+    with Peers(2) as peers:
+        peers.run(work)
+        assert [connection.fileno() for connection in opened] == [-1]
+
+
 def test_a_rank_that_fails_ends_the_sums_of_the_others() -> None:
+    connected = threading.Barrier(3)
+
     def work(communicator: Communicator) -> str:
         assert communicator.sum_by_kernel()
+        connected.wait(120)
         arena = values_of(communicator.rank)
         operation = operation_of(communicator, arena, 1)
         if communicator.rank == 1:

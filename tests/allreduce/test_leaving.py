@@ -112,28 +112,28 @@ def test_a_message_of_anybody_is_not_waited_for_when_all_others_have_left(is_wai
     def work(communicator: Communicator) -> None:
         place = np.zeros(2, dtype=np.uint16)
         if communicator.rank == 2:
-            assert posted.wait(20)
+            assert posted.wait(120)
             communicator.close()
             one_left.set()
         elif communicator.rank == 1:
-            assert one_left.wait(20)
+            assert one_left.wait(120)
             sent = threading.Event()
             communicator.send(0, 7, place, sent.set)
-            assert sent.wait(20)
-            assert received.wait(20)
+            assert sent.wait(120)
+            assert received.wait(120)
             communicator.close()
             all_left.set()
         else:
             communicator.receive(Receive(place, None, 7, received.set))
             posted.set()
-            assert received.wait(20)
+            assert received.wait(120)
             failed: Queue[BaseException] = Queue()
             communicator.on_failure(failed.put)
             if not is_waiting:
-                assert all_left.wait(20)
+                assert all_left.wait(120)
             communicator.receive(Receive(place, None, 7))
             with pytest.raises(MemberLostError, match=LEFT):
-                raise failed.get(timeout=20)
+                raise failed.get(timeout=120)
 
     with Peers(3, mesh=True) as peers:
         peers.run(work)

@@ -46,7 +46,7 @@ def test_who_has_not_joined_is_missing_servers_first() -> None:
 def test_a_run_tells_who_is_missing_and_since_when() -> None:
     with Cluster(make_job(1, 3)) as cluster, cluster.member(1, layout_of(3, 4)):
         address = coordinator_address(cluster.job)
-        status = fetch_status(address, 10)
+        status = fetch_status(address, 120)
         assert awaited_in_words(missing_of(status)) == "workers 0, 2"
         assert status.waiting_seconds > 0
         with CoordinatorClient(address, cluster.job, MemberId(Role.WORKER, 0), 7) as client:

@@ -80,10 +80,36 @@ def test_a_checkpoint_is_complete_with_the_part_of_every_member_that_has_one() -
     assert book.stored("server 0", 8, FILE) is None
     assert book.stored("server 0", 9, FILE) is None
     assert book.stored("worker 0", 8, FILE) == {"server 0": FILE, "server 1": FILE, "worker 0": FILE}
+    # A member that was not answered says so again: what is complete is so once, and is awaited no more.
+    assert [book.stored(member, 8, FILE) for member in ("server 0", "server 1", "worker 0")] == [None] * 3
     # Of a step that a member left out nothing is remembered once a later one is complete.
     assert book.stored("server 1", 7, FILE) is None
     assert book.stored("server 1", 9, FILE) is None
     assert book.stored("worker 0", 9, FILE) is not None
+
+
+def test_a_step_of_which_parts_are_there_is_not_given_up_while_the_others_may_come() -> None:
+    """A member with a slow disk stored its part two steps later, when the parts of others had been removed."""
+    book = CheckpointBook(["worker 0", "worker 1"], every_s=1.0)
+    book.stored("worker 0", 1, FILE)
+    book.stored("worker 0", 2, FILE)
+    book.left_out(2)
+    assert book.give_up(3) == 1
+    assert book.stored("worker 1", 1, FILE) == {"worker 0": FILE, "worker 1": FILE}
+    assert book.give_up(3) == 3
+
+
+def test_of_what_is_given_up_no_part_counts() -> None:
+    book = CheckpointBook(["worker 0", "worker 1"], every_s=1.0)
+    book.stored("worker 0", 2, FILE)
+    book.left_out(2)
+    assert book.stored("worker 0", 2, FILE) is None
+    assert book.give_up(4) == 4
+    for member in ("worker 0", "worker 1"):
+        assert book.stored(member, 2, FILE) is None
+        assert book.stored(member, 3, FILE) is None
+    assert book.stored("worker 0", 4, FILE) is None
+    assert book.stored("worker 1", 4, FILE) is not None
 
 
 def test_a_member_without_a_part_is_refused() -> None:

@@ -16,7 +16,7 @@ from taihu.coordination import client as module
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.stopping import StopNotice
-from taihu.errors import MemberLostError
+from taihu.errors import MemberLostError, StaleError
 from taihu.job import Job
 from taihu.wire.channel import open_channel
 from taihu.wire.patience import Patience
@@ -84,3 +84,22 @@ def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkey
         assert client.begin() == (7, 3)
     server.stop(None).wait()
     assert known == [former] * 3 + [successor]
+
+
+def test_a_loss_that_is_told_after_the_client_has_closed_ends_no_thread() -> None:
+    """A link that breaks while its member ends is watched by a thread of its own, which may come last."""
+    job = make_job(1, 2, exchange={"kind": "server", "zero": 1})
+    with CoordinatorClient(f"127.0.0.1:{free_port()}", job, MemberId(Role.WORKER, 1), 1) as client:
+        pass
+    client.tell_of_loss(MemberLostError("worker 0 was lost: its connection broke"))
+
+
+def test_a_call_of_a_client_that_has_closed_tells_that_its_member_takes_no_part() -> None:
+    """A frame of the next plan is taken in by a thread that asks for this plan, when its server has left already."""
+    job = make_job(1, 2, exchange={"kind": "server", "zero": 1})
+    with CoordinatorClient(f"127.0.0.1:{free_port()}", job, MemberId(Role.SERVER, 1), 1) as client:
+        pass
+    with pytest.raises(StaleError, match="server 1 takes no part any more"):
+        client.get_plan(5)
+    with pytest.raises(StaleError, match="server 1 takes no part any more"):
+        client.left_out(4, "the disk is full")

@@ -24,6 +24,7 @@ _RUN = {
     "still-after": "inf",
     "join-timeout": "30",
     "workers-meet": "no",
+    "keeps-end": "no",
 }
 _MEMBER = {"incarnation": "1", "job": "demo"}
 _JOIN = {
@@ -47,7 +48,7 @@ _BEAT = {
     "begun": "",
     "waits-in": "",
 }
-_FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0", "begun": "", "exit-code": ""}
+_FINISH = {**_MEMBER, "parameters": "", "step": "", "of": "0", "begun": "", "exit-code": "", "and": ""}
 
 
 class Interpreter:
@@ -84,6 +85,7 @@ class Interpreter:
             layout_follows=options["workers-meet"] == "yes",
             generation=int(options["generation"]),
             recovers=options["generation"] != "0",
+            keeps_end=options["keeps-end"] == "yes",
         )
 
     def _answer(self, question: str) -> str:
@@ -108,6 +110,8 @@ class Interpreter:
                 self._membership.ask_to_stop(reason)
             case [role, rank, "leaves", reason]:
                 self._membership.ask_to_stop(f"{role} {rank}: {reason}", goes_on=True)
+            case ["end", "is", "kept"]:
+                self._membership.conclude()
             case ["run", "fails", reason]:
                 self._membership.fail(reason)
             case [role, rank, action, *rest]:
@@ -144,8 +148,11 @@ class Interpreter:
                 self._finish(now, member, parse_options(rest, _FINISH), "")
             case "fails":
                 self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0])
-            case "is" if rest == ["told"]:
-                self._membership.told(member)
+            case "hears":
+                heard = parse_options(rest, _MEMBER)
+                self._membership.has_heard(member, int(heard["incarnation"]), job=heard["job"], now=now)
+            case "is" if rest[:1] == ["told"]:
+                self._membership.told(member, int(parse_options(rest[1:], _MEMBER)["incarnation"]))
             case "vanishes":
                 self._membership.lost(member, rest[0])
             case _:
@@ -200,6 +207,7 @@ class Interpreter:
             parameters_sha256=options["parameters"],
             failure=failure,
             has_lost=has_lost,
+            awaits_end=options["and"] == "waits",
         )
 
 

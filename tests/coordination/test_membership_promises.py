@@ -49,6 +49,8 @@ class Trial:
         self._contact: dict[MemberId, float] = {}
         self._hashes: dict[MemberId, str] = {}
         self._lost: set[MemberId] = set()
+        self._awaiting: set[MemberId] = set()
+        self._had_ended = False
         self._peers = Role.SERVER if servers else Role.WORKER
         self._first_join_s: float | None = None
         self._layout: Layout | None = None
@@ -65,6 +67,7 @@ class Trial:
         """The outcome of the command: `refused`, or the state of the run."""
         before = self._snapshot()
         must_refuse = self._must_refuse(command)
+        self._had_ended = self._has_ended
         self._now += command.seconds
         try:
             self._perform(command)
@@ -110,6 +113,10 @@ class Trial:
             ),
             "beat": lambda: run.heartbeat(member, incarnation, Progress(), job=job, now=self._now),
             "finish": lambda: run.finish(member, incarnation, job=job, now=self._now, parameters_sha256=detail),
+            "await": lambda: run.finish(
+                member, incarnation, job=job, now=self._now, parameters_sha256=detail, awaits_end=True
+            ),
+            "hear": lambda: run.has_heard(member, incarnation, job=job, now=self._now),
             "fail": lambda: run.finish(member, incarnation, job=job, now=self._now, failure="broken"),
             "vanish": lambda: run.lost(member, "its connection broke"),
             "stop": lambda: run.fail("interrupted"),
@@ -127,23 +134,31 @@ class Trial:
                 self._layout = MODELS[command.detail]
         if held and not self._is_held():
             self._contact.update({other: self._now for other in self._joined if other.role is Role.WORKER})
-        if command.action in ("beat", "finish", "fail"):
+        if command.action in ("beat", "finish", "await", "hear", "fail"):
             self._contact[member] = self._now
-        if command.action in ("finish", "fail"):
-            self._hashes[member] = command.detail if command.action == "finish" else ""
+        if command.action in ("finish", "await", "fail"):
+            self._hashes[member] = "" if command.action == "fail" else command.detail
+            self._awaiting.add(member) if command.action == "await" else self._awaiting.discard(member)
+        if command.action == "hear" and self._has_ended:
+            self._hashes.setdefault(member, "")
+            self._awaiting.discard(member)
         if command.action == "vanish" and member in self._joined and member not in self._hashes:
             self._lost.add(member)
         if command.action == "wait":
             self._lost.update(self._silent())
+            if self._had_ended:
+                self._awaiting -= {member for member in self._awaiting if self._is_silent(member)}
 
     def _silent(self) -> list[MemberId]:
-        return [
-            member
-            for member, seen in self._contact.items()
-            if self._now - seen > LOST_AFTER_S
-            and member not in self._hashes
-            and not (self._is_held() and member.role is Role.WORKER)
-        ]
+        return [member for member in self._contact if self._is_silent(member) and member not in self._hashes]
+
+    def _is_silent(self, member: MemberId) -> bool:
+        is_held = self._is_held() and member.role is Role.WORKER
+        return self._now - self._contact[member] > LOST_AFTER_S and not is_held
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._membership.state in (RunState.FINISHED, RunState.FAILED)
 
     def _is_held(self) -> bool:
         """Whether somebody is missing whom workers exchange with, so that they wait in their call to join."""
@@ -162,9 +177,11 @@ class Trial:
             workers = [member for member in self.everyone if member.role is Role.WORKER]
             assert all(worker in self._hashes for worker in workers)
             assert len({self._hashes[worker] for worker in workers}) == 1
-        others = [member for member in self._joined if member.role is self._peers and member.rank > 0]
-        ended = run.state in (RunState.FINISHED, RunState.FAILED)
-        assert run.over() == (ended and all(peer in self._hashes or peer in self._lost for peer in others))
+        # Of a run that has failed its servers hear by the coordinator alone, or its workers where it has none.
+        told = [member for member in self._joined if member.role is self._peers or run.state is not RunState.FAILED]
+        others = [member for member in told if member != MemberId(self._peers, 0)]
+        knowing = (self._hashes.keys() - self._awaiting) | self._lost
+        assert run.over() == (self._has_ended and all(other in knowing for other in others))
 
     def _check_silence(self, before: RunState) -> None:
         """The passing of time fails a run that has not ended if and only if somebody is overdue."""
@@ -197,6 +214,8 @@ def command_of(number: int, servers: int, workers: int) -> Command:
         (2, Command("join", anyone, *life, random.choice([*MODELS, "settings"]))),
         (10, Command("beat", anyone, *life)),
         (4, Command("finish", one_of(Role.WORKER), *life, random.choice(["c0ffee"] * 9 + ["beef"]))),
+        (4, Command("await", one_of(Role.WORKER), *life, "c0ffee")),
+        (2, Command("hear", anyone, *life)),
         (1, Command("finish", one_of(Role.SERVER), *life)),
         (8, Command("wait", seconds=silence)),
         (1, Command(random.choice(["fail", "vanish", "beat", "beat", "stop"]), anyone, *life)),

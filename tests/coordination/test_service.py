@@ -39,14 +39,14 @@ def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
             with CoordinatorClient(address, other, MemberId(Role.WORKER, 0), incarnation) as stranger:
                 expected = "belongs to job 'another'" if name == "another" else "worker 0 with incarnation 9 has not"
                 with pytest.raises(StaleError, match=expected):
-                    stranger.report_steps(8, reports, 10)
+                    stranger.report_steps(8, reports, 120)
                 with pytest.raises(StaleError, match=expected):
                     stranger.bring_layout(layout_of(1))
                 with pytest.raises(TaihuError, match=expected):
                     stranger.fix_last_step(8, 10)
-        assert member.client.get_plan(10) == member.exchange.plan
+        assert member.client.get_plan(120) == member.exchange.plan
         # Nobody's reports had been taken in: those of step 8 are the first.
-        assert member.client.report_steps(8, reports, 10).version == 2
+        assert member.client.report_steps(8, reports, 120).version == 2
 
 
 def test_the_host_tells_whom_it_has_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
     """Status told the lives of members, and with one of them a forged farewell ended the run."""
     with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout_of(100)) as member:
         address, worker = coordinator_address(cluster.job), MemberId(Role.WORKER, 0)
-        told = [entry.member.incarnation for entry in fetch_status(address, 10).members]
+        told = [entry.member.incarnation for entry in fetch_status(address, 120).members]
         assert told == [0, 0]
         for incarnation in told:
             with CoordinatorClient(address, cluster.job, worker, incarnation) as forger:
@@ -85,7 +85,7 @@ def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
                 for ask in asked:
                     with pytest.raises(StaleError, match="has not joined job"):
                         ask()
-        status = fetch_status(address, 10)
+        status = fetch_status(address, 120)
         assert status.state == pb.RUN_STATE_RUNNING
         assert [entry.progress.step for entry in status.members] == [0, 0]
 

@@ -70,6 +70,17 @@ def test_what_was_given_up_does_not_count(shape: Shape, data: st.DataObject) -> 
     assert found(histories) == []
 
 
+def cut_off(shape: Shape, histories: Histories, places: dict[Place, Record]) -> set[Place]:
+    """Updates of replicas in the last step of a generation that did no more: any of them may be missing, but 0's."""
+    begins = [after for after, _ in shape.lives]
+    last = {after for (_, done), after in zip(shape.lives, begins[1:], strict=False) if done == after}
+    return {
+        (member, line)
+        for (member, line), record in places.items()
+        if isinstance(record, Update) and not shape.zero and member != "worker 0" and record.step in last
+    }
+
+
 def dropped(histories: Histories, place: Place, data: st.DataObject) -> None:
     del histories[place[0]][place[1]]
 
@@ -164,6 +175,8 @@ def single(mutate: Mutation, shape: Shape, data: st.DataObject, *kinds: type[Rec
     places = counting(shape, histories)
     place = data.draw(st.sampled_from(sorted(at for at, record in places.items() if isinstance(record, kinds))))
     mutate(histories, place, data)
+    if mutate is dropped and place in cut_off(shape, histories, places):
+        return
     seen = check(histories).findings
     assert seen, f"{mutate} of {places[place]} was not found"
     if mutate in {dropped, doubled}:
@@ -256,3 +269,49 @@ def test_members_of_a_generation_were_told_the_same() -> None:
     assert isinstance(begin, Begin)
     histories["worker 1"][0] = replace(begin, after=1)
     assert "worker 1: it was told of another run, or another step" in found(histories)[0]
+
+
+def test_a_process_that_was_refused_leaves_its_beginning_in_the_file_of_the_one_that_lives() -> None:
+    histories = {}
+    for member, records in histories_of(SHAPE).items():
+        begin = records[0]
+        assert isinstance(begin, Begin)
+        begin = replace(begin, generation=begin.generation + 2**40)
+        histories[member] = [begin, *records[1:3], begin, *records[3:]]
+    verdict = check(histories)
+    assert (verdict.findings, verdict.has_ended) == ((), True)
+
+
+@given(shapes(workers=2), st.integers(1, 3), st.data())
+def test_a_replica_that_is_lost_in_the_step_that_is_kept_lacks_some_of_it(
+    shape: Shape, done: int, data: st.DataObject
+) -> None:
+    """Worker 0 has kept what the step left; of the others, one had not heard all of it when a member was lost."""
+    shape = replace(shape, zero=0, compressed=False, lives=((0, done), (done, done + 2)))
+    histories = histories_of(shape)
+    rank = data.draw(st.integers(0, shape.workers - 1))
+    records = histories[f"worker {rank}"]
+    end = next(line for line, record in enumerate(records) if line and isinstance(record, Begin))
+    own = [line for line in range(end) if isinstance(each := records[line], Update) and each.step == done]
+    cut = data.draw(st.sampled_from(own))
+    records[cut:end] = [record for record in records[cut:end] if isinstance(record, Push)]
+    assert bool(found(histories)) == (rank == 0)
+    if rank and cut > own[0]:
+        update = records[own[0]]
+        assert isinstance(update, Update)
+        records[own[0]] = _flipped(update, "after", data)
+        assert found(histories)
+
+
+def test_a_process_that_is_started_behind_the_end_takes_nothing_back() -> None:
+    """A server is killed when all have ended well, and another one begins in its place until somebody ends it."""
+    histories = histories_of(SHAPE)
+    begin = histories["server 0"][0]
+    assert isinstance(begin, Begin)
+    again = replace(begin, generation=2**40, after=4)
+    histories["server 0"].append(again)
+    verdict = check(histories)
+    assert (verdict.findings, verdict.last, verdict.has_ended) == ((), 5, True)
+    push = next(record for record in histories["worker 1"] if isinstance(record, Push) and record.step == 5)
+    histories["worker 1"] += [replace(again, member="worker 1"), push]
+    assert found(histories)

@@ -1,4 +1,4 @@
-"""The first message to a worker."""
+"""The order of answers to a worker, and connections that nobody takes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from queue import SimpleQueue
 import numpy as np
 from support.daemons import wait_for
 from support.frames import header_of
+from support.shards import make_plan, shard_job
 
 from ps_server.answering import Answer
-from ps_server.exchanges import WorkerExchange
+from ps_server.exchanges import Exchanges, WorkerExchange
+from ps_server.shard_holder import ShardHolder
+from taihu.trace import Tracer
 from taihu.wire.direct_frames import DirectReceiver
 from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.kinds import Encoding, Summed
+from taihu.wire.metrics import ServerMetrics
+from taihu.wire.patience import Patience
 from taihu.wire.sink import Origin, Sink
 
 COUNT = 1 << 20
@@ -53,3 +58,20 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
     finally:
         exchange.close()
         receiver.close()
+
+
+def test_a_connection_that_comes_when_none_is_taken_any_more_is_closed() -> None:
+    """Its worker said its token while the server ended: nobody would close it before the process ends."""
+    exchanges = Exchanges(
+        1,
+        ShardHolder(shard_job({}), 0, 7, make_plan),
+        ServerMetrics(0),
+        on_lost=lambda rank, how: None,
+        tracer=Tracer.off(),
+        patience=Patience(),
+    )
+    early, late = socket.socketpair()
+    exchanges.keep(WorkerIdentity("job", 0, 1), early)
+    exchanges.close_unused()
+    exchanges.keep(WorkerIdentity("job", 0, 1), late)
+    assert (early.fileno(), late.fileno()) == (-1, -1)

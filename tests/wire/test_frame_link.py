@@ -11,6 +11,7 @@ from queue import SimpleQueue
 
 import grpc
 import numpy as np
+import pytest
 
 from taihu.errors import TaihuError
 from taihu.wire.frame_link import FrameConnection, FrameLink, LinkEnd, LinkEvents
@@ -80,6 +81,50 @@ class _CallUnderWay:
 
     def is_active(self) -> bool:
         return not self._over.is_set()
+
+
+def test_who_gives_up_a_link_waits_for_no_connection_of_it() -> None:
+    """The other side may have been killed while it was asked for one: nobody would answer, and for a minute."""
+    end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("worker 1", Sender("job", 0, 1)))
+    link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lambda _: None, lambda: None))
+    link.prepare("tcp")
+    settled = threading.Thread(target=link.settle, daemon=True)
+    settled.start()
+    link.fail(_FRAME)
+    settled.join(30)
+    assert not settled.is_alive()
+    link.close()
+
+
+def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that was asked for before `open` may break, and the link be given up, while the stream opens."""
+    lost: list[TaihuError] = []
+    raised: list[BaseException | None] = []
+    near, far = socket.socketpair()
+    begin = threading.Thread.start
+
+    def begin_late(thread: threading.Thread) -> None:
+        if thread.name == "link":
+            link.fail(_FRAME)
+            near.close()
+            for receiving in [each for each in threading.enumerate() if each.name == "direct-receive"]:
+                receiving.join(60)
+        begin(thread)
+
+    monkeypatch.setattr("taihu.wire.frame_link.open_connection", lambda *_, **__: far)
+    monkeypatch.setattr(threading, "excepthook", lambda what: raised.append(what.exc_value))
+    with _service() as address:
+        end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
+        link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lost.append, lambda: None))
+        link.prepare("tcp")
+        link.settle()
+        monkeypatch.setattr(threading.Thread, "start", begin_late)
+        link.open()
+        link.close()
+    assert not raised
+    assert not lost
 
 
 def test_who_abandons_a_link_cuts_all_of_its_calls() -> None:

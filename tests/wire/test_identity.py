@@ -35,7 +35,7 @@ def test_an_identity_survives_a_real_call() -> None:
 
     with Loopback() as loopback, open_channel(loopback.address) as channel:
         loopback.behave = behave
-        loopback_method(channel)(b"", timeout=30, metadata=identity_to_metadata(identity))
+        loopback_method(channel)(b"", timeout=120, metadata=identity_to_metadata(identity))
     assert seen == [identity]
 
 

@@ -6,9 +6,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import grpc
 import pytest
@@ -20,8 +19,9 @@ from structlog.testing import capture_logs
 from support.daemons import wait_for
 
 from benchmarks.strangers import calls, raw
-from benchmarks.strangers.calls import Statuses
 from benchmarks.strangers.http2 import Connection, message
+from benchmarks.strangers.kinds import counted_kinds
+from benchmarks.strangers.run import memory_mb
 from benchmarks.strangers.target import Target
 from protos import coordinator_pb2 as pb
 from taihu.errors import FrameError
@@ -186,22 +186,6 @@ print(server.listen("127.0.0.1:0"), flush=True)
 server.start((), with_reflection=True)
 sys.stdin.read()
 """
-KINDS: dict[str, tuple[Callable[[Target, int], Statuses], int]] = {
-    "second messages": (calls.streams, 60),
-    "unknown methods": (calls.unknown, 200),
-    "headers": (calls.metadata, 10),
-    "too large": (calls.too_large, 2),
-    "badly compressed": (raw.compressed, 80),
-    "given up": (raw.half_open, 80),
-    "broken frames": (raw.frames, 16),
-    "no HTTP/2": (raw.no_http2, 24),
-}
-
-
-def memory_mb(pid: int) -> float:
-    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1000.0
 
 
 def test_strangers_of_all_kinds_leave_no_memory_behind_and_others_are_served() -> None:
@@ -217,7 +201,7 @@ def test_strangers_of_all_kinds_leave_no_memory_behind_and_others_are_served() -
                 calls.unknown(target, 500)
                 begun_mb = memory_mb(server.pid)
                 ends = health(target, 1500)
-                for kind, count in KINDS.values():
+                for kind, count in counted_kinds(60).values():
                     assert sum(kind(target, count).values()) == count
                 with open_channel(target.address) as later:
                     assert check(before) == check(later) == HealthCheckResponse.SERVING

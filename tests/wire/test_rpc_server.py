@@ -41,7 +41,7 @@ def serving(*, with_reflection: bool = False) -> Iterator[tuple[RpcServer, grpc.
 def check(channel: grpc.Channel, service: str) -> int:
     serialize, parse = HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
     answer = channel.unary_unary(f"/{HEALTH}/Check", serialize, parse)(
-        HealthCheckRequest(service=service), timeout=20
+        HealthCheckRequest(service=service), timeout=120
     )
     return answer.status
 

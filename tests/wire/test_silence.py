@@ -43,6 +43,16 @@ def test_one_more_takes_the_place_of_the_one_that_has_waited_longest() -> None:
         assert (sent_away, len(room)) == (["first"], 2)
 
 
+def test_a_room_that_closes_sends_all_away_and_whoever_comes_later() -> None:
+    """A thread that waits for the words of such a caller would outlast the owner of the room."""
+    room, left = Room(3, 1000.0), list[str]()
+    with room.place(partial(left.append, "first")), room.place(partial(left.append, "second")):
+        room.close()
+        assert left == ["first", "second"]
+    with room.place(partial(left.append, "late")):
+        assert left == ["first", "second", "late"]
+
+
 def test_who_waits_too_long_is_sent_away_and_others_stay() -> None:
     clock, sent_away = SetClock(), SimpleQueue[str]()
     with closing(Room(3, 5.0, clock)) as room, room.place(lambda: sent_away.put("early")):

@@ -16,13 +16,15 @@ from taihu.errors import RunError, TaihuError
 from taihu.wire.status import abort, error_class, error_from_rpc
 from taihu.words import told
 
-CLASSES: list[type[TaihuError]] = [getattr(errors, name) for name in errors.__all__]
+EXPORTED = [getattr(errors, name) for name in errors.__all__]
+CLASSES: list[type[TaihuError]] = [exported for exported in EXPORTED if isinstance(exported, type)]
 FAILURES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
 EXPECTED_CODES = {
     "CheckpointError": "FAILED_PRECONDITION",
     "ConfigError": "INVALID_ARGUMENT",
     "DataError": "INVALID_ARGUMENT",
     "ExchangeError": "ABORTED",
+    "FinishedError": "FAILED_PRECONDITION",
     "FrameError": "INVALID_ARGUMENT",
     "DamagedFrameError": "INVALID_ARGUMENT",
     "GivenUpError": "FAILED_PRECONDITION",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
+from support.limits import largest_file
 from support.saved import loaded
 
 from taihu.errors import WriteError
@@ -25,16 +24,6 @@ NAME = "mlp-on-digits-step-7.safetensors"
 @pytest.fixture
 def model() -> LoadedModel:
     return loaded(Linear(3), (50,), 3)
-
-
-@contextmanager
-def largest_file(size_bytes: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def save(model: LoadedModel, path: Path, pieces: Iterator[Array]) -> None:

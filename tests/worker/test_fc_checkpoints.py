@@ -34,12 +34,12 @@ from worker.saved.sources import CheckpointSource
 # Runs that several tests compare are made once, in one process.
 pytestmark = pytest.mark.xdist_group("checkpoints of spread layers")
 
-COMMON = ("train.batch=8", "optimizer.learning_rate=0.003", "checkpoint.every_steps=4", "train.evaluate=false")
+COMMON = ("train.batch=8", "optimizer.learning_rate=0.003", "checkpoint.every_steps=2", "train.evaluate=false")
 SHARD = "exchange.fc=shard"
 RING = "exchange.kind=ring"
 ADAM = "optimizer.name=adam"
 DLGS = ("compression.method=dlgs", "compression.density=0.1", "exchange.plan=bucket:50kB")
-STEPS, KEPT = 8, 4
+STEPS, KEPT = 4, 2
 
 WAYS = {
     "servers": (),

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("runs with spread layers")
 
 Ended = tuple[dict[str, Any], dict[str, Values]]
 
-COMMON = ("train.steps=24", "train.batch=8", "optimizer.learning_rate=0.003")
+COMMON = ("train.steps=12", "train.batch=8", "optimizer.learning_rate=0.003")
 SHARD = "exchange.fc=shard"
 RING = "exchange.kind=ring"
 
@@ -62,12 +62,6 @@ def test_sharded_layers_go_with_16_bit_values() -> None:
     whole, _ = run()
     assert results["final_loss"] == pytest.approx(whole["final_loss"], rel=0.05)
     assert results["parameters_sha256"] != whole["parameters_sha256"]
-
-
-def test_a_rerun_gives_the_same_bits() -> None:
-    turns = (*COMMON, SHARD, RING, "exchange.fc_scheme=turns")
-    first, second = (run_here(*turns)["parameters_sha256"] for _ in range(2))
-    assert first == second
 
 
 @pytest.mark.parametrize("compression", ["none", "dlgs"])

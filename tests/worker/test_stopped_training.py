@@ -77,7 +77,7 @@ class Trial:
 
 
 def made_steps(coordinator: str) -> bool:
-    return any(member.progress.step > 2 for member in fetch_status(coordinator, 10).members)
+    return any(member.progress.step > 2 for member in fetch_status(coordinator, 120).members)
 
 
 def interrupt_second(trial: Trial, coordinator: str) -> None:

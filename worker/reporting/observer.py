@@ -15,7 +15,7 @@ from taihu.planner.profile import Profile
 from taihu.wire.metrics import WorkerMetrics
 from worker.reporting.activity import Activity
 from worker.reporting.compression_log import CompressionLog
-from worker.reporting.progress import ProgressMeter
+from worker.reporting.progress import ProgressMeter, StepSample
 from worker.reporting.run_log import RunLog
 from worker.training.evaluation import Scores
 from worker.training.step_record import StepRecord
@@ -68,6 +68,15 @@ class Observer:
         self._activity.stepped()
         self._meter.add(record.step, sample)
         self._run_log.stepped(record.step, sample, record.loss_scale)
+        if self._metrics.is_read:
+            self._count(record, sample)
+        if record.skipped_steps > self._skipped_steps:
+            self._run_log.happened("skipped: gradients did not fit into fp16", loss_scale=record.loss_scale)
+        self._skipped_steps = record.skipped_steps
+        if self._log.is_enabled_for(logging.DEBUG):
+            self._log.debug("step", step=record.step, **asdict(sample))
+
+    def _count(self, record: StepRecord, sample: StepSample) -> None:
         metrics = self._metrics
         metrics.step_seconds.observe(sample.step_seconds)
         metrics.compute_seconds.observe(sample.compute_seconds)
@@ -83,16 +92,11 @@ class Observer:
         metrics.loss.set(sample.loss)
         metrics.loss_scale.set(record.loss_scale)
         metrics.skipped_steps.inc(record.skipped_steps - self._skipped_steps)
-        if record.skipped_steps > self._skipped_steps:
-            self._run_log.happened("skipped: gradients did not fit into fp16", loss_scale=record.loss_scale)
-        self._skipped_steps = record.skipped_steps
-        if self._log.is_enabled_for(logging.DEBUG):
-            self._log.debug("step", step=record.step, **asdict(sample))
 
     def travels(self, path: str) -> None:
         """Values take `path` now, see `Exchange.path`."""
-        if path != self._meter.progress.path:
-            self._meter.progress = replace(self._meter.progress, path=path)
+        if path != self._meter.path:
+            self._meter.travels(path)
             self._metrics.travels(path)
             self._log.info("values take another path", path=path)
             self._run_log.happened("values take another path", path=path)

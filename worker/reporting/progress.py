@@ -67,6 +67,8 @@ class Evaluation:
 class ProgressMeter:
     """Collects steps and evaluations; `progress` is what heartbeats carry, `results` what `--json` holds.
 
+    Any thread may ask for the progress; another one adds to it.
+
     Where `total_steps` is 0 the loop is a script's own: nobody tells how long it is, nor its losses.
     """
 
@@ -79,7 +81,45 @@ class ProgressMeter:
         self._losses = array("d")
         self._tested = 0
         self.evaluations: list[Evaluation] = []
-        self.progress = Progress(total_steps=total_steps)
+        self._step = 0
+        # All but what follows from the steps.
+        self._rest = Progress(total_steps=total_steps)
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of the run: means are of the recent steps."""
+        recent = list(self._recent)
+        if not recent:
+            return self._rest
+
+        def mean(name: str) -> float:
+            # A list: `fmean` counts what has no length in Python.
+            return fmean([getattr(sample, name) for sample in recent])
+
+        step_seconds = mean("step_seconds")
+        return replace(
+            self._rest,
+            step=self._step,
+            loss=recent[-1].loss,
+            samples_per_second=self._batch / step_seconds,
+            step_seconds=step_seconds,
+            compute_seconds=mean("compute_seconds"),
+            compress_seconds=mean("compress_seconds"),
+            exchange_seconds=mean("exchange_seconds"),
+            wait_seconds=mean("wait_seconds"),
+            selected_ratio=mean("selected_ratio"),
+            bytes_sent_per_step=round(mean("sent_bytes")),
+            bytes_received_per_step=round(mean("received_bytes")),
+        )
+
+    @property
+    def path(self) -> str:
+        """The path that values take."""
+        return self._rest.path
+
+    def travels(self, path: str) -> None:
+        """Values take another path now."""
+        self._rest = replace(self._rest, path=path)
 
     def add(self, step: int, sample: StepSample) -> None:
         """Note a completed step."""
@@ -91,26 +131,7 @@ class ProgressMeter:
         self._numbers["sent"].append(sample.sent_bytes)
         self._numbers["received"].append(sample.received_bytes)
         self._numbers["selected"].append(sample.selected_ratio)
-        step_seconds = self._mean("step_seconds")
-        self.progress = replace(
-            self.progress,
-            step=step,
-            loss=sample.loss,
-            samples_per_second=self._batch / step_seconds,
-            step_seconds=step_seconds,
-            compute_seconds=self._mean("compute_seconds"),
-            compress_seconds=self._mean("compress_seconds"),
-            exchange_seconds=self._mean("exchange_seconds"),
-            wait_seconds=self._mean("wait_seconds"),
-            selected_ratio=self._mean("selected_ratio"),
-            bytes_sent_per_step=round(self._mean("sent_bytes")),
-            bytes_received_per_step=round(self._mean("received_bytes")),
-        )
-
-    def _mean(self, name: str) -> float:
-        """Of a field of the recent steps."""
-        # A list: `fmean` counts what has no length in Python, which takes most of a small step's notes.
-        return fmean([getattr(sample, name) for sample in self._recent])
+        self._step = step
 
     def evaluated(
         self, *, epoch: int, seconds: float, test_loss: float, test_metrics: Mapping[str, float]
@@ -119,7 +140,7 @@ class ProgressMeter:
         test_accuracy = test_metrics.get(ACCURACY)
         untested, self._tested = self._losses[self._tested :], len(self._losses)
         evaluation = Evaluation(
-            step=self.progress.step,
+            step=self._step,
             epoch=epoch,
             seconds=seconds,
             train_loss=fmean(untested),
@@ -130,10 +151,10 @@ class ProgressMeter:
         self.evaluations.append(evaluation)
         tests = len(self.evaluations)
         if test_accuracy is not None:
-            self.progress = replace(self.progress, tests=tests, test_accuracy=test_accuracy)
+            self._rest = replace(self._rest, tests=tests, test_accuracy=test_accuracy)
         else:
             name, value = next(iter(test_metrics.items()))
-            self.progress = replace(self.progress, tests=tests, test_metric=name, test_value=value)
+            self._rest = replace(self._rest, tests=tests, test_metric=name, test_value=value)
         return evaluation
 
     def results(self) -> dict[str, object]:
@@ -145,9 +166,9 @@ class ProgressMeter:
         counted = [i for i, steady in enumerate(self._steady) if steady and i > 0] or list(range(len(self._steady)))
         of = {name: [numbers[i] for i in counted] for name, numbers in self._numbers.items()}
         return {
-            "steps": self.progress.step,
+            "steps": self._step,
             "measured_steps": len(counted),
-            "final_loss": self._losses[-1] if self.progress.total_steps else None,
+            "final_loss": self._losses[-1] if self._rest.total_steps else None,
             "bytes_sent_per_step": round(fmean(of["sent"])),
             "bytes_received_per_step": round(fmean(of["received"])),
             "selected_ratio": fmean(of["selected"]),

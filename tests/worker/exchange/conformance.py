@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from random import Random
 
 import numpy as np
@@ -17,6 +16,7 @@ from support.undisturbed import (
     family_of,
     gradients,
     job_of,
+    looked_at,
     parametrized,
     plan_of,
     run_of,
@@ -150,31 +150,13 @@ def test_groups_come_back_while_others_have_not_been_pushed(way: Way) -> None:
 @parametrized(DENSE)
 def test_groups_are_recalled_in_any_order_between_steps(way: Way) -> None:
     """A test between steps reads forward several times; who asks for what must not depend on when it comes."""
-
-    def work(worker: Worker) -> bytes:
-        worker.read()
-        worker.read()
-        known = worker.read()
-        for group in (0, 3, 1, 4, 2, 3):
-            if group < len(worker.bounds):
-                start, stop = worker.bounds[group]
-                worker.exchange.recall(group, ahead=group % 2 == 0)
-                assert worker.arenas.parameters[start:stop].tobytes() == known[start:stop].tobytes()
-        worker.backward(1, gradients(worker.rank, 1), known=known)
-        return worker.read().tobytes()
-
-    assert set(run_workers(job_of(way), LAYOUT, work)) == {run_of(way).parameters[0][0].tobytes()}
+    recalled = looked_at(way)[1].recalled
+    assert sorted(recalled) == [0, 1, 2]
+    assert all(same and all(same) for same in recalled.values())
 
 
 @parametrized(DENSE)
 def test_flags_are_those_of_worker_0_where_workers_gather_parameters_together(way: Way) -> None:
-    over = threading.Barrier(2)
-
-    def work(worker: Worker) -> list[float]:
-        flags = np.array([1.0, 0.0]) if worker.rank == 0 else np.array([0.0, 1.0])
-        worker.exchange.agree(flags)
-        over.wait(120)
-        return list(map(float, flags))
-
     together = way.kind == "ring" and (way.zero == 3 or way.precision != "fp32")
-    assert run_workers(way.job(1, 2), LAYOUT, work) == [[1.0, 0.0], [1.0, 0.0] if together else [0.0, 1.0]]
+    others = [1.0, 0.0] if together else [0.0, 1.0]
+    assert looked_at(way)[1].flags == {0: [1.0, 0.0], 1: others, 2: others}

@@ -83,7 +83,7 @@ def test_initial_parameters_of_another_job_or_plan_are_refused(job: str, plan: i
                 f"{SERVICE}/Initialize", pb.InitializeRequest.SerializeToString
             )
             with pytest.raises(grpc.RpcError) as caught:
-                initialize(iter(requests), timeout=20, metadata=identity_to_metadata(member.identity))
+                initialize(iter(requests), timeout=120, metadata=identity_to_metadata(member.identity))
         assert isinstance(caught.value, grpc.Call)
         assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         member.exchange.start()

@@ -181,7 +181,7 @@ def test_a_worker_that_asks_for_what_is_not_there_is_refused(zero: int, reason: 
             frames = StreamSender("server 0")
             frames.send(asked, ())
             answers = raw_exchange(channel)(
-                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=20
+                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=120
             )
             with pytest.raises(grpc.RpcError, match=reason):
                 list(answers)
@@ -197,13 +197,13 @@ def test_workers_with_different_loss_scales_are_told_so() -> None:
             frames = StreamSender("server 0")
             frames.send(header, [np.zeros(8, dtype=np.uint16)])
             answers = raw_exchange(channel)(
-                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=20
+                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=120
             )
             first.worker.backward(1, np.zeros(8, dtype=np.float32))
             with ThreadPoolExecutor(2) as pool:
                 ends: list[Future[Any]] = [pool.submit(list, answers), pool.submit(first.worker.complete)]
                 # Whoever's frame comes last is told.
-                told = str(next(iter(wait(ends, 20, FIRST_EXCEPTION).done)).exception())
+                told = str(next(iter(wait(ends, 120, FIRST_EXCEPTION).done)).exception())
                 first.exchange.fail(RunError("the test is over"))
                 answers.cancel()
             assert "workers scaled their losses by [256.0, 512.0]; expected one scale" in told
@@ -229,7 +229,7 @@ def test_a_frame_of_an_older_attempt_is_dropped() -> None:
             frames.send(header, [np.full(8, value, dtype=np.float32)])
         with grpc.insecure_channel(first.addresses[0]) as channel:
             answers = raw_exchange(channel)(
-                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=20
+                frames.messages(), metadata=identity_to_metadata(second.identity), timeout=120
             )
             first.worker.backward(1, np.ones(8, dtype=np.float32), attempt=2)
             seen = first.worker.read()

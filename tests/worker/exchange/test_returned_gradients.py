@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from support.cluster import layout_of
+from support.cluster import layout_of, make_job
 from support.exchanges import run_workers, try_workers
 from support.worker import Values, Worker, initial_parameters
 
@@ -19,13 +19,8 @@ Exchange = dict[str, object]
 
 
 def job_of(workers: int, exchange: Exchange, compression: Exchange | None = None) -> Job:
-    return Job.model_validate(
-        {
-            "cluster": {"servers": 2, "workers": workers},
-            "exchange": {"returns": "gradients", "plan": "bucket:5kB", "timeout_s": 300.0, **exchange},
-            "compression": compression or {},
-        }
-    )
+    given = {"returns": "gradients", "transport": "auto", "plan": "bucket:5kB", "timeout_s": 300.0, **exchange}
+    return make_job(2, workers, exchange=given, compression=compression or {})
 
 
 def gradients(rank: int, step: int, elements: int) -> Values:

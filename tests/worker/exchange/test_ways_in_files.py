@@ -122,11 +122,13 @@ def files_run(way: Way) -> set[str]:
         nonlocal listening
         listening = on
 
-    job = way.job(1, 2)
+    # A sign of life that comes while all are listened to would pass files of its own.
+    patient = {"servers": 1, "workers": 2, "heartbeat_s": 300.0, "lost_after_s": 600.0}
+    job = way.job(1, 2, cluster=patient)
     before = threading.getprofile()
     threading.setprofile(note)
     try:
-        run_workers(job, LAYOUT, driven(job, threading.Barrier(2, timeout=60), listen))
+        run_workers(job, LAYOUT, driven(job, threading.Barrier(2, timeout=600), listen))
     finally:
         threading.setprofile(before)
     inside = [Path(name).relative_to(ROOT).as_posix() for name in seen if name.startswith(f"{ROOT}/")]

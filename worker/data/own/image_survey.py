@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from taihu.words import counted
 from worker.data.defects import Defects, Fault
@@ -22,6 +25,7 @@ __all__ = ["Survey", "most_looked_over", "survey"]
 _MOST_LOOKED_OVER: Final = 4096
 _MOST_DECODED: Final = 1000
 _SIZES_TOLD: Final = 3
+_TOLD_EVERY_S: Final = 2.0
 # One of so many files.
 _FEW: Final = 20
 # Of 8: the 2 that are left tell no picture.
@@ -94,8 +98,12 @@ def _looks(files: Sequence[str], defects: Defects, *, decode_all: bool) -> Itera
         except BadImageError as error:
             return error
 
+    told_s = time.monotonic()
     with image_threads() as threads:
-        for row, seen in zip(rows.tolist(), threads.map(look, rows.tolist()), strict=True):
+        for done, (row, seen) in enumerate(zip(rows.tolist(), threads.map(look, rows.tolist()), strict=True)):
+            if time.monotonic() - told_s > _TOLD_EVERY_S and structlog.is_configured():
+                told_s = time.monotonic()
+                structlog.get_logger().info("looking images over", done=done, of=len(rows))
             if isinstance(seen, Look):
                 yield files[row], seen
             else:
