@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 FRAMEWORKS ?= accelerate==1.15.0 pytorch-lightning==2.6.6
 CORE ?=
 SAMPLE ?=
+SEEDS ?=
+FIRST ?=
 TESTS_AT_ONCE ?= 3
 # uv installs in ten seconds what takes pip a minute. It does not read pip.conf: it is told of another index, and where
 # it cannot install pip does. Most modules are never imported: to compile them all would take half of the time.
@@ -19,7 +21,7 @@ UV_SYSTEM_CERTS=true UV_DEFAULT_INDEX="$${PIP_INDEX_URL:-$$($(BIN)/pip config ge
 $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[$(subst +,$(comma),$(1))]' 2>/dev/null || $(PIP_INSTALL) --editable '.[$(subst +,$(comma),$(1))]'
 endef
 
-.PHONY: docs train test test-deploy test-torch mutants check protos bench clean help
+.PHONY: docs train test test-deploy test-torch mutants explore check protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -49,7 +51,7 @@ train: $(VENV)/installed ## train on this machine (JOB=file.toml for your own jo
 # Hundreds of processes start in the tests: they find bytecode even where the environment says not to write it.
 # Some tests only wait, for timeouts and for other processes: one more is under way than there are cores.
 test: $(VENV)/tested ## run the test suite
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadgroup
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(TESTS_AT_ONCE) --dist loadgroup --no-loadscope-reorder
 
 # What needs more than Python: promtool (Debian's prometheus), mpirun (openmpi-bin), ip (iproute2), iptables, root.
 test-deploy: $(VENV)/tested ## run the tests that need programs of Debian's, as root
@@ -63,6 +65,10 @@ test-torch: $(VENV)/tested ## install torch beside everything else, and run the 
 mutants: $(VENV)/tested ## small wrong changes to the pure cores that tests notice (CORE=planner SAMPLE=60)
 	$(call install,mutants)
 	PYTHONPATH=tests nice $(BIN)/python -m mutants $(CORE) $(if $(SAMPLE),--sample $(SAMPLE))
+
+# New seeds until Ctrl-C, or until one fails; SEEDS=2000 for so many.
+explore: $(VENV)/tested ## run the daemons in simulated worlds, with faults, and judge every run
+	$(BIN)/taihu dev explore $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST))
 
 check: $(VENV)/checked ## style, types, layers, generated code
 	$(BIN)/ruff check .

@@ -1,0 +1,1 @@
+"""Wrong changes to the daemons, by which the explorer is proved."""

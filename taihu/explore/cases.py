@@ -1,0 +1,202 @@
+"""Cases that seeds stand for: a job, who supervises it, the order of tasks, and faults. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from taihu.explore.faults import Fault, Kind
+from taihu.explore.line_switches import LinesDraw
+
+__all__ = ["SUPERVISORS", "Case", "Marks", "OrderDraw", "Shape", "faults_of", "order_of", "shape_of", "supervisor_of"]
+
+Marks = Mapping[tuple[str, str], int]
+"""Counts of a calm run: how often each member passed each label."""
+
+SUPERVISORS: Final = ("local", "early", "late", "twice", "never")
+"""Those that start processes again: `taihu train`'s supervision, or another launcher with its habit."""
+
+# What goes wrong among many goes wrong among few, and these are run many times as often.
+_SIZES: Final = (
+    (1, 1),
+    (1, 2),
+    (1, 2),
+    (1, 2),
+    (2, 2),
+    (2, 2),
+    (2, 2),
+    (1, 3),
+    (2, 1),
+    (2, 3),
+    (3, 2),
+    (1, 4),
+    (3, 3),
+)
+_SMALL: Final = {"data": {"name": "synthetic:1x8x8"}, "model": {"name": "small_cnn"}}
+_MLP: Final = {"data": {"name": "synthetic:1x6x6"}, "model": {"name": "mlp"}}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The job of a case.
+
+    Attributes:
+        servers: how many; 0 for a ring.
+        workers: how many.
+        steps: of the run.
+        every_steps: between two checkpoints.
+        settings: of the job beside these, by sections.
+        step_s: virtual seconds that a worker computes in each step, about.
+    """
+
+    servers: int
+    workers: int
+    steps: int
+    every_steps: int
+    settings: Mapping[str, Mapping[str, Any]]
+    step_s: float = 0.0
+
+    @property
+    def members(self) -> list[str]:
+        """All members; the first one hosts the coordinator."""
+        servers = [f"server {index}" for index in range(self.servers)]
+        return servers + [f"worker {rank}" for rank in range(self.workers)]
+
+    def __str__(self) -> str:
+        route = f"{self.servers} servers" if self.servers else "a ring"
+        own = {f"{section}.{key}": value for section, keys in self.settings.items() for key, value in keys.items()}
+        told = " ".join(f"{key}={value}" for key, value in sorted(own.items()))
+        steps = f"{self.steps} steps of {self.step_s:g} s"
+        return f"{route}, {self.workers} workers, {steps}, checkpoints every {self.every_steps}: {told}"
+
+
+@dataclass(frozen=True)
+class OrderDraw:
+    """The order of tasks: at random with this share of points at which tasks are held up, or by priorities.
+
+    Attributes:
+        changes: points at which priorities change; None for an order at random.
+        preempting: the share of points.
+        holds: points at which tasks are held up, of the first ones; None for all.
+        stalling: the share of points of an order at random at which tasks stand still for some time.
+    """
+
+    changes: int | None
+    preempting: float = 0.0
+    holds: int | None = None
+    stalling: float = 0.0
+
+    def __str__(self) -> str:
+        most = "" if self.holds is None else f", the first {self.holds} times"
+        if self.changes is None:
+            return f"at random, held up at {self.preempting:.0%} of points, for long at {self.stalling:.1%}{most}"
+        return f"by priorities that change {self.changes} times{most}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a run follows from; without `between`, tasks are switched at points alone."""
+
+    seed: int
+    shape: Shape
+    supervisor: str
+    order: OrderDraw
+    faults: tuple[Fault, ...] = field(default=())
+    between: LinesDraw | None = None
+
+    def lines(self) -> list[str]:
+        """The case in words."""
+        return [
+            f"seed {self.seed}: {self.shape}",
+            f"supervisor {self.supervisor}; order {self.order}",
+            *([] if self.between is None else [str(self.between)]),
+            *(f"fault: {fault}" for fault in self.faults),
+        ]
+
+
+def shape_of(chance: Random) -> Shape:
+    """Draw a job."""
+    if chance.random() < 0.3:
+        return _ring(chance)
+    servers, workers = chance.choice(_SIZES)
+    exchange: dict[str, Any] = {"kind": "server", "zero": chance.choice((1, 1, 2, 3))}
+    return _shaped(chance, servers, workers, exchange)
+
+
+def _ring(chance: Random) -> Shape:
+    exchange: dict[str, Any] = {"kind": "ring", "zero": chance.choice((0, 0, 1, 2))}
+    workers = chance.choice((2, 2, 2, 2, 3, 3, 3, 4))
+    if chance.random() < 0.2:
+        exchange |= {"zero": 0, "fc": "shard", "fc_scheme": chance.choice(("gather", "turns", "slices"))}
+    return _shaped(chance, 0, workers, exchange)
+
+
+def _shaped(chance: Random, servers: int, workers: int, exchange: dict[str, Any]) -> Shape:
+    exchange["transport"] = chance.choice(("grpc", "tcp", "tcp"))
+    exchange["plan"] = chance.choice(("single", "single", "per-layer", "bucket:40kB", "bucket:40kB", "auto"))
+    exchange["frame_bytes"] = chance.choice((16384, 65536, 262144))
+    settings: dict[str, dict[str, Any]] = {
+        name: dict(keys) for name, keys in chance.choice((_SMALL, _SMALL, _MLP)).items()
+    }
+    settings["train"] = {"batch": 4, "seed": chance.randrange(1, 4)}
+    settings["optimizer"] = {"name": chance.choice(("sgd", "adam"))}
+    if chance.random() < 0.35 and exchange.get("fc") is None and exchange["zero"] <= 1:
+        settings["compression"] = _compression(chance, servers)
+        exchange["plan"] = "bucket:40kB"
+    elif chance.random() < 0.2 and exchange.get("fc") is None:
+        settings["train"]["precision"] = chance.choice(("bf16", "fp16"))
+        exchange["zero"] = max(2, exchange["zero"])
+    elif chance.random() < 0.15:
+        settings["train"]["recompute"] = "memory"
+    settings["exchange"] = exchange
+    steps = chance.choice((3, 3, 4, 6))
+    if exchange["plan"] == "auto":
+        exchange["calibration_steps"] = 4
+        steps = 10
+    every_steps = chance.choice((1, 2, 2, 3))
+    return Shape(servers, workers, steps, every_steps, settings, chance.choice((0.0, 0.0, 0.02, 0.2)))
+
+
+def _compression(chance: Random, servers: int) -> dict[str, Any]:
+    own: dict[str, Any] = {"method": chance.choice(("topk", "lags", "dlgs")), "density": 0.05}
+    if servers:
+        own["downlink"] = chance.choice(("dense", "exact", "doublesqueeze"))
+    return own
+
+
+def supervisor_of(chance: Random) -> str:
+    """Draw who supervises."""
+    return chance.choice(("local", "local", "local", *SUPERVISORS))
+
+
+def order_of(chance: Random) -> OrderDraw:
+    """Draw an order of tasks."""
+    if chance.random() < 0.5:
+        return OrderDraw(None, chance.choice((0.02, 0.2, 0.5, 0.8)), stalling=chance.choice((0.0, 0.003, 0.02)))
+    return OrderDraw(chance.choice((1, 2, 3, 5)))
+
+
+def faults_of(chance: Random, shape: Shape, marks: Marks, lasted_s: float) -> tuple[Fault, ...]:
+    """Draw faults of a case whose calm run passed `marks` within `lasted_s` virtual seconds."""
+    count = chance.choice((0, 1, 1, 1, 1, 2, 2, 3))
+    return tuple(_fault(chance, shape.members, marks, lasted_s) for _ in range(count))
+
+
+def _fault(chance: Random, members: Sequence[str], marks: Marks, lasted_s: float) -> Fault:
+    kind = chance.choice(_DRAWN)
+    member = chance.choice(members)
+    seconds = chance.choice((0.05, 0.5, 2.0, 8.0, 20.0)) if kind.lasts else 0.0
+    if kind is Kind.INTERRUPT:
+        return Fault(kind, "run", after_s=round(chance.random() * lasted_s * 1.1, 6))
+    # Labels alike, so that a farewell is as likely as one of a thousand locks.
+    labels = [label for name, label in marks if name == member]
+    if labels and chance.random() < 0.8:
+        mark = chance.choice(labels)
+        return Fault(kind, member, mark, nth=chance.randint(1, marks[member, mark]), seconds=seconds)
+    return Fault(kind, member, after_s=round(chance.random() * lasted_s * 1.1, 6), seconds=seconds)
+
+
+# A process that is killed is what most can go wrong with.
+_DRAWN: Final = (*Kind, Kind.KILL, Kind.KILL, Kind.KILL, Kind.KILL, Kind.KILL, Kind.STOP, Kind.DROP, Kind.DROP_ONE)

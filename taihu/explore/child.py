@@ -1,0 +1,61 @@
+"""A process that explores seeds: `python -m taihu.explore.child`, started by `taihu dev explore`.
+
+It loads the daemons as simulated code, which no other process of ours should: one JSON line of its standard output is
+one seed, or a story.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from taihu.explore import network
+from taihu.explore.disk.modules import DiskStandIns
+from taihu.explore.loading import Simulation, changes_of
+from taihu.explore.stand_ins.modules import python_modules
+from taihu.explore.work import Work
+
+__all__ = ["main"]
+
+
+def main(text: str, write: Callable[[str], object]) -> None:
+    """Do what `text`, a `Work` as JSON, asks for; each line of the results is given to `write`."""
+    work = Work.from_json(text)
+    disk = DiskStandIns()
+    stand_ins = python_modules() | network.modules() | disk.modules
+    Simulation(stand_ins, disk.builtins, changes_of(work.changes)).install()
+    structlog.configure(processors=[_into_story], wrapper_class=structlog.make_filtering_bound_logger(20))
+
+    from taihu.explore.exploring import Exploration  # noqa: PLC0415 - it loads the daemons, by the simulation
+
+    exploration = Exploration(work)
+    # Collections in a run would come at other points in each of them: they come between two. What is frozen costs
+    # them nothing, and memory that a run leaves is still in the caches for the next one.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for seed, smaller in work.all_cases:
+        write(exploration.explore(seed, smaller).as_json())
+        gc.collect()
+
+
+def _into_story(_: object, level: str, line: structlog.typing.EventDict) -> str:
+    """Log lines are part of a run's story, where it has one."""
+    from taihu.explore.scheduler import RUNNING  # noqa: PLC0415
+    from taihu.explore.watching import Story  # noqa: PLC0415
+
+    told: dict[str, Any] = dict(line)
+    event = str(told.pop("event"))
+    words = " ".join(f"{key}={value}" for key, value in told.items() if key not in ("role", "rank"))
+    story = RUNNING().find_or_none(Story)
+    if story is not None:
+        story.tell(str(RUNNING().current.process), f"{level}: {event} {words}".rstrip())
+    raise structlog.DropEvent
+
+
+if __name__ == "__main__":
+    main(sys.stdin.readline(), lambda line: print(line, flush=True))  # noqa: T201

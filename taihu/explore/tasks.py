@@ -1,0 +1,93 @@
+"""Simulated processes and their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Ended", "Process", "Task"]
+
+
+class Ended(BaseException):
+    """The simulated process of this task has ended, or the run: raised where the task would go on."""
+
+
+class Process:
+    """One life of a simulated process.
+
+    Attributes:
+        member: `worker 1`, `server 0`, or another name that tells it.
+        life: 0 for the first process of this member, 1 for its successor.
+        is_dead: whether it was killed: none of its tasks goes on.
+        is_stopped: whether it is held, as by SIGSTOP: its tasks go on later.
+        clock_rate: seconds that pass on its clocks in a second of virtual time.
+        wall_ahead_s: how far its wall clock is ahead of the others'.
+    """
+
+    __slots__ = ("clock_rate", "held", "is_dead", "is_stopped", "life", "member", "wall_ahead_s")
+
+    def __init__(self, member: str, life: int = 0) -> None:
+        self.member = member
+        self.life = life
+        self.is_dead = False
+        self.is_stopped = False
+        self.clock_rate = 1.0
+        self.wall_ahead_s = 0.0
+        self.held: list[Task] = []
+
+    def __str__(self) -> str:
+        return f"{self.member} (life {self.life})" if self.life else self.member
+
+
+class Task:
+    """One thread of a simulated process: it runs until it comes to a point at which others may go on.
+
+    Attributes:
+        number: from 0 in the order in which tasks began.
+        is_daemon: whether its process ends without it.
+        waits_for: the label of the wait it is in; empty while it is none.
+        was_woken: how its last wait ended: by a wake, or by its timeout; None while it goes on.
+        error: the exception that ended it, if there was one.
+    """
+
+    __slots__ = (
+        "carrier",
+        "error",
+        "has_ended",
+        "interruptions",
+        "is_daemon",
+        "joiners",
+        "local",
+        "name",
+        "number",
+        "process",
+        "target",
+        "thread",
+        "ticket",
+        "waits_for",
+        "was_woken",
+    )
+
+    def __init__(self, number: int, target: Callable[[], object], name: str, process: Process) -> None:
+        self.number = number
+        self.target = target
+        self.name = name
+        self.process = process
+        self.has_ended = False
+        self.error: BaseException | None = None
+        self.waits_for = ""
+        # Each wait has a number: a timer or a wake that was meant for an earlier wait does nothing.
+        self.ticket = 0
+        self.was_woken: bool | None = None
+        self.joiners: list[Task] = []
+        self.is_daemon = False
+        # What signals have it do in the place of its next step.
+        self.interruptions: list[Callable[[], None]] = []
+        self.local: dict[object, dict[str, Any]] = {}
+        # The thread that it is, to code that asks.
+        self.thread: object = None
+        # What carries it: a greenlet, or an OS thread with its baton.
+        self.carrier: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.process}: {self.name}"

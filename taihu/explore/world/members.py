@@ -1,0 +1,148 @@
+"""The life of one simulated process of a run: a server daemon or a worker daemon, from its start to its exit code."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from allreduce.rendezvous import listen_for_peers
+from ps_server.daemon import ServerDaemon, ServerOptions
+from taihu.chaos.frames import FaultyFrames
+from taihu.chaos.points import Point, Written
+from taihu.coordination.listener import listen_options
+from taihu.coordination.members import RunState
+from taihu.errors import TaihuError
+from taihu.explore.scheduler import RUNNING
+from taihu.explore.tasks import Process
+from taihu.job import Job
+from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.process.notices import Notices
+from taihu.run_folder import RunFiles
+from taihu.wire.clock import WallClock
+from worker.daemon import WorkerDaemon
+from worker.participation import WorkerOptions
+
+__all__ = ["FAILED", "Member"]
+
+FAILED = 1
+"""The exit code of a process that an error ends which is none of the project's: a traceback."""
+
+
+class MarkedPoints:
+    """The points of `[chaos]` as marked points: a fault may be aimed at each. See `Chaos`."""
+
+    def __init__(self) -> None:
+        self.frames = FaultyFrames()
+        self._slow_until_s = self._pause_s = self._step_s = 0.0
+        self._chance = Random(0)  # noqa: S311
+        self._step = 0
+
+    def computes(self, step_s: float, chance: Random) -> None:
+        """Take about `step_s` for each step from now on, before its first gradients go."""
+        self._step_s, self._chance = step_s, chance
+
+    def passes(self, point: Point, step: int = 0) -> None:
+        """Pass a marked point, and take longer for it while this process is slow."""
+        scheduler = RUNNING()
+        scheduler.point(point.value)
+        if self._step_s and point is Point.PUSH and step != self._step:
+            self._step = step
+            scheduler.block("its computing", scheduler.now + self._step_s * self._chance.uniform(0.5, 1.5))
+        if scheduler.now < self._slow_until_s:
+            scheduler.block("a slow processor", scheduler.now + self._pause_s)
+
+    def slow_until(self, moment_s: float, pause_s: float) -> None:
+        """Take `pause_s` longer to each point until that virtual time."""
+        self._slow_until_s, self._pause_s = moment_s, pause_s
+
+    def disk(self, file: Written) -> Written:
+        """Return `file` itself: disks have their own faults."""
+        return file
+
+
+@dataclass
+class Member:
+    """One process: what it is to run, and how it ended.
+
+    Attributes:
+        name: `worker 1`.
+        job: of the run, with the address of its coordinator.
+        process: of this life.
+        model: the file that worker 0 saves.
+        results: of a worker that has told them.
+        code: its exit code; None until it has ended.
+        words: the line that it ends with where something went wrong.
+        interrupts: signals of this process, once it handles them.
+        traceback: of an error that is none of the project's.
+        was_stuck: whether it has ended itself because nothing moved in it any more.
+    """
+
+    name: str
+    job: Job
+    process: Process
+    model: Path
+    results: dict[str, Any] | None = None
+    code: int | None = None
+    words: str = ""
+    traceback: str = ""
+    interrupts: Interrupts | None = None
+    chaos: MarkedPoints = field(default_factory=MarkedPoints)
+    given_up: str = ""
+    was_stuck: bool = False
+    is_settled: bool = False
+
+    def live(self) -> None:
+        """Be this process, until its last line."""
+        role, rank = self.name.split()
+        interrupts = self.interrupts = Interrupts()
+        run: Callable[[int, Interrupts], int] = self._serve if role == "server" else self._work
+        try:
+            code = run(int(rank), interrupts)
+        except TaihuError as error:
+            code, self.words = error.exit_code, str(error)
+        except Exception as error:
+            code, self.words, self.traceback = FAILED, repr(error), traceback.format_exc()
+        self.code = code
+
+    def _serve(self, index: int, interrupts: Interrupts) -> int:
+        coordinator = self.job.cluster.coordinator or ""
+        options = ServerOptions(
+            index,
+            bind=coordinator if index == 0 else "127.0.0.1:0",
+            interrupts=interrupts,
+            chaos=self.chaos,
+            notices=Notices(),
+        )
+        with ServerDaemon(self.job, options) as daemon:
+            state = daemon.run()
+        return EXIT_INTERRUPTED if state is RunState.STOPPED else 0
+
+    def _work(self, rank: int, interrupts: Interrupts) -> int:
+        listener = None
+        listen = listen_options(self.job, "worker", rank, bind=self._bind(rank))
+        if self.job.workers_meet:
+            listener = listen_for_peers(self.job, rank, listen)
+        options = WorkerOptions(
+            rank,
+            listen=listen,
+            listener=listener,
+            files=RunFiles(model=self.model) if rank == 0 else RunFiles(),
+            interrupts=interrupts,
+            tell=self._tell,
+            chaos=self.chaos,
+            wall=WallClock(),
+        )
+        results = WorkerDaemon(self.job, options).run()
+        return EXIT_INTERRUPTED if results["stopped"] else 0
+
+    def _bind(self, rank: int) -> str:
+        if not self.job.workers_meet:
+            return ""
+        return (self.job.cluster.coordinator or "") if rank == 0 else "127.0.0.1:0"
+
+    def _tell(self, results: dict[str, Any]) -> None:
+        self.results = results
