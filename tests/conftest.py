@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     cores = set(os.sched_getaffinity(0))
     config.stash[_CORES] = cores
+    # What a shell starts in the background ignores Ctrl-C, and so would all that is started from here and is sent it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw-1").removeprefix("gw"))
     if 0 <= worker < len(cores):
         os.sched_setaffinity(0, {sorted(cores)[worker]})
@@ -82,9 +85,23 @@ def pytest_collectstart() -> None:
     settings.load_profile("taihu")
 
 
+# Kernels, which a fresh clone compiles: files that need different ones do so side by side. Then tests of real
+# processes, which wait for each other, and of whole runs: the longest files there are.
+_FIRST = ("kernels", "security", "end_to_end", "worker")
+
+
+def _turn(item: pytest.Item) -> int:
+    folder = item.path.relative_to(_HERE).parts[0]
+    return _FIRST.index(folder) if folder in _FIRST else len(_FIRST)
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the tests' names
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file run in one process: what they import, load and make for all of them is there once."""
+    """The tests of a file run in one process: what they import, load and make for all of them is there once.
+
+    Those that take longest are begun first, so that all processes have something to do to the end.
+    """
+    items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))

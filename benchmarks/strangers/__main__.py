@@ -25,38 +25,23 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.strangers import calls, raw
-from benchmarks.strangers.calls import Statuses
+from benchmarks.strangers.kinds import Kind, counted_kinds
 from benchmarks.strangers.run import Job, Others, Run, started
-from benchmarks.strangers.target import Target
 from taihu.process.preparation import allow_open_files
 
 __all__ = ["main"]
-
-Kind = Callable[[Target, int], Statuses]
 
 _ENDLESS: Final = 10_000_000
 _WARM_STEPS: Final = 300
 _MOST_MB: Final = 20.0
 _HELD: Final = 40
 _QUIET_S: Final = 3.0
-# What is slow to send is sent less often.
-_KINDS: Final[Mapping[str, tuple[Kind, float]]] = {
-    "streams": (calls.streams, 1.0),
-    "unknown methods": (calls.unknown, 1.0),
-    "headers": (calls.metadata, 0.1),
-    "too large": (calls.too_large, 0.05),
-    "swollen": (calls.swollen, 0.05),
-    "badly compressed": (raw.compressed, 1.0),
-    "given up": (raw.half_open, 1.0),
-    "broken frames": (raw.frames, 0.2),
-    "no HTTP/2": (raw.no_http2, 1.0),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +72,7 @@ def measure(folder: Path, count: int, others: int, *, encrypts: bool) -> tuple[l
     if encrypts:
         job.certify()
     counts: dict[str, tuple[Kind, int]] = {"undecodable": (calls.undecodable, count)}
-    counts |= {name: (kind, max(1, int(share * others))) for name, (kind, share) in _KINDS.items()}
+    counts |= counted_kinds(others)
     if encrypts:
         counts["handshakes"] = (raw.handshakes, max(1, others // 5))
     with started(job, _ENDLESS) as run:

@@ -24,7 +24,7 @@ from taihu.security.files import CertificateFiles
 from taihu.security.identity import COORDINATOR, dns_name
 from taihu.security.security import Security
 
-__all__ = ["Job", "Others", "Run", "started"]
+__all__ = ["Job", "Others", "Run", "memory_mb", "started"]
 
 _NAME: Final = "strangers"
 _HOST: Final = "127.0.0.1"
@@ -139,7 +139,7 @@ class Run:
     @property
     def memory_mb(self) -> float:
         """The memory of server 0 that is in use, in MB."""
-        return _kilobytes(self.processes[0].pid, "VmRSS") / 1000.0
+        return memory_mb(self.processes[0].pid)
 
     @property
     def threads(self) -> int:
@@ -200,6 +200,11 @@ def _address(log: Path, process: subprocess.Popen[str]) -> str:
             return found[1]
         time.sleep(0.05)
     raise RuntimeError(f"server 0 does not listen: {log.read_text()[-500:]}")
+
+
+def memory_mb(pid: int) -> float:
+    """The memory of a process that is in use, in MB."""
+    return _kilobytes(pid, "VmRSS") / 1000.0
 
 
 def _kilobytes(pid: int, name: str) -> int:

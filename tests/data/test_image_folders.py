@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 from PIL import Image
+from structlog.testing import capture_logs
 from support.reading import inputs_of, targets_of
 
 from benchmarks.pictures import WAYS
@@ -174,6 +177,23 @@ def test_all_images_are_checked(tmp_path: Path) -> None:
     defects = Defects(str(tmp_path), "image")
     survey(ImageFolder.of(tmp_path).files, (2, 2), defects, decode_all=True)
     assert defects.bad == {f"{tmp_path}/cat/1.png", f"{tmp_path}/dog/6.png"}
+
+
+def test_a_long_look_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("worker.data.own.image_survey.time.monotonic", lambda: float(next(clock)))
+    photos(tmp_path, count=6)
+    structlog.configure()
+    try:
+        with capture_logs() as logs:
+            survey(ImageFolder.of(tmp_path).files, None, Defects(str(tmp_path), "image"), decode_all=True)
+    finally:
+        structlog.reset_defaults()
+    assert {line["event"] for line in logs} == {"looking images over"}
+    assert {line["of"] for line in logs} == {12}
+    done = [line["done"] for line in logs]
+    assert done == sorted(set(done))
+    assert 2 <= len(done) <= 6
 
 
 def test_colours_of_which_the_lower_bits_alone_are_used_are_refused(tmp_path: Path) -> None:

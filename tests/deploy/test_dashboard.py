@@ -47,7 +47,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
                 "taihu_member_step",
             } <= seen.keys()
 
-        wait_for(complete, "the daemons did not train", timeout_s=120)
+        wait_for(complete, "the daemons did not train")
         yield seen
 
 

@@ -247,6 +247,7 @@ def test_with_a_volume_for_checkpoints_pods_are_started_again(
         assert {"name": "TAIHU_ON_TERM", "value": "leave"} in pod["containers"][0]["env"]
         check_variables({**settings, **{each["name"]: "1" for each in pod["containers"][0]["env"]}})
         assert settings["TAIHU_CHECKPOINT__DIR"].startswith(f"{mount['mountPath']}/")
+        assert settings["TAIHU_CHECKPOINT__RESUME"] == "auto"
     # All pods of a job may be lost some times, and whoever replaces worker 0 finds its folder.
     assert all(job["backoffLimit"] >= 6 * job["completions"] for job in jobs_of(objects))
     assert "{time}" not in settings["TAIHU_RUN__DIR"]

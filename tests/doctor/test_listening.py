@@ -48,7 +48,7 @@ def exchange(address: str, frames: list[bytes]) -> list[bytes]:
     with open_channel(address) as channel:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{DOCTOR_SERVICE}/Exchange")
         try:
-            return list(call(iter(frames), metadata=identity_to_metadata(IDENTITY), timeout=30.0))
+            return list(call(iter(frames), metadata=identity_to_metadata(IDENTITY), timeout=120.0))
         except grpc.RpcError as error:
             raise error_from_rpc(error, "the doctor") from None
 
@@ -113,13 +113,13 @@ def test_one_measurement_at_a_time() -> None:
 
     def held() -> Iterator[bytes]:
         yield question(1, 1)
-        over.wait(30.0)
+        over.wait(120.0)
 
     with ListeningDoctor("127.0.0.1:0") as listening:
         address = f"127.0.0.1:{listening.port}"
         with open_channel(address) as channel:
             call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{DOCTOR_SERVICE}/Exchange")
-            under_way = call(held(), metadata=identity_to_metadata(IDENTITY), timeout=30.0)
+            under_way = call(held(), metadata=identity_to_metadata(IDENTITY), timeout=120.0)
             next(iter(under_way))
             with pytest.raises(StaleError, match="somebody else"):
                 exchange(address, [question(1, 1)])
@@ -147,13 +147,13 @@ def test_it_measures_no_service_of_its_own_machine(address: str, other: str) -> 
 
 def test_it_resolves_few_names(address: str) -> None:
     with open_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
-        DoctorServiceStub(channel).GetFacts(pb.GetFactsRequest(names=["a"] * 5), timeout=10.0)
+        DoctorServiceStub(channel).GetFacts(pb.GetFactsRequest(names=["a"] * 5), timeout=120.0)
     assert isinstance(error_from_rpc(refused.value, "the doctor"), ConfigError)
 
 
 def test_no_connection_without_an_exchange(address: str) -> None:
     with open_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
-        DoctorServiceStub(channel).OpenConnection(connection_pb2.OpenConnectionRequest(job="x"), timeout=10.0)
+        DoctorServiceStub(channel).OpenConnection(connection_pb2.OpenConnectionRequest(job="x"), timeout=120.0)
     assert isinstance(error_from_rpc(refused.value, "the doctor"), StaleError)
 
 

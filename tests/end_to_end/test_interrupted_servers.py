@@ -41,7 +41,7 @@ def start_servers(start: Start, folder: Path, job: Job, indices: tuple[int, ...]
 def wait_for_members(job: Job, count: int) -> None:
     coordinator = job.cluster.coordinator
     assert coordinator is not None
-    wait_for(lambda: len(fetch_status(coordinator, 10).members) >= count, f"there are no {count} members")
+    wait_for(lambda: len(fetch_status(coordinator, 120).members) >= count, f"there are no {count} members")
 
 
 def test_a_worker_whose_join_is_held_is_told(start: Start, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_run_over_ipv6(start: Start, tmp_path: Path, exchange: str) -> None:
         others = [1]
     address = listening(host)[0] if exchange == "server" else ring_address(host)
     assert address.startswith("[::1]:")
-    assert missing_of(fetch_status(address, 60))
+    assert missing_of(fetch_status(address, 600))
     own = here if exchange == "ring" else ()
     members = [
         start("worker", *flags, "--rank", str(rank), "--coordinator", address, "--json", f"{rank}.json", *own)

@@ -15,8 +15,8 @@ from support.daemons import wait_for
 
 from taihu.checkpoint.manifest import MANIFEST
 
-STEPS = 400
-FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "checkpoint.every_steps=20")
+STEPS = 200
+FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "checkpoint.every_steps=10")
 KINDS = {
     "servers": (*FLAGS, "--optimizer", "adam", "--zero", "3", "--precision", "bf16"),
     "ring": (*FLAGS[2:], "--exchange", "ring", "--compression", "lags", "--density", "0.1"),
@@ -55,11 +55,19 @@ def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
     recorded = ("--set", "run.history=history")
     process = Command("taihu", "train", *KINDS[kind], *recorded, "--json", "killed.json", folder=tmp_path)
     try:
-        kept = 0
+        kept, coordinator = 0, "worker 0" if kind == "ring" else "server 0"
         for victim in victims:
             wait_for(partial(has_newer, tmp_path, kept), "nothing kept")
+            pid = daemons(process)[victim]
+            os.kill(pid, signal.SIGKILL)
+            wait_for(partial(is_gone, pid), "it is there still")
+            if victim not in (
+                coordinator,
+                victims[-1],
+            ):  # until then the last generation may keep more
+                (log,) = tmp_path.glob(f"runs/*/logs/{coordinator.replace(' ', '-')}.log")
+                wait_for(partial(began_again, log, 1), "nobody begins again")
             kept = newest(tmp_path)
-            os.kill(daemons(process)[victim], signal.SIGKILL)
         output, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
@@ -102,7 +110,7 @@ BLAMED = {
 @pytest.mark.parametrize("kind", BLAMED)
 def test_the_dead_one_is_blamed(kind: str, tmp_path: Path) -> None:
     victim, flags, coordinator = BLAMED[kind]
-    again = ("--steps", "100000", "--set", "checkpoint.every_steps=20", "--set", "checkpoint.restarts=9")
+    again = ("--steps", "100000", "--set", "checkpoint.every_steps=5", "--set", "checkpoint.restarts=9")
     process = Command("taihu", "train", *flags, *again, folder=tmp_path)
     try:
         for killed in range(1, 4):
@@ -181,9 +189,11 @@ def test_who_dies_while_all_say_farewell_has_told_its_results(victim: str, tmp_p
 def test_nobody_waits_for_a_coordinator_that_dies_when_the_run_is_over(tmp_path: Path) -> None:
     flags = ("--servers", "2", "--workers", "1", "--steps", "60", "--set", "checkpoint.every_steps=20")
     fault = ("--set", 'chaos.faults=["kill server 0 at farewell"]')
-    # Server 1 alone would be ended after four times as long, its coordinator waited for as long again.
-    patience = ("--set", "cluster.lost_after_s=600", "--set", "cluster.connect_timeout_s=2400")
-    process = Command("taihu", "train", *flags, *fault, *patience, folder=tmp_path)
+    # Server 1 alone would be ended after four times as long, its coordinator waited for as long again; it hears
+    # nothing of the end before that dies.
+    patience = ("--set", "cluster.lost_after_s=3000", "--set", "cluster.connect_timeout_s=12000")
+    slow = ("--set", "cluster.heartbeat_s=900")
+    process = Command("taihu", "train", *flags, *fault, *patience, *slow, folder=tmp_path)
     try:
         _, errors = process.communicate(timeout=PATIENCE_S)
     finally:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("resume")
 
 # The plan of compressed groups decides what is selected: it is named.
 JOB = (
-    *("--servers", "2", "--workers", "2", "--data", "digits", "--epochs", "12"),
+    *("--servers", "2", "--workers", "2", "--data", "digits", "--epochs", "6"),
     *("--compression", "dlgs", "--density", "0.1", "--set", "exchange.plan=bucket:50kB"),
     *("--set", "checkpoint.every_steps=10", "--set", "checkpoint.keep=3"),
 )
@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_other_numbers_and_more_epochs(
     killed: Path, undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
     run = copy(killed, tmp_path)
-    flags = ("--servers", "1", "--workers", "3", "--epochs", "14")
+    flags = ("--servers", "1", "--workers", "3", "--epochs", "7")
     results = train(tmp_path, "--resume", f"runs/{run.name}", *flags)
     assert (results["servers"], results["workers"]) == (1, 3)
     assert results["test_accuracy"] == pytest.approx(undisturbed["test_accuracy"], abs=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import urllib.request
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from taihu.checkpoint.manifest import MANIFEST
 from taihu.coordination.status import fetch_status
 from taihu.wire.channel import open_channel
 
-STEPS: Final = 400
+STEPS: Final = 200
 COMMON: Final = (
     *("--steps", str(STEPS), "--workers", "2", "--set", "cluster.threads=1", "--set", "train.evaluate=false"),
 )
@@ -58,7 +59,7 @@ class Launcher:
         bind = ("--bind", self.address) if is_host else ("--bind", "127.0.0.1:0") if meets else ()
         files = ("--run-dir", str(self.folder / "run"), "--json", "0.json") if name == "worker 0" else ()
         coordinator = () if is_host and self.address.endswith(":0") else ("--coordinator", self.address)
-        keeping = ("--set", f"checkpoint.dir={self.folder / 'kept'}", "--set", "checkpoint.every_steps=20")
+        keeping = ("--set", f"checkpoint.dir={self.folder / 'kept'}", "--set", "checkpoint.every_steps=10")
         module = "ps_server" if role == "server" else "worker"
         flags = (*KINDS[self.kind], *COMMON, *keeping, *self.own)
         self.processes[name] = self.start(module, *flags, "--rank", rank, *bind, *coordinator, *files)
@@ -131,7 +132,7 @@ def test_who_leaves_is_awaited_and_no_step_is_made_again(start: Start, tmp_path:
     run.await_end()
     assert run.parameters == undisturbed("servers", folder)
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    left = [re.search(r"after step (\d+) of 400: (.*): interrupted", each.get("reason", "")) for each in events]
+    left = [re.search(rf"after step (\d+) of {STEPS}: (.*): interrupted", each.get("reason", "")) for each in events]
     resumed = [each["after_step"] for each in events if each["event"] == "resumed"]
     assert [(int(each[1]), each[2]) for each in left if each] == list(
         zip(resumed, ("worker 1", "server 0"), strict=True)
@@ -157,9 +158,18 @@ def test_a_run_that_resumes_by_itself_goes_on_from_where_all_of_it_was_killed(
     (tmp_path / "run").rename(tmp_path / "second")
     again = [run.launch(name).wait(timeout=600) for name in ("worker 1", "server 0", "worker 0")]
     assert again == [0, 0, 0]
+    # A server that its pod keeps goes on to tell that it lives; it would be started again else, for ever.
+    run.own = (*run.own, "--hold")
+    held = run.launch("server 0")
+    assert held.stdout is not None
+    told = [held.stdout.readline() for _ in range(2)]
+    with urllib.request.urlopen(f"http://127.0.0.1:{told[1].split()[-1]}/healthz") as answer:
+        assert answer.status == 200
+    held.terminate()
+    assert held.wait(timeout=600) == 0
     with (tmp_path / "second" / "steps.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
-    assert steps[0] > 20
+    assert steps[0] > 10
     assert steps == list(range(steps[0], STEPS + 1))
 
 
@@ -178,7 +188,7 @@ def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Pa
             authority = signed(authority.folder)
             # Who is connected stays so, and whoever comes now shows and is shown what was renewed.
             assert check(b"", timeout=600)
-        assert fetch_status(run.address, 20, observer).job == "taihu"
+        assert fetch_status(run.address, 120, observer).job == "taihu"
         run.await_newer_checkpoint()
         run.processes[victim].kill()
         run.processes[victim].wait(timeout=600)

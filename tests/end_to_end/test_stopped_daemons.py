@@ -25,7 +25,7 @@ def test_sigterm_to_the_server_alone_stops_all_of_the_run(start: Start, tmp_path
         start("worker", *FLAGS, "--rank", str(rank), *joining, "--json", f"{rank}.json", "--log-format", "json")
         for rank in range(2)
     ]
-    wait_for(lambda: any(member.progress.step > 3 for member in fetch_status(address, 60).members), "no steps")
+    wait_for(lambda: any(member.progress.step > 3 for member in fetch_status(address, 600).members), "no steps")
     server.terminate()
     assert [process.wait(timeout=600) for process in (server, *workers)] == [130, 130, 130]
 

@@ -56,7 +56,7 @@ def test_the_threads_end_with_the_team_and_nothing_is_kept() -> None:
     del team
     gc.collect()
     for thread in members:
-        thread.join(60)
+        thread.join(600)
     assert threading.active_count() <= before
 
 

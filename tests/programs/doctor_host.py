@@ -9,7 +9,7 @@ from dataclasses import replace
 from taihu.doctor.collecting import machine_facts
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.service import ListeningDoctor
-from taihu.process.entry import raise_on_terminate, wait_for_termination
+from taihu.process.entry import Interrupts
 from taihu.wire.clock import WallClock
 
 
@@ -22,10 +22,12 @@ def main(bind: str, ahead_s: str, version: str) -> None:
         own = machine_facts(names)
         return replace(own, versions={**own.versions, "taihu": version}) if version else own
 
-    raise_on_terminate()
+    interrupts = Interrupts()
+    interrupts.install()
+    interrupts.are_no_error()
     with ListeningDoctor(bind, facts, clock):
         print("listening", flush=True)  # noqa: T201
-        wait_for_termination()
+        interrupts.await_end()
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def test_every_attempt_is_refused_and_changes_nothing(
                 assert TOKEN.reveal() not in str(entry)
             record_property(attempt.name, f"{error.code().name} {attempt.reason}")
         hashes += [step(members, number) for number in (2, 3, 4)]
-        assert fetch_status(address, 20, ours.security("observer/0", TOKEN)).job == "taihu"
+        assert fetch_status(address, 120, ours.security("observer/0", TOKEN)).job == "taihu"
         wait_for(lambda: _handshakes(cluster, "refused") >= refused_by_tls, "handshakes are not told of")
         assert [each["event"] for each in logs].count("a handshake came to nothing") >= refused_by_tls
     assert hashes == undisturbed
@@ -303,7 +303,7 @@ def test_certificates_are_renewed_while_a_run_goes_on(undisturbed: list[str], ou
         renewed.key.write_bytes(own_key)
         after = _certificate_of(address, ours)
         assert after != before
-        assert fetch_status(address, 20, ours.security("observer/0")).job == "taihu"
+        assert fetch_status(address, 120, ours.security("observer/0")).job == "taihu"
         hashes += [step(members, 3), step(members, 4)]
     assert hashes == undisturbed
 
@@ -376,8 +376,8 @@ def test_a_run_with_a_token_is_closed_to_who_has_another_one(
         hashes = [step(members, 1)]
         for shown in (None, Security(token=EARLIER)):
             with pytest.raises(RefusedError):
-                fetch_status(address, 20, shown)
-        assert fetch_status(address, 20, Security(token=TOKEN)).job == "taihu"
+                fetch_status(address, 120, shown)
+        assert fetch_status(address, 120, Security(token=TOKEN)).job == "taihu"
         hashes += [step(members, number) for number in (2, 3, 4)]
     assert hashes == undisturbed
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 from support.cluster import Cluster, Member, layout_of
+from support.commands import PATIENCE_S
 from support.simulations import AT_ONCE, PLAIN, job_of, seconds_of
 
 from taihu.coordination.plan import Plan
@@ -42,7 +43,7 @@ def test_a_real_run_makes_the_same_plans_of_the_same_measurements(servers: int, 
             member.step(step, np.ones(layout.elements, dtype=np.float32))
             if step in reports:
                 member.worker.complete()
-                plan = member.client.report_steps(step, reports[step][member.rank], 20.0)
+                plan = member.client.report_steps(step, reports[step][member.rank], PATIENCE_S)
                 if plan.version != plans[member.rank][-1].version:
                     plans[member.rank].append(plan)
                 member.exchange.adopt(plan)

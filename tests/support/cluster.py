@@ -12,6 +12,7 @@ from typing import Self
 import numpy as np
 
 from ps_server.daemon import ServerDaemon, ServerOptions
+from support.commands import PATIENCE_S
 from support.worker import Values, Worker, first_parameters, initial_parameters
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.members import MemberId, Progress, Role, RunState
@@ -140,7 +141,7 @@ class Member:
         # Kernels may have to be compiled behind this line, here and at the coordinator.
         self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end).__enter__()
         try:
-            self.plan = self.client.get_plan(10)
+            self.plan = self.client.get_plan(PATIENCE_S)
             beside = Beside(recorder=self.recorder)
             self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas, beside)
         except BaseException:
@@ -179,7 +180,7 @@ class Member:
         measured = [
             measured_step(self.exchange.plan, step - serial, message_s, serial=bool(serial)) for serial in (1, 0)
         ]
-        self.exchange.adopt(self.client.report_steps(step, measured, 20.0))
+        self.exchange.adopt(self.client.report_steps(step, measured, PATIENCE_S))
 
     def _end(self, state: RunState, reason: str) -> None:
         if state is RunState.FAILED and self._made.wait(120):

@@ -80,12 +80,14 @@ def exchange_steps(
     plan: Plan | None = None,
     plans: Mapping[int, str] | None = None,
     order: Callable[[int], Sequence[int]] = range,
+    before: Callable[[Worker], None] = lambda _: None,
 ) -> Run:
     """Exchange `gradients(rank, step)`, shape (layout.elements,), in steps from 1 on; everything is read in between.
 
     `plan` is where a ring begins, if not with the job's own; after the steps in `plans` all go on by the groups that
     a strategy makes. `order(n)` is the order in which n groups are pushed. That backward sees the parameters which
-    forward saw is checked on the way, and what all recorded at the end.
+    forward saw is checked on the way, and what all recorded at the end. `before` is what workers do before the first
+    step, when parameters are there.
 
     Raises:
         TaihuError: what a worker ended with.
@@ -93,6 +95,7 @@ def exchange_steps(
 
     def work(worker: Worker) -> _Seen:
         seen = _Seen([], [], [], [], worker.exchange.path)
+        before(worker)
         known = worker.read()
         for step in range(1, steps + 1):
             worker.backward(step, gradients(worker.rank, step), order=order, known=known)

@@ -62,21 +62,24 @@ def _pump(source: socket.socket, target: socket.socket, bits: Sequence[int]) -> 
 class Flips:
     """Turns one bit in every frame that `chosen(number)` says, of all that this process takes in, from 0 on.
 
-    `chosen` returns None, or a number from which the bit is drawn. With `damages_values` the last bit of all that is
-    longer than a header is turned, too.
+    `chosen` returns None, or a number from which the bit is drawn; meanwhile `link` is another value for every
+    connection, and for every direction of a stream. With `damages_values` the last bit of all that is longer than a
+    header is turned, too.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, chosen: Callable[[int], int | None]) -> None:
         self.seen = 0
         self.made = 0
+        self.link: object = None
         self.damages_values = False
         self._chosen = chosen
         self._lock = threading.Lock()
         monkeypatch.setattr(direct_frames, "receive_into", self._receive_into)
         monkeypatch.setattr(stream, "read_frame", self._read_frame)
 
-    def _next(self, size: int) -> int | None:
+    def _next(self, size: int, link: object) -> int | None:
         with self._lock:
+            self.link = link
             self.seen += 1
             drawn = self._chosen(self.seen - 1)
             if self.damages_values and size > _MORE_THAN_A_HEADER:
@@ -87,7 +90,7 @@ class Flips:
     def _receive_into(self, connection: socket.socket, places: list[memoryview]) -> bool:
         came = receive_into(connection, places)
         size = sum(map(len, places))
-        drawn = self._next(size) if came and size else None
+        drawn = self._next(size, _ends_of(connection)) if came and size else None
         if drawn is not None:
             at, bit = divmod(drawn % (8 * size), 8)
             for place in places:
@@ -98,5 +101,11 @@ class Flips:
         return came
 
     def _read_frame(self, message: bytes) -> Frame:
-        drawn = self._next(len(message))
+        drawn = self._next(len(message), threading.get_ident())  # a thread reads a direction to its end
         return read_frame(message if drawn is None else flipped(message, drawn % (8 * len(message))))
+
+
+def _ends_of(connection: socket.socket) -> object:
+    with suppress(OSError):  # it is being closed
+        return frozenset((connection.getsockname(), connection.getpeername()))
+    return connection

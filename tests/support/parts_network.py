@@ -33,7 +33,7 @@ class MemoryNetwork:
         with ThreadPoolExecutor(self.size) as pool:
             futures = [pool.submit(work, MemoryMover(self, rank)) for rank in range(self.size)]
             # The first to fail is the cause: the others wait for it in vain.
-            wait(futures, timeout=60, return_when=FIRST_EXCEPTION)
+            wait(futures, timeout=120, return_when=FIRST_EXCEPTION)
             for future in futures:
                 if future.done():
                     future.result()

@@ -97,8 +97,6 @@ class ToldParameters(StepParameters):
         self.widening: dict[int, deque[float]] = defaultdict(deque)
         self.answers: dict[tuple[int, int], float] = {}
         self.is_behind_push = True
-        self._awaiting: Reading | None = None
-        self._freed = told.origin
         self._told = told
         self._asked: dict[int, float] = {}
         self._to_widen: dict[int, float] = {}
@@ -118,25 +116,28 @@ class ToldParameters(StepParameters):
     def turn(self, reading: Reading) -> Sequence[Action]:
         if not self.is_behind_push:
             self.reached = self._told.clock()
-        self.is_behind_push, self._awaiting = False, None
-        # What waited for something had its turn when that came, however late its thread woke.
-        self.reached = max(self.reached, self._freed)
-        return self._tell(super().turn(reading), self.reached)
-
-    def may_turn(self, reading: Reading) -> bool:
-        may = super().may_turn(reading)
-        if not may:
-            self._awaiting = reading
-        return may
-
-    def look(self, now: float) -> None:
-        """Look whether a turn that waits may be there, since something came `now`."""
-        if self._awaiting is not None and super().may_turn(self._awaiting):
-            self._awaiting, self._freed = None, now
+        self.is_behind_push = False
+        self.reached = max(self.reached, self._may_turn_from(reading))
+        actions = super().turn(reading)
+        for action in actions:
+            now = self.reached
+            if isinstance(action, Ask) and not self._rules.asks_early:
+                # It was asked for when it had been updated, however late this thread came to it.
+                now = max(now, self._updated(action.group))
+            self._tell([action], now)
+        return actions
 
     def updated(self, group: int) -> Sequence[Action]:
-        now = max(instant for (_, each), instant in self.answers.items() if each == group)
-        return self._tell(super().updated(group), now)
+        return self._tell(super().updated(group), self._updated(group))
+
+    def _updated(self, group: int) -> float:
+        """The instant at which all servers' parts of the group were updated last."""
+        return max((instant for (_, each), instant in self.answers.items() if each == group), default=0.0)
+
+    def _may_turn_from(self, reading: Reading) -> float:
+        """The instant from which on `may_turn` holds, however late a thread asks."""
+        awaited = [at for group, at in self.there.items() if group not in {reading.group, *reading.following}]
+        return max([*awaited, self._updated(reading.group) if self._rules.keeps else 0.0], default=0.0)
 
     def arrived(self, group: int, attempt: int = 0) -> Sequence[Action]:
         missing, now, server = self._groups[group].unfetched, self._told.clock(), self._told.server
@@ -147,16 +148,13 @@ class ToldParameters(StepParameters):
             self.there[group] = now
             self.gathered[group].append((self._asked[group], now))
             self._happened(("came", self._at.step, group), now)
-        self.look(now)
         return self._tell(actions, now)
 
     def widened(self, group: int) -> Sequence[Action]:
         now = self.there[group] = self._told.clock()
         self.widening[group].append(now - self._to_widen[group])
         self._happened(("widened", self._at.step, group), now)
-        actions = super().widened(group)
-        self.look(now)
-        return actions
+        return super().widened(group)
 
     def _tell(self, actions: Sequence[Action], now: float) -> Sequence[Action]:
         for action in actions:
@@ -215,9 +213,7 @@ class ToldProtocol(StepProtocol):
         self.events.append(("update", at.step, group))
         now, server = self._told.clock(), self._told.server
         self.updates[server, group, at.step] = self.told_parameters.answers[server, group] = now
-        actions = super().updated(group, at, skipped=skipped)
-        self.told_parameters.look(now)
-        return actions
+        return super().updated(group, at, skipped=skipped)
 
 
 class _ToldAggregator(Aggregator[Any]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -24,6 +24,7 @@ __all__ = [
     "family_of",
     "gradients",
     "job_of",
+    "looked_at",
     "parametrized",
     "plan_of",
     "run_of",
@@ -70,11 +71,46 @@ def change_plan(way: Way, worker: Worker, step: int) -> None:
         worker.change_plan(step, "single")
 
 
+@dataclass
+class Before:
+    """The look that workers take before the first step of a run.
+
+    Attributes:
+        recalled: by rank, of each group that was asked for again whether its parameters were what they had been.
+        flags: by rank, two flags after all have agreed on them; of worker 0 the first was set, of others the second.
+    """
+
+    recalled: dict[int, list[bool]] = field(default_factory=dict)
+    flags: dict[int, list[float]] = field(default_factory=dict)
+
+    def look(self, worker: Worker) -> None:
+        """Read forward several times, and agree."""
+        worker.read()
+        worker.read()
+        known = worker.read()
+        same = self.recalled[worker.rank] = []
+        for group in (0, 3, 1, 4, 2, 3):
+            if group < len(worker.bounds):
+                start, stop = worker.bounds[group]
+                worker.exchange.recall(group, ahead=group % 2 == 0)
+                same.append(worker.arenas.parameters[start:stop].tobytes() == known[start:stop].tobytes())
+        flags = np.array([1.0, 0.0]) if worker.rank == 0 else np.array([0.0, 1.0])
+        worker.exchange.agree(flags)
+        self.flags[worker.rank] = list(map(float, flags))
+
+
 @cache
+def looked_at(way: Way) -> tuple[Run, Before]:
+    """Some steps of three workers, and a change of the plan between two of them; and what dense ways see before."""
+    plans, before = {CHANGE: "single"} if way.is_planned else {}, Before()
+    look = before.look if way.is_dense else lambda _: None
+    run = exchange_steps(job_of(way), LAYOUT, gradients, steps=STEPS, plan=plan_of(way), plans=plans, before=look)
+    return run, before
+
+
 def run_of(way: Way) -> Run:
-    """Some steps of three workers, and a change of the plan between two of them."""
-    plans = {CHANGE: "single"} if way.is_planned else {}
-    return exchange_steps(job_of(way), LAYOUT, gradients, steps=STEPS, plan=plan_of(way), plans=plans)
+    """The steps alone."""
+    return looked_at(way)[0]
 
 
 def family_of(way: Way) -> str:

@@ -30,8 +30,8 @@ from taihu.process.options import (
     DirectPortOption,
     JsonOption,
     SetOption,
-    StopWithStdinOption,
-    stop_with_stdin,
+    SupervisorOption,
+    supervised_by,
 )
 from taihu.results import check_writable, write_json
 from taihu.settings import ClusterSettings, Transport
@@ -70,7 +70,7 @@ def allreduce(
     direct_port: DirectPortOption = 0,
     assignments: SetOption = None,
     json_file: JsonOption = None,
-    stop_with_parent: StopWithStdinOption = False,
+    supervisor: SupervisorOption = None,
 ) -> None:
     """Time allreduce of fp32 buffers between real processes: all on this machine, or one rank per host.
 
@@ -81,6 +81,8 @@ def allreduce(
       taihu bench allreduce --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu bench allreduce --ranks 2 --rank 1 --coordinator 10.0.0.1:7070     (on the other host)
     """  # noqa: D301
+    interrupts = Interrupts()
+    supervised_by(supervisor, interrupts)
     flags: dict[str, dict[str, object]] = {
         "cluster": {"workers": ranks, "coordinator": coordinator},
         "exchange": {"kind": "ring", "transport": path},
@@ -90,10 +92,7 @@ def allreduce(
     check_used(job, "allreduce", _USED)
     megabytes = _parse_sizes(sizes)
     check_writable(json_file)
-    interrupts = Interrupts()
     interrupts.install()
-    if stop_with_parent:
-        stop_with_stdin(interrupts)
     if rank is None:
         arguments = [
             "--sizes",

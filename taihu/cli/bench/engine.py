@@ -20,7 +20,7 @@ from taihu.errors import ConfigError, RunError
 from taihu.local.display import waiting
 from taihu.local.processes import LocalProcesses
 from taihu.measure import spread
-from taihu.process.options import JsonOption
+from taihu.process.options import JsonOption, SupervisorOption
 from taihu.results import check_writable, write_json
 from taihu.words import counted
 from worker.bench.engine import EngineStep, LayerTime
@@ -58,7 +58,7 @@ def engine(
     layers: Annotated[bool, typer.Option("--layers", help="Tell what each layer takes.")] = False,
     json_file: JsonOption = None,
     contestant: Annotated[str | None, typer.Option(hidden=True, help="Be a contestant.")] = None,
-    stop_with_parent: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
+    supervisor: SupervisorOption = None,
 ) -> None:
     """Time whole training steps of models on this machine's processor, and the same in PyTorch.
 

@@ -29,8 +29,8 @@ from taihu.process.options import (
     DirectPortOption,
     JsonOption,
     SetOption,
-    StopWithStdinOption,
-    stop_with_stdin,
+    SupervisorOption,
+    supervised_by,
 )
 from taihu.results import check_writable, read_json, write_json
 from taihu.settings import (
@@ -85,7 +85,7 @@ def exchange(
     direct_port: DirectPortOption = 0,
     assignments: SetOption = None,
     json_file: JsonOption = None,
-    stop_with_parent: StopWithStdinOption = False,
+    supervisor: SupervisorOption = None,
 ) -> None:
     """Time the exchange of steps with a model's true layer shapes between real processes; nothing is computed.
 
@@ -105,6 +105,8 @@ def exchange(
       taihu bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
     """  # noqa: D301
+    interrupts = Interrupts()
+    supervised_by(supervisor, interrupts)
     cluster: dict[str, object] = {"servers": servers, "workers": workers, "coordinator": coordinator}
     job = bench_job(assignments or (), cluster, launched=role != "all", plan="per-layer" if blobs else "bucket:4MB")
     wanted = Rounds(rounds, warmup, _carriers(against))
@@ -118,10 +120,7 @@ def exchange(
             f"--against {against}: values lie in shared memory here; add --set exchange.transport={other}"
         )
     check_writable(json_file)
-    interrupts = Interrupts()
     interrupts.install()
-    if stop_with_parent:
-        stop_with_stdin(interrupts)
     if rank is None:
         rank = rank_from_environment(os.environ, role) or 0
     layout = layer_table(model).by_tensor() if blobs else layer_table(model)

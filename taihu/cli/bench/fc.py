@@ -27,8 +27,8 @@ from taihu.process.options import (
     CoordinatorOption,
     JsonOption,
     SetOption,
-    StopWithStdinOption,
-    stop_with_stdin,
+    SupervisorOption,
+    supervised_by,
 )
 from taihu.results import check_writable, write_json
 from taihu.trace import Tracer, merge_parts
@@ -66,7 +66,7 @@ def fc(
         Path | None, typer.Option(metavar="FILE", help="With --compute: write rank 0's transfers for Perfetto.")
     ] = None,
     json_file: JsonOption = None,
-    stop_with_parent: StopWithStdinOption = False,
+    supervisor: SupervisorOption = None,
 ) -> None:
     """Time the communication of fully connected layers: gradients around a ring against activations of shards.
 
@@ -78,6 +78,8 @@ def fc(
       taihu bench fc --compute --layers 4096x4096 --batches 64 --ranks 8 --gflops 5
       taihu bench fc --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
     """  # noqa: D301
+    interrupts = Interrupts()
+    supervised_by(supervisor, interrupts)
     flags: dict[str, dict[str, object]] = {
         "cluster": {"workers": ranks, "coordinator": coordinator},
         "exchange": {"kind": "ring", "fc": "shard", "transport": "tcp"},
@@ -87,10 +89,7 @@ def fc(
     shapes, sizes = _parse_layers(layers), _parse_batches(batches)
     _check_speed(gflops, compute=compute)
     check_writable(json_file, trace)
-    interrupts = Interrupts()
     interrupts.install()
-    if stop_with_parent:
-        stop_with_stdin(interrupts)
     if rank is None:
         arguments = ["--layers", layers, "--batches", batches, "--ranks", str(ranks), "--rounds", str(rounds)]
         arguments += ["--compute"] if compute else []

@@ -124,6 +124,8 @@ class _Manifest:
             own["TAIHU_RUN__DIR"] = f"{RUNS}/{{name}}" if self.pods.recovers else f"{RUNS}/{{name}}-{{time}}"
         if self.pods.recovers:
             own["TAIHU_CHECKPOINT__DIR"] = f"{CHECKPOINTS}/{self.name}"
+            if self.job.checkpoint.resume is None:
+                own["TAIHU_CHECKPOINT__RESUME"] = "auto"
         if self.options.has_certificates:
             own |= security_settings()
         given = {
