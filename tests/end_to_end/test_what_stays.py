@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from support.commands import run_command
 from support.report_runs import Page, parse_value
 
+from taihu.checkpoint.ended import ENDED
 from taihu.job import load_job
 from taihu.report.page import page_of
 from taihu.report.reading import read_run
@@ -62,7 +63,8 @@ def test_the_folder_is_told_and_complete(run: Run) -> None:
         *("job.toml", "settings.toml", "results.json", "steps.csv", "epochs.csv", "events.jsonl"),
         *("model.safetensors", "checkpoints", "logs"),
     }
-    assert [path.name for path in (run.folder / "checkpoints").iterdir()] == [f"step-{STEPS:06d}"]
+    kept = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert kept == {f"step-{STEPS:06d}", ENDED}
     logs = {path.name for path in (run.folder / "logs").iterdir()}
     assert logs == {"server-0.log", "worker-0.log", "worker-1.log"}
     assert sorted(path.name for path in run.home.iterdir()) == ["job.toml", "mine.json", "runs"]
