@@ -98,7 +98,8 @@ class Progress:
 class MemberRecord:
     """The record of one member. One that has `finished` ends with `exit_code`, where it has told that.
 
-    One that `awaits_end` is there, and asks, until it has heard that the run has ended.
+    One that `awaits_end` is there, and asks, until it has heard that the run has ended. `joining` of its calls have
+    asked to join: it asks again over another connection where it has lost one, of which the coordinator hears later.
     """
 
     incarnation: int
@@ -108,6 +109,7 @@ class MemberRecord:
     finished: bool = False
     awaits_end: bool = False
     exit_code: int | None = None
+    joining: int = 0
     parameters_sha256: str = ""
 
 

@@ -148,11 +148,13 @@ class Membership:
         return False
 
     def withdraw(self, member: MemberId, incarnation: int) -> None:
-        """A process that waits to take part is gone: nobody knows of it yet, so that another one may come."""
+        """A call to join has ended. Without another one its process is gone: nobody knows of it yet, others may come."""
         record = self.members.get(member)
         if self.state is RunState.WAITING and record is not None and record.incarnation == incarnation:
-            del self.members[member]
-            self._withdrawn.add((member, incarnation))
+            record.joining -= 1
+            if not record.joining:
+                del self.members[member]
+                self._withdrawn.add((member, incarnation))
 
     def join(
         self,
@@ -192,7 +194,8 @@ class Membership:
         if known is None:
             self._hold_workers(now)
             self._withdrawn.discard((member, incarnation))  # its connection broke, and it asked over another one
-            self.members[member] = MemberRecord(incarnation, address, now)
+            known = self.members[member] = MemberRecord(incarnation, address, now)
+        known.joining += 1
         if self._first_join_s is None:
             self._first_join_s = now
         if self.state is RunState.WAITING and not self.missing():
