@@ -75,21 +75,25 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
             has_failed = members.state is RunState.FAILED
         # Who has done its part, and is cut off, asks for as long, over new connections.
         patience_s = job.patience.answer_s if has_failed else cluster.lost_after_s
-        coordinator.wait_for(Membership.over, patience_s + cluster.heartbeat_s)
+        if not coordinator.wait_for(Membership.over, patience_s + cluster.heartbeat_s):
+            # Nobody finds the end of this run anywhere else: who was cut off begins again, and asks for as long.
+            coordinator.wait_for(lambda m: m.over() or m.end_is_kept, cluster.connect_timeout_s)
+        coordinator.close(cluster.lost_after_s)
         closed.set()
         watch.join()
 
 
-def _keep_end(job: Job, generation: int, parameters_sha256: str) -> None:
-    """Keep the end of a run; one that cannot be kept is told all the same, as the run has finished."""
+def _keep_end(job: Job, generation: int, parameters_sha256: str) -> str | None:
+    """Keep the end of a run, where it has a folder for that; the reason where it cannot be kept."""
     folder = checkpoint_folder(job)
     if folder is None:
-        return
+        return None
     ended = EndedRun(generation=generation, settings=dict(job.shared_settings), parameters_sha256=parameters_sha256)
     try:
         keep_end(folder, ended)
     except OSError as error:
-        structlog.get_logger().warning("the end of the run cannot be kept", folder=str(folder), reason=str(error))
+        return f"{folder}: {error}"
+    return None
 
 
 def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:

@@ -84,6 +84,8 @@ class Membership:
         self._keeps_end = keeps_end
         self.conclusion: str | None = None
         """The hash of the final parameters where the run has finished but for `conclude`; None before and after."""
+        self.end_is_kept = True
+        """Whether who comes later finds the end of the run; False where it has finished and could not be kept yet."""
         self._replaced_after_s = _REPLACED_AFTER * heartbeat_s
         self._hashes = HashBook(workers)
         self._standstill = Standstill(still_after_s)
@@ -133,6 +135,7 @@ class Membership:
             return False
         if self.state.is_final:
             if self.state is RunState.FINISHED:
+                self._replaces(member, incarnation, now)
                 raise FinishedError(f"{member}: the run has finished, nothing is left to do")
             raise RunError(f"the run has {self.state.value}{f': {self.reason}' if self.reason else ''}")
         record = self.members.get(member)
@@ -277,8 +280,9 @@ class Membership:
         elif self.state is RunState.RUNNING and self.conclusion is None and self._all_finished(Role.WORKER):
             self._conclude()
 
-    def conclude(self) -> None:
-        """The end is kept, or cannot be kept: the run has finished."""
+    def conclude(self, *, kept: bool = True) -> None:
+        """The end is kept, or cannot be kept yet: the run has finished."""
+        self.end_is_kept = kept
         if self.conclusion is not None:
             self.state, self.conclusion = RunState.FINISHED, None
 
@@ -401,16 +405,25 @@ class Membership:
         """Whether the run has ended and the others have said that they know (or are gone).
 
         An answer that was sent may be lost with its connection. Who does not know that members begin again is told as
-        soon as it asks for anything; workers of a run with servers that has failed see its streams break.
+        soon as it asks for anything; workers of a run with servers that has failed see its streams break. Who is silent
+        is not gone while the end is not kept: it would begin again, and ask for a run that nobody knows.
         """
         return self.state is RunState.RECOVERING or (
             self.state.is_final
             and all(
-                (record.finished and not record.awaits_end) or member in self._lost or member in self._silent
+                (record.finished and not record.awaits_end)
+                or member in self._lost
+                or (member in self._silent and self.end_is_kept)
                 for member, record in self.members.items()
                 if member != self._host and (member.role is self._host.role or self.state is not RunState.FAILED)
             )
         )
+
+    def _replaces(self, member: MemberId, incarnation: int, now: float) -> None:
+        """Somebody is told of the end in the place of a process that is gone."""
+        record = self.members.get(member)
+        if record is not None and record.incarnation != incarnation and now - record.last_seen_s > self._replaced_after_s:
+            record.finished, record.awaits_end = True, False
 
     def end_generation(self, reason: str) -> None:
         """All members begin again, where the run recovers; else it fails."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import grpc
+import structlog
 
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
@@ -37,6 +38,7 @@ from taihu.words import told
 __all__ = ["COORDINATOR_SERVICE", "Coordinator", "CoordinatorServicer", "new_incarnation"]
 
 COORDINATOR_SERVICE = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+_KEEP_AGAIN_S: Final = 0.5
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -49,7 +51,8 @@ class Coordinator:
     """A `Membership` and the run's `Planning` that threads may share.
 
     `make_planning` is called once, when the run's layout, and its length where it has one, are known; `keep_end` with
-    the hash of the final parameters, before anybody is told that the run has finished.
+    the hash of the final parameters, before anybody is told that the run has finished. Where it says why that cannot be
+    kept, it is called again and again, until it can or the coordinator is closed.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Coordinator:
         make_planning: Callable[[Layout], Planning],
         clock: Clock,
         checkpointing: Checkpointing | None = None,
-        keep_end: Callable[[str], None] = lambda _: None,
+        keep_end: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._checkpointing = checkpointing
@@ -68,7 +71,14 @@ class Coordinator:
         self._changed = threading.Condition()
         self._reporting = threading.Lock()
         self._keep_end = keep_end
-        self._concluding = threading.Lock()
+        self._conclusion: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def close(self, timeout_s: float) -> None:
+        """Nobody asks any more: the end is not kept later. Waits so long for a disk that is being written to."""
+        self._closed.set()
+        if self._conclusion is not None:
+            self._conclusion.join(timeout_s)
 
     @contextmanager
     def changing(self) -> Iterator[tuple[Membership, float]]:
@@ -83,14 +93,30 @@ class Coordinator:
             return self._changed.wait_for(lambda: condition(self._membership), timeout_s)
 
     def conclude(self) -> None:
-        """Have the end kept of a run that all workers have finished; who waits for that is told then."""
-        with self._concluding:
-            with self._changed:
-                conclusion = self._membership.conclusion
-            if conclusion is not None:
-                self._keep_end(conclusion)
-                with self.changing() as (membership, _):
-                    membership.conclude()
+        """Have the end kept of a run that all workers have finished; who waits for that is told then.
+
+        A thread of its own keeps it: a disk may be slow, and calls are answered in time.
+        """
+        with self._changed:
+            conclusion = self._membership.conclusion
+            if conclusion is not None and self._conclusion is None:
+                self._conclusion = threading.Thread(
+                    target=self._conclude, args=(conclusion,), name="conclusion", daemon=True
+                )
+                self._conclusion.start()
+
+    def _conclude(self, parameters_sha256: str) -> None:
+        told = False
+        while (problem := self._keep_end(parameters_sha256)) is not None:
+            with self.changing() as (membership, _):
+                membership.conclude(kept=False)
+            if not told:
+                structlog.get_logger().warning("the end of the run cannot be kept yet", reason=problem)
+                told = True
+            if self._closed.wait(_KEEP_AGAIN_S):
+                return
+        with self.changing() as (membership, _):
+            membership.conclude()
 
     def plan(self, timeout_s: float | None = None) -> Plan:
         """The run's plan; waits until a worker has brought the layout.

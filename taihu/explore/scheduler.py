@@ -272,6 +272,10 @@ class Scheduler:
         """The virtual time at which a wait of `timeout_s` by the clock of the running task's process ends."""
         return None if timeout_s is None else self.now + max(0.0, timeout_s) / self.current.process.clock_rate
 
+    def seconds_until(self, until_s: float) -> float:
+        """The time until a virtual time by the clock of the running task's process, at least 0; undoes `deadline`."""
+        return max(0.0, until_s - self.now) * self.current.process.clock_rate
+
     def call_at(self, delay_s: float, act: Callable[[], None]) -> int:
         """Have `act` done after so long, between tasks; it passes no point and waits for nothing.
 
@@ -291,7 +295,7 @@ class Scheduler:
         Each reading takes a moment, as it does on a machine: whoever looks again sees it move.
         """
         self.now += _TICK_S
-        return BEGUN_S + (self.now - BEGUN_S) * self.current.process.clock_rate
+        return self.current.process.clock_at(self.now)
 
     # -- how it is done
 

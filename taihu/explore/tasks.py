@@ -20,11 +20,21 @@ class Process:
         life: 0 for the first process of this member, 1 for its successor.
         is_dead: whether it was killed: none of its tasks goes on.
         is_stopped: whether it is held, as by SIGSTOP: its tasks go on later.
-        clock_rate: seconds that pass on its clocks in a second of virtual time.
+        clock_rate: seconds that pass on its clocks in a second of virtual time; see `run_clocks_at`.
         wall_ahead_s: how far its wall clock is ahead of the others'.
     """
 
-    __slots__ = ("clock_rate", "held", "is_dead", "is_stopped", "life", "member", "wall_ahead_s")
+    __slots__ = (
+        "_rate_since_s",
+        "_shown_s",
+        "clock_rate",
+        "held",
+        "is_dead",
+        "is_stopped",
+        "life",
+        "member",
+        "wall_ahead_s",
+    )
 
     def __init__(self, member: str, life: int = 0) -> None:
         self.member = member
@@ -34,6 +44,17 @@ class Process:
         self.clock_rate = 1.0
         self.wall_ahead_s = 0.0
         self.held: list[Task] = []
+        # The virtual time since which its clocks run at this rate, and the time that they showed then.
+        self._rate_since_s = self._shown_s = 0.0
+
+    def run_clocks_at(self, rate: float, now: float) -> None:
+        """From the virtual time `now` on its clocks run at another rate; they do not jump."""
+        self._shown_s, self._rate_since_s = self.clock_at(now), now
+        self.clock_rate = rate
+
+    def clock_at(self, now: float) -> float:
+        """The time that its clocks show at the virtual time `now`."""
+        return self._shown_s + (now - self._rate_since_s) * self.clock_rate
 
     def __str__(self) -> str:
         return f"{self.member} (life {self.life})" if self.life else self.member

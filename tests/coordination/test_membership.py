@@ -112,6 +112,8 @@ class Interpreter:
                 self._membership.ask_to_stop(f"{role} {rank}: {reason}", goes_on=True)
             case ["end", "is", "kept"]:
                 self._membership.conclude()
+            case ["end", "is", "not", "kept"]:
+                self._membership.conclude(kept=False)
             case ["run", "fails", reason]:
                 self._membership.fail(reason)
             case [role, rank, action, *rest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from support.cluster import Cluster, layout_of, make_job, measured_step
 from protos import coordinator_pb2 as pb
 from taihu.checkpoint.files import PartFile
 from taihu.coordination.client import CoordinatorClient, coordinator_address
-from taihu.coordination.members import MemberId, Progress, Role
+from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.membership import Membership
 from taihu.coordination.planning import Planning, first_plan
 from taihu.coordination.service import Coordinator
@@ -164,3 +165,55 @@ def test_a_part_under_another_name_or_without_its_hash_is_refused(tmp_path: Path
                 member.client.stored(1, PartFile(name, 1, sha256))
         member.client.stored(1, PartFile("worker-0.safetensors", 1, "0" * 64))
         assert list(tmp_path.iterdir()) == []
+
+
+def finished(keep_end: Callable[[str], str | None]) -> Coordinator:
+    """A coordinator whose workers have done their part."""
+    membership = Membership(
+        job="demo", digest="", servers=0, workers=2, lost_after_s=5, join_timeout_s=30, recovers=True, keeps_end=True
+    )
+    coordinator = Coordinator(membership, lambda _: _SlowPlanning(), SystemClock(), keep_end=keep_end)
+    with coordinator.changing() as (members, now):
+        for rank in range(2):
+            members.join(MemberId(Role.WORKER, rank), 1, job="demo", digest="", now=now, layout=layout_of(100))
+        for rank in range(2):
+            members.finish(MemberId(Role.WORKER, rank), 1, job="demo", now=now, parameters_sha256="ab")
+    return coordinator
+
+
+def test_an_end_that_is_being_kept_holds_no_call_up() -> None:
+    """A disk may be slow: who asks for the end is answered meanwhile, and does not take the coordinator for lost."""
+    kept, going_on = queue.SimpleQueue[str](), threading.Event()
+
+    def keep(parameters_sha256: str) -> None:
+        kept.put(parameters_sha256)
+        assert going_on.wait(120)
+
+    coordinator = finished(keep)
+    for _ in range(2):  # as each worker's call does
+        coordinator.conclude()
+    assert kept.get(timeout=120) == "ab"
+    assert not coordinator.wait_for(lambda m: m.state.is_final, 0)
+    going_on.set()
+    assert coordinator.wait_for(lambda m: m.state is RunState.FINISHED, 120)
+    coordinator.close(120)
+    assert kept.empty()
+
+
+def test_an_end_that_cannot_be_kept_is_told_and_kept_later(capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk may be full for a while."""
+    problems = iter(["no space is left", "no space is left"])
+    coordinator = finished(lambda _: next(problems, None))
+    coordinator.conclude()
+    assert coordinator.wait_for(lambda m: m.state is RunState.FINISHED, 120)
+    assert coordinator.wait_for(lambda m: m.end_is_kept, 120)
+    assert next(problems, "none is left") == "none is left"
+    assert capsys.readouterr().out.count("the end of the run cannot be kept yet") == 1
+
+
+def test_nobody_tries_to_keep_an_end_when_the_coordinator_is_closed() -> None:
+    coordinator = finished(lambda _: "no space is left")
+    coordinator.conclude()
+    assert coordinator.wait_for(lambda m: m.state is RunState.FINISHED, 120)
+    coordinator.close(120)
+    assert not any(thread.name == "conclusion" for thread in threading.enumerate())

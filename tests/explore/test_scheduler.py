@@ -186,10 +186,12 @@ def _raise() -> None:
 def test_clocks_may_run_at_another_speed() -> None:
     def main() -> None:
         scheduler, fast = RUNNING(), Process("worker 1")
-        fast.clock_rate = 2.0
 
         def wait() -> None:
             begun_s = clocks.monotonic()
+            fast.run_clocks_at(2.0, scheduler.now)
+            assert clocks.monotonic() - begun_s < 1e-3
+            assert scheduler.seconds_until(scheduler.deadline(3.0) or 0.0) == pytest.approx(3.0)
             clocks.sleep(4.0)
             assert clocks.monotonic() - begun_s == pytest.approx(4.0, abs=1e-3)
             assert scheduler.now - BEGUN_S == pytest.approx(2.0, abs=1e-3)

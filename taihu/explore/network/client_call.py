@@ -280,7 +280,7 @@ class ClientCall(grpc.RpcError, grpc.Call, grpc.Future):  # type: ignore[type-ar
     @override
     def time_remaining(self) -> float:
         # gRPC's own types say that there always is a deadline.
-        remaining_s = None if self.until_s is None else max(self.until_s - RUNNING().now, 0.0)
+        remaining_s = None if self.until_s is None else RUNNING().seconds_until(self.until_s)
         return cast(float, remaining_s)
 
     @override

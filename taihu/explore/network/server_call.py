@@ -265,7 +265,7 @@ class ServerCall(grpc.ServicerContext):
     @override
     def time_remaining(self) -> float:
         until_s = self._call.until_s
-        return _NEVER_S if until_s is None else max(until_s - RUNNING().now, 0.0)
+        return _NEVER_S if until_s is None else RUNNING().seconds_until(until_s)
 
     @override
     def cancel(self) -> bool:

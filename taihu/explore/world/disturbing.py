@@ -151,7 +151,7 @@ class Disturbance:
         member.process.wall_ahead_s += _JUMP_S
 
     def _hurry(self, fault: Fault, member: Member) -> None:
-        member.process.clock_rate = _FAST
+        member.process.run_clocks_at(_FAST, RUNNING().now)
 
 
 def _of(process: Process) -> Which:
