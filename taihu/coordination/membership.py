@@ -151,7 +151,7 @@ class Membership:
         return False
 
     def withdraw(self, member: MemberId, incarnation: int) -> None:
-        """A call to join has ended. Without another one its process is gone: nobody knows of it yet, others may come."""
+        """A call to join has ended: without another one, its process is gone: nobody knows of it yet, another may come."""
         record = self.members.get(member)
         if self.state is RunState.WAITING and record is not None and record.incarnation == incarnation:
             record.joining -= 1
@@ -405,8 +405,8 @@ class Membership:
         """Whether the run has ended and the others have said that they know (or are gone).
 
         An answer that was sent may be lost with its connection. Who does not know that members begin again is told as
-        soon as it asks for anything; workers of a run with servers that has failed see its streams break. Who is silent
-        is not gone while the end is not kept: it would begin again, and ask for a run that nobody knows.
+        soon as it asks for anything; workers of a run with servers that has failed see its streams break. Who is
+        silent is not gone while the end is not kept: it would begin again, and ask for a run that nobody knows.
         """
         return self.state is RunState.RECOVERING or (
             self.state.is_final
@@ -422,7 +422,9 @@ class Membership:
     def _replaces(self, member: MemberId, incarnation: int, now: float) -> None:
         """Somebody is told of the end in the place of a process that is gone."""
         record = self.members.get(member)
-        if record is not None and record.incarnation != incarnation and now - record.last_seen_s > self._replaced_after_s:
+        if record is None or record.incarnation == incarnation:
+            return
+        if now - record.last_seen_s > self._replaced_after_s:
             record.finished, record.awaits_end = True, False
 
     def end_generation(self, reason: str) -> None:

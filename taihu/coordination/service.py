@@ -51,8 +51,8 @@ class Coordinator:
     """A `Membership` and the run's `Planning` that threads may share.
 
     `make_planning` is called once, when the run's layout, and its length where it has one, are known; `keep_end` with
-    the hash of the final parameters, before anybody is told that the run has finished. Where it says why that cannot be
-    kept, it is called again and again, until it can or the coordinator is closed.
+    the hash of the final parameters, before anybody is told that the run has finished. Where it says why that cannot
+    be kept, it is called again and again, until it can or the coordinator is closed.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class Member:
         model: the file that worker 0 saves.
         results: of a worker that has told them.
         code: its exit code; None until it has ended.
+        ended_s: the virtual time at which it has.
         words: the line that it ends with where something went wrong.
         interrupts: signals of this process, once it handles them.
         traceback: of an error that is none of the project's.
@@ -87,6 +89,7 @@ class Member:
     model: Path
     results: dict[str, Any] | None = None
     code: int | None = None
+    ended_s: float = math.inf
     words: str = ""
     traceback: str = ""
     interrupts: Interrupts | None = None
@@ -106,7 +109,7 @@ class Member:
             code, self.words = error.exit_code, str(error)
         except Exception as error:
             code, self.words, self.traceback = FAILED, repr(error), traceback.format_exc()
-        self.code = code
+        self.code, self.ended_s = code, RUNNING().now
 
     def _serve(self, index: int, interrupts: Interrupts) -> int:
         coordinator = self.job.cluster.coordinator or ""

@@ -102,7 +102,7 @@ class SimulatedProcesses:
 
     def _end_at_once(self, member: Member, code: int) -> None:
         if member.code is None:
-            member.code = code
+            member.code, member.ended_s = code, RUNNING().now
             if member.results is not None:
                 self.told[member.name] = member.results
             RUNNING().kill(member.process)

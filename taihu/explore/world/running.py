@@ -188,13 +188,16 @@ class _Run:
                 self._damaged.append(str(error))
 
     def _best(self, member: Member) -> Member:
-        """The life of a member that ended well, or else its last one: a launcher may have started two.
+        """The life of a member that ended well, or else the last to end: a launcher may have started two at a time.
 
         One that has told results is asked first: its twin ends well, too, when it hears that the run has finished.
+        One that finds its place taken has ended long before the other, and knows nothing of the run.
         """
         lives = [each for each in (*self._processes.former, member) if each.name == member.name]
         well = [each for each in lives if each.code == 0]
-        return next((each for each in well if each.results is not None), next(iter(well), member))
+        if not well:
+            return max(lives, key=lambda each: each.ended_s)
+        return next((each for each in well if each.results is not None), well[0])
 
     def _outcome(self, standstill: str) -> Outcome:
         scheduler = self._scheduler

@@ -101,7 +101,7 @@ class Supervisor:
         if self.habit == "local":
             RUNNING().interrupt(RUNNING().tasks[0], self._take_interrupt)
             return
-        for member in self._processes.all:
+        for member in (*self._processes.all, *self._processes.former):
             if member.code is None:
                 self._processes.signal(member.process, signal.SIGTERM)
 
