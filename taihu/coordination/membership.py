@@ -151,7 +151,7 @@ class Membership:
         return False
 
     def withdraw(self, member: MemberId, incarnation: int) -> None:
-        """A call to join has ended: without another one its process is gone. Nobody knows of it yet; others may come."""
+        """A call to join has ended. The last one of a process: nobody knows of it yet, and another may come."""
         record = self.members.get(member)
         if self.state is RunState.WAITING and record is not None and record.incarnation == incarnation:
             record.joining -= 1
