@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
@@ -178,10 +178,17 @@ def order_of(chance: Random) -> OrderDraw:
     return OrderDraw(chance.choice((1, 2, 3, 5)))
 
 
-def faults_of(chance: Random, shape: Shape, marks: Marks, lasted_s: float) -> tuple[Fault, ...]:
+def faults_of(chance: Random, shape: Shape, supervisor: str, marks: Marks, lasted_s: float) -> tuple[Fault, ...]:
     """Draw faults of a case whose calm run passed `marks` within `lasted_s` virtual seconds."""
     count = chance.choice((0, 1, 1, 1, 1, 2, 2, 3))
-    return tuple(_fault(chance, shape.members, marks, lasted_s) for _ in range(count))
+    faults = [_fault(chance, shape.members, marks, lasted_s) for _ in range(count)]
+    return tuple(map(_leaving, faults)) if supervisor in _BRING_ANOTHER else tuple(faults)
+
+
+def _leaving(fault: Fault) -> Fault:
+    """Half of those that get SIGTERM from a launcher which starts processes again are to leave, as pods do."""
+    leaves = fault.kind is Kind.TERMINATE and Random(str(fault)).random() < 0.5  # noqa: S311
+    return replace(fault, kind=Kind.LEAVE) if leaves else fault
 
 
 def _fault(chance: Random, members: Sequence[str], marks: Marks, lasted_s: float) -> Fault:
@@ -198,5 +205,16 @@ def _fault(chance: Random, members: Sequence[str], marks: Marks, lasted_s: float
     return Fault(kind, member, after_s=round(chance.random() * lasted_s * 1.1, 6), seconds=seconds)
 
 
+_BRING_ANOTHER: Final = frozenset({"early", "late", "twice"})
 # A process that is killed is what most can go wrong with.
-_DRAWN: Final = (*Kind, Kind.KILL, Kind.KILL, Kind.KILL, Kind.KILL, Kind.KILL, Kind.STOP, Kind.DROP, Kind.DROP_ONE)
+_DRAWN: Final = (
+    *(kind for kind in Kind if kind is not Kind.LEAVE),
+    Kind.KILL,
+    Kind.KILL,
+    Kind.KILL,
+    Kind.KILL,
+    Kind.KILL,
+    Kind.STOP,
+    Kind.DROP,
+    Kind.DROP_ONE,
+)

@@ -7,6 +7,7 @@ one seed, or a story.
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -58,4 +59,6 @@ def _into_story(_: object, level: str, line: structlog.typing.EventDict) -> str:
 
 
 if __name__ == "__main__":
+    # Whoever has asked may be gone, by a Ctrl-C: nobody is left to be told of anything.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main(sys.stdin.readline(), lambda line: print(line, flush=True))  # noqa: T201

@@ -62,7 +62,7 @@ class Exploration:
         calm, profile = self._run_calm(shape)
         chance = Random(f"{seed} faults")  # noqa: S311
         supervisor, order = supervisor_of(chance), order_of(chance)
-        faults = faults_of(chance, shape, profile.marks, calm.virtual_s)
+        faults = faults_of(chance, shape, supervisor, profile.marks, calm.virtual_s)
         if smaller is not None:
             faults = faults if smaller.faults is None else tuple(map(fault_from, smaller.faults))
             order = replace(order, holds=smaller.holds)

@@ -23,6 +23,7 @@ class Kind(StrEnum):
     KILL = "kill"
     STOP = "stop"
     TERMINATE = "terminate"
+    LEAVE = "leave"
     INTERRUPT = "interrupt"
     POWER_LOSS = "power-loss"
     DROP = "drop"
@@ -58,7 +59,8 @@ _MEANINGS: Final = MappingProxyType(
     {
         Kind.KILL: "its process is gone; connections are reset",
         Kind.STOP: "its process stands still, and goes on later",
-        Kind.TERMINATE: "it gets SIGTERM",
+        Kind.TERMINATE: "it gets SIGTERM, which ends the run",
+        Kind.LEAVE: "it gets SIGTERM, as a pod that is to move: it ends alone, and another one takes its place",
         Kind.INTERRUPT: "whoever runs it presses Ctrl-C: the run is to end in order",
         Kind.POWER_LOSS: "its host is gone: nobody hears of it, and what was not synced is lost or torn",
         Kind.DROP: "its connections break, and both ends hear of that",

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -44,8 +45,9 @@ def test_a_seed_is_the_same_run_where_threads_are_held_up_between_lines() -> Non
     assert explored(Work(10))[0].digest != first.digest
 
 
-def test_a_ctrl_c_ends_exploring_with_its_summary() -> None:
-    """It comes to all processes of the terminal, whatever task of a simulated world runs in them."""
+@pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["to all", "to one"])
+def test_a_ctrl_c_ends_exploring_with_its_summary(send: Callable[[int, int], None]) -> None:
+    """It comes to all processes of a terminal, whatever task of a simulated world runs in them; or to one."""
     command = [sys.executable, "-P", "-m", "taihu", "dev", "explore", "--first", "0", "--processes", "2"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -55,7 +57,7 @@ def test_a_ctrl_c_ends_exploring_with_its_summary() -> None:
     while "virtual hours\n" not in told:
         told += process.stdout.readline()
         assert process.poll() is None, told
-    os.killpg(process.pid, signal.SIGINT)
+    send(process.pid, signal.SIGINT)
     summary = process.communicate(timeout=60)[0]
     assert process.returncode == 0, summary
     assert " 0 failed; " in summary

@@ -43,6 +43,30 @@ def test_a_run_is_over_for_all_when_it_is_for_one() -> None:
     assert not told, "\n".join(told)
 
 
+def test_a_process_that_leaves_is_replaced_and_costs_no_step() -> None:
+    """As a pod does that is to move: wherever it is, and where it is started again much later."""
+    points = (
+        'at its 1st "receive Join"',
+        'at its 2nd "push"',
+        'at its 1st "evaluation"',
+        'at its 1st "send Finish"',
+    )
+    cases = [
+        (
+            seed,
+            Smaller(servers=servers, workers=2, steps=3, supervisor=habit, faults=[f"leave worker {rank} {point}"]),
+        )
+        for point in points
+        for seed, servers in ((RING, 0), (SERVERS, 2))
+        for rank, habit in ((0, "late"), (1, "early"))
+    ]
+    told: list[str] = []
+    for found in explored(Work(cases=cases)):
+        if found.problems or not (found.done and found.ended_well):
+            told += [*found.case, *found.done, *found.problems]
+    assert not told, "\n".join(told)
+
+
 def test_a_connection_that_breaks_leaves_no_checkpoint_out() -> None:
     """The last step was not kept: its parts were on the disk, and one member was not heard that told of its own."""
     lost = 'drop worker 1 at its 2nd "send Stored"', 'half-open worker 1 at its 2nd "receive Stored"'

@@ -65,6 +65,7 @@ class Disturbance:
             Kind.KILL: lambda fault, member: self._processes.kill(fault.member),
             Kind.STOP: self._stop,
             Kind.TERMINATE: lambda fault, member: self._signal(member),
+            Kind.LEAVE: lambda fault, member: self._have_leave(member),
             Kind.POWER_LOSS: self._lose_power,
             Kind.DROP: lambda fault, member: self._network.cut(_of(member.process)),
             Kind.DROP_ONE: lambda fault, member: self._drop_one(member.process),
@@ -103,6 +104,12 @@ class Disturbance:
 
     def _signal(self, member: Member) -> None:
         self._processes.signal(member.process, signal.SIGTERM)
+
+    def _have_leave(self, member: Member) -> None:
+        member.leaves = True
+        if member.interrupts is not None:
+            member.interrupts.leaves = True
+        self._signal(member)
 
     def _stop(self, fault: Fault, member: Member) -> None:
         scheduler = RUNNING()

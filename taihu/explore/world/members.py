@@ -80,6 +80,7 @@ class Member:
         words: the line that it ends with where something went wrong.
         interrupts: signals of this process, once it handles them.
         traceback: of an error that is none of the project's.
+        leaves: whether it was asked to end alone, so that another one takes its place.
         was_stuck: whether it has ended itself because nothing moved in it any more.
     """
 
@@ -95,6 +96,7 @@ class Member:
     interrupts: Interrupts | None = None
     chaos: MarkedPoints = field(default_factory=MarkedPoints)
     given_up: str = ""
+    leaves: bool = False
     was_stuck: bool = False
     is_settled: bool = False
 

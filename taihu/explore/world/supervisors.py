@@ -143,13 +143,15 @@ class Supervisor:
             scheduler.block("processes to end", scheduler.now + _LOOK_S)
 
     def _lost(self) -> list[str]:
-        """The members of which no process lives or has ended well, while the run goes on."""
-        if self._is_ending or self._processes.any_has_ended:
+        """The members of which no process lives or has ended well, while the run goes on; always those that left."""
+        if self._is_ending:
             return []
-        living = self._processes.living
-        ended = [member for member in self._processes.all if member.code not in (None, 0, EXIT_INTERRUPTED)]
+        living, is_over = self._processes.living, self._processes.any_has_ended
+        ended = [each for each in self._processes.all if each.code not in (None, 0) and each.name not in living]
+        left = [each.name for each in ended if each.leaves]
+        lost = [each for each in ended if not (is_over or each.leaves or each.code == EXIT_INTERRUPTED)]
         # Where nobody lives any more, the run of one that has failed by itself is over: that of one killed goes on.
-        return [each.name for each in ended if each.name not in living and (living or (each.code or 0) < 0)]
+        return left + [each.name for each in lost if living or (each.code or 0) < 0]
 
 
 HABITS: Final[dict[str, Callable[[Supervisor], None]]] = {
