@@ -10,7 +10,18 @@ from typing import Any, Final
 from taihu.explore.faults import Fault, Kind
 from taihu.explore.line_switches import LinesDraw
 
-__all__ = ["SUPERVISORS", "Case", "Marks", "OrderDraw", "Shape", "faults_of", "order_of", "shape_of", "supervisor_of"]
+__all__ = [
+    "SUPERVISORS",
+    "Case",
+    "Marks",
+    "OrderDraw",
+    "Shape",
+    "brought_together",
+    "faults_of",
+    "order_of",
+    "shape_of",
+    "supervisor_of",
+]
 
 Marks = Mapping[tuple[str, str], int]
 """Counts of a calm run: how often each member passed each label."""
@@ -34,6 +45,8 @@ _SIZES: Final = (
     (1, 4),
     (3, 3),
 )
+# The share of jobs on one host, of those whose settings go together with that.
+_SHARING: Final = 0.25
 _SMALL: Final = {"data": {"name": "synthetic:1x8x8"}, "model": {"name": "small_cnn"}}
 _MLP: Final = {"data": {"name": "synthetic:1x6x6"}, "model": {"name": "mlp"}}
 
@@ -63,6 +76,11 @@ class Shape:
         """All members; the first one hosts the coordinator."""
         servers = [f"server {index}" for index in range(self.servers)]
         return servers + [f"worker {rank}" for rank in range(self.workers)]
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all processes run on one host, and share its memory."""
+        return bool(self.settings["exchange"]["transport"] == "same-host")
 
     def __str__(self) -> str:
         route = f"{self.servers} servers" if self.servers else "a ring"
@@ -125,6 +143,14 @@ def shape_of(chance: Random) -> Shape:
     return _shaped(chance, servers, workers, exchange)
 
 
+def brought_together(shape: Shape) -> Shape:
+    """The job, or the same on one host, which its settings may not go together with."""
+    if Random(str(shape)).random() >= _SHARING:  # noqa: S311
+        return shape
+    exchange = {**shape.settings["exchange"], "transport": "same-host"}
+    return replace(shape, settings={**shape.settings, "exchange": exchange})
+
+
 def _ring(chance: Random) -> Shape:
     exchange: dict[str, Any] = {"kind": "ring", "zero": chance.choice((0, 0, 1, 2))}
     workers = chance.choice((2, 2, 2, 2, 3, 3, 3, 4))
@@ -182,6 +208,8 @@ def faults_of(chance: Random, shape: Shape, supervisor: str, marks: Marks, laste
     """Draw faults of a case whose calm run passed `marks` within `lasted_s` virtual seconds."""
     count = chance.choice((0, 1, 1, 1, 1, 2, 2, 3))
     faults = [_fault(chance, shape.members, marks, lasted_s) for _ in range(count)]
+    if shape.is_on_one_host:  # it would take all with it, and whoever could start them again
+        faults = [replace(each, kind=Kind.KILL) if each.kind is Kind.POWER_LOSS else each for each in faults]
     return tuple(map(_leaving, faults)) if supervisor in _BRING_ANOTHER else tuple(faults)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from taihu.errors import ConfigError
 from taihu.explore.carriers import CARRIERS
-from taihu.explore.cases import Case, Shape, faults_of, order_of, shape_of, supervisor_of
+from taihu.explore.cases import Case, Shape, brought_together, faults_of, order_of, shape_of, supervisor_of
 from taihu.explore.faults import fault_from
 from taihu.explore.judging import problems_of
 from taihu.explore.line_switches import lines_of
@@ -82,9 +82,10 @@ def _valid_shape(chance: Random) -> Shape:
     """The first drawn job whose settings go together."""
     while True:
         shape = shape_of(chance)
-        with suppress(ConfigError):
-            job_of(shape)
-            return shape
+        for each in (brought_together(shape), shape):
+            with suppress(ConfigError):
+                job_of(each)
+                return each
 
 
 def _made_smaller(shape: Shape, smaller: Smaller) -> Shape:

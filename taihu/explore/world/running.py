@@ -109,7 +109,10 @@ class _Run:
         self._tells = tells
         self._job = job_of(case.shape)
         self._network = Network(scheduler)
-        self._disk = Disk(scheduler, host_of=lambda process: process.member, busy_s=_BUSY_S)
+        is_on_one_host = case.shape.is_on_one_host
+        self._disk = Disk(
+            scheduler, host_of=lambda process: "host" if is_on_one_host else process.member, busy_s=_BUSY_S
+        )
         self._processes = SimulatedProcesses(self._job, _MODEL, self._gone, case.shape.step_s)
         self._supervisor = Supervisor(case.supervisor, self._job, self._processes)
         self._coverage = Coverage()
