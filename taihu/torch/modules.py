@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, SupportsIndex
 
 import torch
 
 from taihu.errors import ConfigError
 
 __all__ = ["ModuleReads", "Uses"]
+
+
+# Of what `__reduce_ex__` returns.
+_STATE: Final = 2
 
 
 class Uses(Protocol):
@@ -49,6 +54,9 @@ class ModuleReads:
         self._numbers = numbers
         self._read = read
         self._uses = uses
+        self._settle = settle
+        self.is_compiled = False
+        """Whether compiled code, in which nobody waits for a module's own, reads some: all are to be here before."""
         self._called: set[torch.nn.Module] = set()
         # Of a state are a module's own parameters; what it reads may be those of others, too.
         self._own: dict[torch.nn.Module, list[int]] = {}
@@ -58,21 +66,26 @@ class ModuleReads:
             if own:
                 # In the order of a forward, which is not that of the numbers.
                 self._of[module] = self._own[module] = sorted(own, reverse=True)
-                module.register_load_state_dict_pre_hook(_refuse_state)
-            module.register_state_dict_pre_hook(lambda *_: settle())
+                module.register_load_state_dict_pre_hook(_Hook(_refuse_state))
+            module.register_state_dict_pre_hook(_Hook(lambda *_: settle()))
             if own and uses is not None:
-                module.register_state_dict_pre_hook(lambda module, *_: uses.use(module, self._own[module]))
-                # PyTorch marks the hook, and a method bears no mark.
-                module.register_state_dict_post_hook(partial(self._copy))
+                module.register_state_dict_pre_hook(_Hook(lambda module, *_: uses.use(module, self._own[module])))
+                module.register_state_dict_post_hook(_Hook(self._copy))
+            module.__dict__["__reduce_ex__"] = partial(_reduced, module, settle)
         # What a script's hooks of a module read is in between.
-        self._hooks = {
-            module: [module.register_forward_pre_hook(self._before, prepend=True)] for module in model.modules()
-        }
+
+        @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+        def compiles() -> None:  # PyTorch marks it, and a method bears no mark
+            self._compiles()
+
+        before = _Hook(self._before, compiles)
+        self._hooks = {module: [module.register_forward_pre_hook(before, prepend=True)] for module in model.modules()}
         if uses is not None:
             # A view of a parameter that leaves its module is noticed in all of the model's forward.
             self._of.setdefault(model, [])
             for module, hooks in self._hooks.items():
-                hooks.append(module.register_forward_hook(lambda user, *_: uses.leave(user), always_call=True))
+                leave = _Hook(lambda user, *_: uses.leave(user))
+                hooks.append(module.register_forward_hook(leave, always_call=True))
 
     def learn(self, unread: Iterable[int]) -> list[int]:
         """Parameters `unread` have brought gradients although no module that owns them was called until now.
@@ -111,6 +124,16 @@ class ModuleReads:
         else:
             self._uses.use(module, own)
 
+    def _compiles(self) -> None:
+        """A module is being compiled, and is called then."""
+        if self._uses is not None:
+            raise ConfigError(
+                "exchange.zero = 3: torch.compile cannot have parameters that are here for a module's call alone: "
+                "set exchange.zero = 2"
+            )
+        self._settle()
+        self.is_compiled = True
+
     def _copy(self, module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
         """The state has values of its own, since the parameters' memory is given back."""
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -119,6 +142,50 @@ class ModuleReads:
                 state[prefix + name] = value.clone()
         if self._uses is not None:
             self._uses.leave(module)
+
+
+class _Hook:
+    """A hook of a module; PyTorch marks some, and copies of the module do without it: see `_reduced`.
+
+    Args:
+        act: called with what the hook is.
+        traced: called in its place by `torch.compile`, once for all calls of what it makes.
+    """
+
+    def __init__(self, act: Callable[..., None], traced: Callable[[], None] = lambda: None) -> None:
+        self._act = act
+        self._traced = traced
+
+    def __call__(self, *arguments: Any) -> None:
+        """Act."""
+        if torch.compiler.is_dynamo_compiling():
+            self._traced()
+        else:
+            self._act(*arguments)
+
+
+def _reduced(module: torch.nn.Module, settle: Callable[[], None], protocol: SupportsIndex) -> Any:
+    """What `pickle`, `deepcopy` and `torch.save` make of a module: the user's, complete, and without hooks of ours.
+
+    All of them ask the object for its `__reduce_ex__`, and would otherwise come to its parameters first.
+    """
+    settle()
+    kind: Any = type(module)  # its own way, if it has one
+    reduced = kind.__reduce_ex__(module, protocol)
+    if isinstance(reduced, tuple) and len(reduced) > _STATE and isinstance(state := reduced[_STATE], dict):
+        own = {key: _without_ours(value) for key, value in state.items() if key != "__reduce_ex__"}
+        return (*reduced[:_STATE], own, *reduced[_STATE + 1 :])
+    return reduced
+
+
+def _without_ours(value: Any) -> Any:
+    if not isinstance(value, OrderedDict) or not any(map(_is_ours, value.values())):
+        return value
+    return OrderedDict((key, hook) for key, hook in value.items() if not _is_ours(hook))
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(getattr(hook, "hook", hook), _Hook)  # PyTorch wraps some together with their module
 
 
 def _refuse_state(module: torch.nn.Module, *_: Any) -> None:

@@ -48,8 +48,14 @@ class ServerUpdates:
         self._reads: ModuleReads | None = None
         self._versions: list[int] = []
         self._sent: tuple[float, ...] | None = None
-        self.at_step: Sequence[int] = ()
+        self._unowned: Sequence[int] = ()
+
+    @property
+    def at_step(self) -> Sequence[int]:
         """Numbers of parameters that `step` waits for, because no module is called around those who read them."""
+        if self._reads is not None and self._reads.is_compiled:
+            return range(len(self._parameters))
+        return self._unowned
 
     def rules(self, order: Sequence[int]) -> UpdateRules:
         """The optimizer that servers carry out, where `order[layer]` is the number of the parameter of a layer."""
@@ -143,7 +149,7 @@ class ServerUpdates:
         if self._has_begun and not self._has_learnt:
             self._has_learnt = True
             assert self._reads is not None  # noqa: S101
-            self.at_step = self._reads.learn(self._unread)
+            self._unowned = self._reads.learn(self._unread)
 
     def _check_that_none_is_set(self) -> None:
         for number, parameter in enumerate(self._parameters):

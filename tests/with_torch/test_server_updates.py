@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import json
 import threading
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.torch_scripts import taihu_run
 from support.torch_workers import on_workers
 from torch import nn
 
+from taihu.errors import RunError
 from taihu.torch.gradients import layout_of, trained
 from taihu.torch.modules import ModuleReads
 from taihu.torch.optimizer import DistributedOptimizer
@@ -367,3 +370,70 @@ def test_workers_with_fewer_batches_go_by_the_rates_of_the_others() -> None:
         scheduler.step()
     for model in models:
         torch.testing.assert_close([*model.parameters()], [*alone.parameters()], rtol=1e-5, atol=1e-6)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+def saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("made", [copied, saved])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_a_copy_of_a_model_is_the_users_and_that_of_the_last_step(
+    made: Callable[[nn.Module], nn.Module], zero: int
+) -> None:
+    def work(world: World) -> bool:
+        model = models[world.rank]
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, world, update="servers")
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        with optimizer.gathered() if zero == 3 else nullcontext():
+            whole, part = made(model), made(model[1])
+        for other in (*whole.modules(), part):
+            assert "taihu" not in repr(vars(other))
+            other.load_state_dict(other.state_dict())
+        part(torch.ones(1, 50_000)).sum().backward()
+        with optimizer.gathered():
+            expected = [*model.parameters(), *model[1].parameters()]
+            return all(map(torch.equal, [*whole.parameters(), *part.parameters()], expected))
+
+    torch.manual_seed(2)
+    models = [nn.Sequential(nn.Linear(4, 50_000), nn.Linear(50_000, 2)) for _ in range(2)]
+    assert all(on_workers(2, work, servers=1, exchange={"zero": zero}))
+
+
+def test_a_parameter_that_is_away_is_not_copied() -> None:
+    def work(world: World) -> None:
+        model = models[world.rank]
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, world, update="servers")
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        for made in (copied, saved):
+            with pytest.raises(RunError, match=r"parameter 0\.weight is not here.* optimizer\.gathered\(\)"):
+                made(model)
+
+    models = [nn.Sequential(nn.Linear(4, 3)) for _ in range(2)]
+    on_workers(2, work, servers=1, exchange={"zero": 3})
+
+
+def test_a_model_that_is_compiled_as_one_graph_reads_the_parameters_of_the_last_step(tmp_path: Path) -> None:
+    """From its first step on, or when its modules have been called before."""
+    told = set()
+    for first in (0, 4, 99):
+        done = taihu_run(tmp_path, "--servers", "1", script="compiled.py", arguments=(str(first),), workers=2)
+        assert done.returncode == 0, done.stderr
+        told.add(done.stdout)
+    assert len(told) == 1, told
+
+
+def test_compiled_code_cannot_have_parameters_that_do_not_stay(tmp_path: Path) -> None:
+    flags = ("--servers", "1", "--set", "exchange.zero=3")
+    done = taihu_run(tmp_path, *flags, script="compiled.py", arguments=("0",), workers=2)
+    assert done.returncode != 0
+    assert "exchange.zero = 3: torch.compile cannot" in done.stderr.splitlines()[-1]
