@@ -34,6 +34,7 @@ def main(text: str, write: Callable[[str], object]) -> None:
     from taihu.explore.exploring import Exploration  # noqa: PLC0415 - it loads the daemons, by the simulation
 
     exploration = Exploration(work)
+    sys.unraisablehook = _without_ends
     # Collections in a run would come at other points in each of them: they come between two. What is frozen costs
     # them nothing, and memory that a run leaves is still in the caches for the next one.
     gc.collect()
@@ -42,6 +43,14 @@ def main(text: str, write: Callable[[str], object]) -> None:
     for seed, smaller in work.all_cases:
         write(exploration.explore(seed, smaller).as_json())
         gc.collect()
+
+
+def _without_ends(unraisable: sys.UnraisableHookArgs) -> None:
+    """Generators that a run leaves are closed when it is over, and can do nothing any more: that is no error."""
+    from taihu.explore.tasks import Ended  # noqa: PLC0415
+
+    if not isinstance(unraisable.exc_value, Ended):
+        sys.__unraisablehook__(unraisable)
 
 
 def _into_story(_: object, level: str, line: structlog.typing.EventDict) -> str:

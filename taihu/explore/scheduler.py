@@ -220,7 +220,7 @@ class Scheduler:
             self._stand_still(f"{self.points} points passed")
         self.observer.marked(label, me)
         if me.interruptions:
-            self._take_interruptions(me)
+            self.take_interruptions(me)
         if me.process.is_dead or me.process.is_stopped:
             self._yield(me)
         elif gives_way and self._ready:
@@ -246,7 +246,7 @@ class Scheduler:
         self._go_on()
         me.waits_for = ""
         if me.interruptions:
-            self._take_interruptions(me)
+            self.take_interruptions(me)
         return bool(me.was_woken)
 
     def wake(self, task: Task) -> None:
@@ -263,6 +263,11 @@ class Scheduler:
             task.was_woken = False
             task.ticket += 1
             self._become_ready(task)
+
+    def take_interruptions(self, me: Task) -> None:
+        """Have the running task do what signals want of it, if it takes them."""
+        while me.interruptions and me.takes_interruptions:
+            me.interruptions.pop(0)()
 
     def note_failure(self, error: BaseException) -> None:
         """Note that `error`, which is being handled, has ended what this task did."""
@@ -331,10 +336,6 @@ class Scheduler:
         interrupt, self._interrupt = self._interrupt, None
         if interrupt is not None:
             raise interrupt
-
-    def _take_interruptions(self, me: Task) -> None:
-        while me.interruptions:
-            me.interruptions.pop(0)()
 
     def _become_ready(self, task: Task) -> None:
         if task.process.is_stopped:

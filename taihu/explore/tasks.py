@@ -68,6 +68,8 @@ class Task:
         is_daemon: whether its process ends without it.
         waits_for: the label of the wait it is in; empty while it is none.
         was_woken: how its last wait ended: by a wake, or by its timeout; None while it goes on.
+        takes_interruptions: whether signals may come in the middle of a wait: not where C code waits for what it
+            had given up, and is to have when a handler runs.
         error: the exception that ended it, if there was one.
     """
 
@@ -82,6 +84,7 @@ class Task:
         "name",
         "number",
         "process",
+        "takes_interruptions",
         "target",
         "thread",
         "ticket",
@@ -103,6 +106,7 @@ class Task:
         self.joiners: list[Task] = []
         self.is_daemon = False
         # What signals have it do in the place of its next step.
+        self.takes_interruptions = True
         self.interruptions: list[Callable[[], None]] = []
         self.local: dict[object, dict[str, Any]] = {}
         # The thread that it is, to code that asks.

@@ -14,7 +14,7 @@ from taihu.explore.carriers import CARRIERS
 from taihu.explore.orders import Order, PriorityOrder, RandomOrder
 from taihu.explore.scheduler import BEGUN_S, RUNNING, Scheduler, StandstillError
 from taihu.explore.stand_ins import clocks
-from taihu.explore.stand_ins.locks import Event, Lock
+from taihu.explore.stand_ins.locks import Condition, Event, Lock
 from taihu.explore.stand_ins.queues import Queue
 from taihu.explore.stand_ins.threads import Thread
 from taihu.explore.tasks import Process
@@ -175,6 +175,33 @@ def test_a_signal_comes_in_the_middle_of_a_wait() -> None:
         scheduler.interrupt(task, _raise)
         clocks.sleep(1.0)
         assert heard == [pytest.approx(3.0, abs=1e-3)]
+
+    run(main)
+
+
+def test_a_signal_in_a_wait_for_a_condition_comes_when_its_lock_is_held_again() -> None:
+    """As C code takes it, which no handler breaks off: whoever leaves the block releases a lock that is its own."""
+
+    def main() -> None:
+        scheduler, changed, heard = RUNNING(), Condition(), []
+
+        def wait() -> None:
+            try:
+                with changed:
+                    changed.wait()
+            except KeyboardInterrupt:
+                heard.append(scheduler.now - BEGUN_S)
+
+        task = scheduler.spawn(wait, "waiting")
+        clocks.sleep(1.0)
+        with changed:
+            changed.notify_all()
+            clocks.sleep(1.0)  # it waits for the lock
+            scheduler.interrupt(task, _raise)
+            clocks.sleep(1.0)
+        clocks.sleep(1.0)
+        assert heard == [pytest.approx(3.0, abs=1e-3)]
+        assert not scheduler.failures
 
     run(main)
 

@@ -104,9 +104,13 @@ class RLock:
         return depth
 
     def acquire_again(self, depth: int) -> None:
-        """Acquire it as often as `release_all` said."""
+        """Acquire it as often as `release_all` said; no signal comes before that is done."""
+        me = RUNNING().current
+        me.takes_interruptions = False
         self._lock.acquire()
-        self._owner, self._depth = RUNNING().current, depth
+        me.takes_interruptions = True
+        self._owner, self._depth = me, depth
+        RUNNING().take_interruptions(me)
 
     def __enter__(self) -> bool:
         return self.acquire()
