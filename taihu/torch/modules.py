@@ -165,7 +165,7 @@ class _Hook:
 
 
 def _reduced(module: torch.nn.Module, settle: Callable[[], None], protocol: SupportsIndex) -> Any:
-    """What `pickle`, `deepcopy` and `torch.save` make of a module: the user's, complete, and without hooks of ours.
+    """The state of a module for `pickle`, `deepcopy` and `torch.save`: the user's, complete, without hooks of ours.
 
     All of them ask the object for its `__reduce_ex__`, and would otherwise come to its parameters first.
     """
