@@ -31,6 +31,7 @@ from taihu.explore.world.supervisors import Supervisor
 from taihu.history.checking import check_histories
 from taihu.history.files import read_histories
 from taihu.job import Job, load_job
+from taihu.process.entry import EXIT_INTERRUPTED
 
 __all__ = ["job_of", "run_calm", "run_case"]
 
@@ -191,16 +192,22 @@ class _Run:
                 self._damaged.append(str(error))
 
     def _best(self, member: Member) -> Member:
-        """The life of a member that ended well, or else the last to end: a launcher may have started two at a time.
+        """The life of a member that took part: a launcher may have started two at a time.
 
         One that has told results is asked first: its twin ends well, too, when it hears that the run has finished.
-        One that finds its place taken has ended long before the other, and knows nothing of the run.
+        One that was interrupted comes next, as its twin may wait for a run that is over. Of others the last to end is
+        taken: one that finds its place taken ends at once.
         """
         lives = [each for each in (*self._processes.former, member) if each.name == member.name]
-        well = [each for each in lives if each.code == 0]
-        if not well:
-            return max(lives, key=lambda each: each.ended_s)
-        return next((each for each in well if each.results is not None), well[0])
+        return max(
+            lives,
+            key=lambda each: (
+                each.code == 0 and each.results is not None,
+                each.code == 0,
+                each.code == EXIT_INTERRUPTED and not each.leaves,
+                each.ended_s,
+            ),
+        )
 
     def _outcome(self, standstill: str) -> Outcome:
         scheduler = self._scheduler
