@@ -1,3 +1,1 @@
 """Exchange between workers without servers: ring allreduce, sparse allreduce, and peers that share a host."""
-
-__distribution__ = "taihu"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.communicator import Communicator
+from taihu.allreduce.communicator import Communicator
 from taihu.measure import spread
 from taihu.planner.carriage import carrier_in, faster_carrier
 from taihu.planner.measurement import StepMeasurement

@@ -13,20 +13,20 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import EARLY_BYTES
-from allreduce.operations import AnyOperation, Operations
-from allreduce.parts.mesh import PartsOperation, Transfer
-from allreduce.parts.messages import Receive
-from allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
-from allreduce.ring.kernel_path import KernelRingPath
-from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
-from allreduce.ring.operation import IsFailed, Operation, OperationKey, reduce_kind
-from allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
-from allreduce.same_host.agreement import share_with_all
-from allreduce.same_host.path import SameHostPath
-from allreduce.sparse.exchange import SparseExchange
-from allreduce.sparse.mesh import SparseOperation
-from allreduce.turns import TurnEvents
+from taihu.allreduce.early import EARLY_BYTES
+from taihu.allreduce.operations import AnyOperation, Operations
+from taihu.allreduce.parts.mesh import PartsOperation, Transfer
+from taihu.allreduce.parts.messages import Receive
+from taihu.allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
+from taihu.allreduce.ring.kernel_path import KernelRingPath
+from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
+from taihu.allreduce.ring.operation import IsFailed, Operation, OperationKey, reduce_kind
+from taihu.allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
+from taihu.allreduce.same_host.agreement import share_with_all
+from taihu.allreduce.same_host.path import SameHostPath
+from taihu.allreduce.sparse.exchange import SparseExchange
+from taihu.allreduce.sparse.mesh import SparseOperation
+from taihu.allreduce.turns import TurnEvents
 from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.security.identity import member_name
@@ -403,7 +403,7 @@ class Communicator:
 
         Args:
             values: shape (n,), of the type's dtype, contiguous and writable; n is the same on all ranks.
-            value_type: 16-bit types are codes of `kernels.half`; every sum of two values is rounded.
+            value_type: 16-bit types are codes of `taihu.kernels.half`; every sum of two values is rounded.
             mean: multiply the sums by 1 / size.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allreduce.ring.operation import OperationKey
+from taihu.allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError, StaleError
 from taihu.wire.headers import FrameHeader
 from taihu.wire.kinds import RingSegment

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import EARLY_BYTES, EarlyFrames, Held
-from allreduce.fence import Fence
-from allreduce.parts.mesh import PartsMesh, PartsOperation
-from allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
-from allreduce.ring.kernel_path import KernelRingPath
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Segment
-from allreduce.same_host.path import SameHostPath
-from allreduce.sparse.exchange import SparseExchange
-from allreduce.sparse.mesh import SparseMesh, SparseOperation
+from taihu.allreduce.early import EARLY_BYTES, EarlyFrames, Held
+from taihu.allreduce.fence import Fence
+from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation
+from taihu.allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
+from taihu.allreduce.ring.kernel_path import KernelRingPath
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Segment
+from taihu.allreduce.same_host.path import SameHostPath
+from taihu.allreduce.sparse.exchange import SparseExchange
+from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation
 from taihu.errors import MemberLostError
 from taihu.wire.frame_link import Carrier, FrameLink
 from taihu.wire.headers import Frame, FrameHeader

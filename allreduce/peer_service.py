@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import grpc
 
-from protos import connection_pb2 as pb
-from protos import peer_pb2
 from taihu.errors import FrameError, MemberLostError, RunError, StaleError, TaihuError
+from taihu.protos import connection_pb2 as pb
+from taihu.protos import peer_pb2
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.frame_link import FrameConnection
 from taihu.wire.headers import Frame

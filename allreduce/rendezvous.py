@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from allreduce.communicator import Communicator
-from allreduce.early import EARLY_BYTES
-from allreduce.peer_service import PEER_SERVICE
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.early import EARLY_BYTES
+from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.coordination.client import (
     CoordinatorClient,
     HeartbeatThread,

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.communicator import Communicator
-from allreduce.ring.kernel_ring import KernelRing
-from allreduce.ring.operation import reduce_kind
-from allreduce.same_host.board import SharedBoard, open_board
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.kernel_ring import KernelRing
+from taihu.allreduce.ring.operation import reduce_kind
+from taihu.allreduce.same_host.board import SharedBoard, open_board
 from taihu.settings import Transport
 from taihu.wire.headers import ValueType
 

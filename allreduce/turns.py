@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
-from allreduce.ring.operation import IsFailed, Operation
+from taihu.allreduce.ring.operation import IsFailed, Operation
 from taihu.errors import StaleError, TaihuError
 
 __all__ = ["InTurn", "TurnEvents"]

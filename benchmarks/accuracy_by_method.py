@@ -35,9 +35,9 @@ from taihu.job import Job
 from taihu.job.reading import load_job, parse_assignments
 
 if TYPE_CHECKING:
-    from worker.data.batches import Batches
-    from worker.data.dataset import Dataset
-    from worker.engine import Model
+    from taihu.worker.data.batches import Batches
+    from taihu.worker.data.dataset import Dataset
+    from taihu.worker.engine import Model
 
 __all__ = ["Cell", "cells", "told", "train"]
 
@@ -145,9 +145,9 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
 
     The data set's files are in the folder `path`, if they are not where the job looks.
     """
-    from worker.data.batches import Batches  # noqa: PLC0415 - who starts cells needs none of this
-    from worker.data.load import load_dataset  # noqa: PLC0415
-    from worker.engine import build_model  # noqa: PLC0415
+    from taihu.worker.data.batches import Batches  # noqa: PLC0415 - who starts cells needs none of this
+    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
+    from taihu.worker.engine import build_model  # noqa: PLC0415
 
     job = job_of(cell)
     data = job.data if path is None else job.data.model_copy(update={"path": path})
@@ -169,9 +169,9 @@ class _Workers:
         from taihu.coordination.planning import first_plan  # noqa: PLC0415
         from taihu.optimization import OptimizerShard, in_steps  # noqa: PLC0415
         from taihu.run_length import RunLength  # noqa: PLC0415
-        from worker.exchange.making import compressor_of  # noqa: PLC0415
-        from worker.memory.arenas import arenas_of  # noqa: PLC0415
-        from worker.reporting.compression_log import CompressionLog  # noqa: PLC0415
+        from taihu.worker.exchange.making import compressor_of  # noqa: PLC0415
+        from taihu.worker.memory.arenas import arenas_of  # noqa: PLC0415
+        from taihu.worker.reporting.compression_log import CompressionLog  # noqa: PLC0415
 
         self._job, self._model, self._batches = job, model, batches
         per_epoch = batches[0].steps_per_epoch
@@ -191,8 +191,8 @@ class _Workers:
 
     def run(self, dataset: Dataset) -> dict[str, Any]:
         """Train to the end."""
-        from worker.training.evaluation import evaluate  # noqa: PLC0415
-        from worker.training.hashing import parameters_sha256  # noqa: PLC0415
+        from taihu.worker.training.evaluation import evaluate  # noqa: PLC0415
+        from taihu.worker.training.hashing import parameters_sha256  # noqa: PLC0415
 
         epochs: list[dict[str, float]] = []
         losses = []
@@ -213,7 +213,7 @@ class _Workers:
         }
 
     def _step(self, step: int) -> float:
-        from worker.engine import StepContext, StepHooks  # noqa: PLC0415
+        from taihu.worker.engine import StepContext, StepHooks  # noqa: PLC0415
 
         buffers = {name: array.copy() for name, array in self._model.buffers().items()}
         seed, losses = self._job.train.seed, []
@@ -347,9 +347,9 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
 
 def check(method: str, threshold: str) -> bool:
     """Train on the digits for an epoch here and by `taihu train`; whether both end with the same bits."""
-    from worker.data.batches import Batches  # noqa: PLC0415
-    from worker.data.load import load_dataset  # noqa: PLC0415
-    from worker.engine import build_model  # noqa: PLC0415
+    from taihu.worker.data.batches import Batches  # noqa: PLC0415
+    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
+    from taihu.worker.engine import build_model  # noqa: PLC0415
 
     settings = {
         "model.name": "resnet20",

@@ -114,7 +114,7 @@ def daemons_of(pid: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for child in sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
         words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode().split()
-        for module, role in (("ps_server", "server"), ("worker", "worker")):
+        for module, role in (("taihu.ps_server", "server"), ("taihu.worker", "worker")):
             if module in words and "--rank" in words:
                 found[f"{role} {words[words.index('--rank') + 1]}"] = child
     return found

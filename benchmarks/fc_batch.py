@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 from benchmarks.accuracy_by_method import First
 from benchmarks.rows import in_page, load_rows, row_of_a_cell, save_rows
 from taihu.job import Job
-from worker.fc.passes import Scheme, plan_passes
+from taihu.worker.fc.passes import Scheme, plan_passes
 
 if TYPE_CHECKING:
-    from allreduce.parts.mesh import Transfer
+    from taihu.allreduce.parts.mesh import Transfer
     from taihu.settings import OptimizerSettings
-    from worker.engine import Array, Model
-    from worker.fc.stage import Stage
+    from taihu.worker.engine import Array, Model
+    from taihu.worker.fc.stage import Stage
 
 __all__ = ["SOURCE", "Cell", "InOneProcess", "by_batch", "cells", "rows_by_pass", "table", "train"]
 
@@ -99,8 +99,8 @@ class InOneProcess:
         self, model: Model, parameters: Array, optimizer: OptimizerSettings, passes: Sequence[NDArray[np.int64]]
     ) -> None:
         from taihu.optimization import OptimizerShard  # noqa: PLC0415 - who starts cells needs none of this
-        from worker.fc.connected import fully_connected_layers  # noqa: PLC0415
-        from worker.fc.tail import Tail  # noqa: PLC0415
+        from taihu.worker.fc.connected import fully_connected_layers  # noqa: PLC0415
+        from taihu.worker.fc.tail import Tail  # noqa: PLC0415
 
         layers = fully_connected_layers(model)
         self._model, self._passes = model, passes
@@ -116,7 +116,7 @@ class InOneProcess:
 
     def train(self, images: Array, labels: Array, gradients: Array, step: int) -> float:
         """One step with the batch of all workers; `gradients` is the bound arena. Returns the mean loss."""
-        from worker.engine import StepContext, StepHooks  # noqa: PLC0415
+        from taihu.worker.engine import StepContext, StepHooks  # noqa: PLC0415
 
         self._step = step
         context = StepContext(training=True, seed=0, step=step, first_sample=0)
@@ -140,8 +140,8 @@ class InOneProcess:
 
 def _stages(model: Model, front: int) -> Iterator[Stage]:
     """The end of a model, of which one worker has all columns."""
-    from worker.engine import Linear  # noqa: PLC0415
-    from worker.fc.stage import FcWeights, Stage  # noqa: PLC0415
+    from taihu.worker.engine import Linear  # noqa: PLC0415
+    from taihu.worker.fc.stage import FcWeights, Stage  # noqa: PLC0415
 
     chain = model.chain[front:]
     places = [place for place, layer in enumerate(chain) if isinstance(layer, Linear)]
@@ -173,10 +173,10 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
     """
     from taihu.optimization import in_steps  # noqa: PLC0415
     from taihu.run_length import RunLength  # noqa: PLC0415
-    from worker.data.batches import Batches  # noqa: PLC0415
-    from worker.data.load import load_dataset  # noqa: PLC0415
-    from worker.engine import build_model  # noqa: PLC0415
-    from worker.training.evaluation import evaluate  # noqa: PLC0415
+    from taihu.worker.data.batches import Batches  # noqa: PLC0415
+    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
+    from taihu.worker.engine import build_model  # noqa: PLC0415
+    from taihu.worker.training.evaluation import evaluate  # noqa: PLC0415
 
     job = job_of(cell)
     whole = load_dataset(job.data if path is None else job.data.model_copy(update={"path": path}), job.model.name)

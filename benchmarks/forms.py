@@ -59,7 +59,7 @@ _FILES: Final = {
         import threading
 
         import neighbour
-        from worker.engine import Linear, ReLU, Sequential
+        from taihu.worker.engine import Linear, ReLU, Sequential
 
         # A file of the user's may begin whatever it likes when it is imported.
         threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -78,7 +78,7 @@ _FILES: Final = {
 
         import numpy as np
         import pyarrow.csv
-        from worker.engine import Linear, ReLU, Sequential
+        from taihu.worker.engine import Linear, ReLU, Sequential
 
         POOL = ThreadPoolExecutor(2)
         TABLE = pyarrow.csv.read_csv("table.csv")

@@ -126,10 +126,10 @@ def _daemons(folder: Path, steps: int) -> Iterator[tuple[list[int], subprocess.P
     coordinator, direct, server_page, worker_page = ports
     job = (*_JOB, "--set", f"train.steps={steps}", "--set", "exchange.transport=tcp")
     where = ("--bind", f"{_HOST}:{coordinator}", "--direct-port", str(direct), "--metrics-port", str(server_page))
-    started = [_start("ps_server", folder, *job, *where)]
+    started = [_start("taihu.ps_server", folder, *job, *where)]
     found = ("--rank", "0", "--coordinator", f"{_HOST}:{coordinator}", "--metrics-port", str(worker_page))
     try:
-        started.append(_start("worker", folder, *job, *found, "--json", "result.json"))
+        started.append(_start("taihu.worker", folder, *job, *found, "--json", "result.json"))
         yield ports, started[-1]
     finally:
         for process in started:

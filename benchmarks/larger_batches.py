@@ -27,7 +27,7 @@ from taihu.job import Job, load_job, parse_assignments
 from taihu.planner.largest_batch import largest_batch
 from taihu.planner.memory import MemoryJob, worker_memory
 from taihu.words import parse_bytes
-from worker.data.load import load_dataset
+from taihu.worker.data.load import load_dataset
 
 __all__ = ["SOURCE", "planned", "planned_bytes", "settings_of", "table"]
 

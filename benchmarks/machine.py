@@ -22,19 +22,19 @@ from typing import Any, Final
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from allreduce.ring.schedule import buffer_layout, cut_chunks
 from benchmarks import allreduce, exchange
-from kernels.pack import pack, packed_bound, unpack
-from kernels.reduce import sum_in_rank_order
-from kernels.scatter import make_marks, sum_sparse_in_rank_order
+from taihu.allreduce.ring.schedule import buffer_layout, cut_chunks
 from taihu.cli.planning.link_rate import parse_rate
+from taihu.kernels.pack import pack, packed_bound, unpack
+from taihu.kernels.reduce import sum_in_rank_order
+from taihu.kernels.scatter import make_marks, sum_sparse_in_rank_order
 from taihu.optimization.shard import OptimizerShard
 from taihu.planner.groups import Group
 from taihu.settings.optimizer import OptimizerSettings
 from taihu.simulation.sizes import PASSES_OF_UPDATE
-from worker.engine.layer import StepContext
-from worker.engine.model import StepHooks
-from worker.engine.models.loading import build_model
+from taihu.worker.engine.layer import StepContext
+from taihu.worker.engine.model import StepHooks
+from taihu.worker.engine.models.loading import build_model
 
 __all__ = ["MACHINE", "PACED", "Processors", "awake", "calibrated", "compute_share", "machines_keys", "settings_of"]
 

@@ -29,10 +29,10 @@ from taihu.cli.planning.job_memory import JobMemory
 from taihu.job import load_job, parse_assignments
 from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from taihu.wire.address import free_port
-from worker.data.load import load_dataset
-from worker.engine import build_model
-from worker.fc.connected import spreadable
-from worker.training.planned_memory import memory_job
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import build_model
+from taihu.worker.fc.connected import spreadable
+from taihu.worker.training.planned_memory import memory_job
 
 __all__ = ["measure", "options_of", "planned"]
 
@@ -132,11 +132,12 @@ def _run(assignments: Sequence[str], options: argparse.Namespace, *, limited: bo
     with tempfile.TemporaryDirectory() as name:
         result = Path(name) / "worker-0.json"
         commands = [
-            [sys.executable, "-P", "-m", "ps_server", *common, "--index", str(index)] for index in range(job.servers)
+            [sys.executable, "-P", "-m", "taihu.ps_server", *common, "--index", str(index)]
+            for index in range(job.servers)
         ]
         for rank in range(job.cluster.workers):
             extra = ["--json", str(result)] if rank == 0 else []
-            commands.append([sys.executable, "-P", "-m", "worker", *common, "--rank", str(rank), *extra])
+            commands.append([sys.executable, "-P", "-m", "taihu.worker", *common, "--rank", str(rank), *extra])
         watched = _run_all(commands, options.limit_mb if limited else None)
         results = json.loads(result.read_text())
     figures: dict[str, Any] = {key: results[key] for key in ("final_loss", "parameters_sha256")}

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from benchmarks.pictures import TURNS, WAYS, Way, shown_by_pillow
 from taihu.errors import DataError
 from taihu.settings import DataSettings
-from worker.data.dataset import Dataset, Examples
-from worker.data.load import load_dataset
+from taihu.worker.data.dataset import Dataset, Examples
+from taihu.worker.data.load import load_dataset
 
 __all__ = ["OUTCOMES", "Case", "main", "outcome_of"]
 

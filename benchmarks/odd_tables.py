@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.settings import DataSettings
-from worker.data.dataset import Dataset
-from worker.data.load import load_dataset
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.load import load_dataset
 
 __all__ = ["Case", "drawn", "main", "outcome_of"]
 

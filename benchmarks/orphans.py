@@ -107,7 +107,7 @@ class _Run:
 
     def daemons(self) -> list[int]:
         """The pids of the run's processes, but for the one that watches."""
-        commands = ("-m worker", "-m ps_server", "-m taihu.torch.script")
+        commands = ("-m taihu.worker", "-m taihu.ps_server", "-m taihu.torch.script")
         return [each.pid for each in marked(self.value) if any(known in each.command for known in commands)]
 
     def kill(self) -> None:

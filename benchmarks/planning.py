@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from kernels import group_search
+from taihu.kernels import group_search
 from taihu.planner.merging import TIE, merge_exact, merge_greedy
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
 from taihu.planner.timeline import simulate, step_costs

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 
-from worker.engine import StepContext, StepHooks, build_model
+from taihu.worker.engine import StepContext, StepHooks, build_model
 
 __all__ = ["measure"]
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from kernels.nn.peak import multiply_add_rate
 from taihu.cli.bench.torch_twin import TorchStep, import_torch, torch_twin
+from taihu.kernels.nn.peak import multiply_add_rate
 from taihu.results import write_json
-from worker.bench.engine import EngineStep
-from worker.engine import Array, Model, StepContext, StepHooks, build_model
+from taihu.worker.bench.engine import EngineStep
+from taihu.worker.engine import Array, Model, StepContext, StepHooks, build_model
 
 _CLASSES = 1000
 # The engine's weights are (KH, KW, C, F) and (inputs, units), PyTorch's (F, C, KH, KW) and (units, inputs).

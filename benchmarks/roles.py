@@ -25,7 +25,7 @@ def run_job(
     workers: int,
     extra: Sequence[str] = (),
     colocated: bool = False,
-    worker: Sequence[str] = ("-P", "-m", "worker"),
+    worker: Sequence[str] = ("-P", "-m", "taihu.worker"),
 ) -> list[dict[str, Any]]:
     """Every worker's results; `settings` and `extra`, texts KEY=VALUE, go to all. Without servers, of a ring.
 
@@ -38,7 +38,7 @@ def run_job(
         assignments = [*(f"{key}={value}" for key, value in settings.items()), *extra]
         common = [*(f"--set={item}" for item in assignments), "--coordinator", address, "--log-format", "json"]
         commands = [
-            network.command(index, sys.executable, "-P", "-m", "ps_server", *common, "--index", str(index))
+            network.command(index, sys.executable, "-P", "-m", "taihu.ps_server", *common, "--index", str(index))
             for index in range(servers)
         ]
         files = [Path(name) / f"worker-{rank}.json" for rank in range(workers)]

@@ -23,8 +23,8 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import plan_groups
 from taihu.planner.model_shapes import layer_table
-from worker.exchange.making import compressor_of
-from worker.memory.arenas import arenas_of
+from taihu.worker.exchange.making import compressor_of
+from taihu.worker.memory.arenas import arenas_of
 
 __all__ = ["measure"]
 

@@ -14,14 +14,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from kernels.sw26010.convolution import FilterPlace
-from kernels.sw26010.dma import bandwidth
-from kernels.sw26010.grids import PUBLISHED_LOG, PUBLISHED_SWDNN, paper_grid, swdnn_grid
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.machine import PEAK_FLOPS_PER_CPE_CLUSTER
-from kernels.sw26010.product import plan_product
-from worker.engine.models.loading import build_model
-from worker.sw26010.times import layer_times, step_seconds
+from taihu.kernels.sw26010.convolution import FilterPlace
+from taihu.kernels.sw26010.dma import bandwidth
+from taihu.kernels.sw26010.grids import PUBLISHED_LOG, PUBLISHED_SWDNN, paper_grid, swdnn_grid
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import PEAK_FLOPS_PER_CPE_CLUSTER
+from taihu.kernels.sw26010.product import plan_product
+from taihu.worker.engine.models.loading import build_model
+from taihu.worker.sw26010.times import layer_times, step_seconds
 
 __all__ = ["draw"]
 

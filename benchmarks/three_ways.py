@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from benchmarks.rows import in_page, load_rows, save_rows
 
 if TYPE_CHECKING:
-    from worker.data.dataset import Examples
+    from taihu.worker.data.dataset import Examples
 
 __all__ = ["WAYS", "differing", "table", "train"]
 
@@ -70,7 +70,7 @@ def missing(rows: Sequence[dict[str, Any]], seeds: int) -> Iterator[tuple[str, i
 def write_images(path: Path, images: int, tested: int) -> None:
     """Write the first of Fashion-MNIST's training and test images, with their classes, as arrays."""
     from taihu.settings import DataSettings  # noqa: PLC0415 - drawing needs none of this
-    from worker.data.load import load_dataset  # noqa: PLC0415
+    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
 
     dataset = load_dataset(DataSettings(name="fashion-mnist"))
     x_train, y_train = _first(dataset.train, dataset.input_shape, images)

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taihu.torch
 from taihu.settings import DataSettings
-from worker.data.dataset import read_normalised
-from worker.data.load import load_dataset
+from taihu.worker.data.dataset import read_normalised
+from taihu.worker.data.load import load_dataset
 
 __all__ = ["WAYS", "main"]
 

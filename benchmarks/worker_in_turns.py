@@ -1,4 +1,4 @@
-"""A worker of `benchmarks.thresholds`, with the arguments of `python -m worker`: its compressions take turns.
+"""A worker of `benchmarks.thresholds`, with the arguments of `python -m taihu.worker`: its compressions take turns.
 
 It has one with thresholds by layer and one with thresholds by group, each with a residual of its own, and all workers
 of a run change from one to the other before the same steps.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taihu.job import Job
     from taihu.planner.groups import Group
     from taihu.planner.partition import FrameSpec
-    from worker.memory.arenas import Arenas
+    from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["BLOCK", "THRESHOLDS", "InTurns", "turn_of"]
 
@@ -62,8 +62,8 @@ def main() -> None:
     """Run the worker."""
     prepare_process(os.environ)
     # Nothing else is imported before the process is prepared.
-    from worker.__main__ import run  # noqa: PLC0415
-    from worker.exchange import making  # noqa: PLC0415
+    from taihu.worker.__main__ import run  # noqa: PLC0415
+    from taihu.worker.exchange import making  # noqa: PLC0415
 
     usual = making.compressor_of
 

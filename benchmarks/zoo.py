@@ -18,9 +18,9 @@ from threadpoolctl import threadpool_limits
 from taihu.job import load_job
 from taihu.names import MODEL_NAMES
 from taihu.optimization import OptimizerShard
-from worker.data.batches import Batches
-from worker.data.load import load_dataset
-from worker.engine import StepContext, StepHooks, build_model
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import StepContext, StepHooks, build_model
 
 _EDGE = 3
 

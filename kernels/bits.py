@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel_part
+from taihu.kernels.jit import kernel_part
 
 __all__ = ["integer", "load_word", "read_only", "trailing_zeros"]
 

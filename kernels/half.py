@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kernels.bits import read_only
-from kernels.jit import kernel, kernel_part
+from taihu.kernels.bits import read_only
+from taihu.kernels.jit import kernel, kernel_part
 
 __all__ = [
     "HALF_KINDS",

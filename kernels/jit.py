@@ -15,7 +15,7 @@ from numba.core import config, environment
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime.nrt import rtsys
 
-from kernels.cache import enable_cache
+from taihu.kernels.cache import enable_cache
 
 __all__ = ["kernel", "kernel_part", "kernel_reassociating", "sources_stamp"]
 

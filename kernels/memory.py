@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from kernels.jit import kernel_part
+from taihu.kernels.jit import kernel_part
 
 __all__ = ["memory_at"]
 

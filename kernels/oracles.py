@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.optim import AdamRule, SgdRule
+from taihu.kernels.optim import AdamRule, SgdRule
 
 __all__ = ["adam", "all_finite", "sgd", "sum_in_rank_order"]
 

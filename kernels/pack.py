@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kernels.bits import read_only
-from kernels.section_reader import read_sections
-from kernels.section_writer import write_sections
-from kernels.sections import MAX_VARINT_BYTES, REASONS
+from taihu.kernels.bits import read_only
+from taihu.kernels.section_reader import read_sections
+from taihu.kernels.section_writer import write_sections
+from taihu.kernels.sections import MAX_VARINT_BYTES, REASONS
 
 __all__ = ["pack", "packed_bound", "unpack", "warm_up"]
 

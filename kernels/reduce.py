@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from taihu.kernels.jit import kernel
 
 __all__ = ["all_finite", "sum_in_rank_order", "warm_up"]
 
@@ -23,7 +23,7 @@ _PACKED = np.dtype([("value", np.float32)])
 def sum_in_rank_order(frames: Sequence[NDArray[np.float32]], out: NDArray[np.float32]) -> None:
     """Set `out[i]` to `((frames[0][i] + frames[1][i]) + frames[2][i]) + ...`, every sum rounded to fp32.
 
-    The mean is not taken here: the kernels of `kernels.optim` divide by the number of frames in their own pass.
+    The mean is not taken here: the kernels of `taihu.kernels.optim` divide by the number of frames in their own pass.
     The caller's threads run in parallel (the GIL is released), and nothing is allocated.
 
     Args:

@@ -1,7 +1,7 @@
 """Sums of sparse contributions in rank order, and reads and writes at given positions.
 
 Indices are int32 and ascend, each once, as `kernels.pack.unpack` guarantees it; the kernels check no more than the
-first and the last one. Received values may begin at any byte, as in `kernels.reduce`.
+first and the last one. Received values may begin at any byte, as in `taihu.kernels.reduce`.
 
 To sum, a total (one fp32 per element of the frame, zeros) and marks (one bit per element in uint64 words, zeros) are
 kept: the marks say which elements of the total are set, and both are zeros again when the sum has been gathered.
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.bits import read_only, trailing_zeros
-from kernels.jit import kernel
-from kernels.reduce import _packed
+from taihu.kernels.bits import read_only, trailing_zeros
+from taihu.kernels.jit import kernel
+from taihu.kernels.reduce import _packed
 
 __all__ = [
     "gather",

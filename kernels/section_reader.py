@@ -1,4 +1,4 @@
-"""Decoding of index sections; `kernels.pack` describes them.
+"""Decoding of index sections; `taihu.kernels.pack` describes them.
 
 Whatever the bytes are, nothing is read or written outside the arrays. A function that returns a number of positions
 returns an error of `kernels.sections`, below 0, instead when it finds one. `start` and `length` are those of a piece.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.bits import integer, load_word, trailing_zeros
-from kernels.jit import kernel, kernel_part
-from kernels.sections import (
+from taihu.kernels.bits import integer, load_word, trailing_zeros
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.sections import (
     BAD_BOUNDS,
     BAD_PARAMETER,
     BAD_VARINT,
@@ -40,7 +40,7 @@ Octets = NDArray[np.uint8]
 
 @kernel
 def read_sections(message: Octets, bounds: NDArray[np.int64], out: Indices) -> int:
-    """The kernel of `kernels.pack.unpack`: fill `out`; returns 0 or an error."""
+    """The kernel of `taihu.kernels.pack.unpack`: fill `out`; returns 0 or an error."""
     if not bounds_ascend(bounds):
         return BAD_BOUNDS
     filled = 0

@@ -1,4 +1,4 @@
-"""Encoding of index sections; `kernels.pack` describes them.
+"""Encoding of index sections; `taihu.kernels.pack` describes them.
 
 A function that returns an int returns a number of bytes or the place after those written; below 0 it is an error of
 `kernels.sections`. `selected` are the positions in one piece (int32, ascending), which begins at position `start`.
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.bits import integer
-from kernels.jit import kernel, kernel_part
-from kernels.sections import (
+from taihu.kernels.bits import integer
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.sections import (
     BAD_BOUNDS,
     BITMAP,
     DENSE,
@@ -35,7 +35,7 @@ Octets = NDArray[np.uint8]
 def write_sections(
     indices: Indices, values: NDArray[Any], bounds: NDArray[np.int64], out_values: NDArray[Any], out_bytes: Octets
 ) -> tuple[int, int]:
-    """The kernel of `kernels.pack.pack`; returns the numbers of entries and bytes, or an error and 0."""
+    """The kernel of `taihu.kernels.pack.pack`; returns the numbers of entries and bytes, or an error and 0."""
     if not bounds_ascend(bounds):
         return BAD_BOUNDS, 0
     filled = 0

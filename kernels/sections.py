@@ -1,12 +1,12 @@
-"""Constants of the index sections that `kernels.pack` describes, and what can be wrong with them."""
+"""Constants of the index sections that `taihu.kernels.pack` describes, and what can be wrong with them."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.bits import integer
-from kernels.jit import kernel_part
+from taihu.kernels.bits import integer
+from taihu.kernels.jit import kernel_part
 
 __all__ = [
     "BAD_BOUNDS",

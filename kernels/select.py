@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.bits import trailing_zeros
-from kernels.half import HALF_KINDS, HalfKind, split
-from kernels.jit import kernel, kernel_part
+from taihu.kernels.bits import trailing_zeros
+from taihu.kernels.half import HALF_KINDS, HalfKind, split
+from taihu.kernels.jit import kernel, kernel_part
 
 __all__ = [
     "accumulate_select",

@@ -1,7 +1,7 @@
 """Sums of two sparse slices in one pass, and what of a slice is largest: the steps of a sparse allreduce.
 
 A slice is ascending positions, each once, int32 of shape (k,), and their values, fp32 of shape (k,). Received values
-may begin at any byte, as in `kernels.reduce`. The kernels release the GIL.
+may begin at any byte, as in `taihu.kernels.reduce`. The kernels release the GIL.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.bits import read_only
-from kernels.jit import kernel, kernel_part
-from kernels.reduce import _packed
-from kernels.select import kth_largest_magnitude
+from taihu.kernels.bits import read_only
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.reduce import _packed
+from taihu.kernels.select import kth_largest_magnitude
 
 __all__ = ["is_ascending", "keep_largest", "merge_add", "warm_up"]
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel, kernel_part
-from kernels.select import accumulate_select, kth_largest, momentum_select, put_back, select, take
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.select import accumulate_select, kth_largest, momentum_select, put_back, select, take
 
 __all__ = ["Arenas", "Outcomes", "Rule", "Thresholds", "most_of", "select_units", "warm_up"]
 

@@ -1,3 +1,1 @@
 """The wire contract: taihu.v1 protobuf messages and services (generated code is committed)."""
-
-__distribution__ = "taihu"

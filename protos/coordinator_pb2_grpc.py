@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import coordinator_pb2 as protos_dot_coordinator__pb2
+from taihu.protos import coordinator_pb2 as taihu_dot_protos_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/coordinator_pb2_grpc.py depends on'
+        + ' but the generated code in taihu/protos/coordinator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,78 +37,78 @@ class CoordinatorServiceStub:
         """
         self.Begin = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Begin',
-                request_serializer=protos_dot_coordinator__pb2.BeginRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.BeginResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.BeginRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.BeginResponse.FromString,
                 _registered_method=True)
         self.Join = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Join',
-                request_serializer=protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.JoinResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.Vouch = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Vouch',
-                request_serializer=protos_dot_coordinator__pb2.VouchRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.VouchResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.VouchRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.VouchResponse.FromString,
                 _registered_method=True)
         self.BringLayout = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/BringLayout',
-                request_serializer=protos_dot_coordinator__pb2.BringLayoutRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.BringLayoutResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.BringLayoutRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.BringLayoutResponse.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Heartbeat',
-                request_serializer=protos_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.HeartbeatResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
         self.GetPlan = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetPlan',
-                request_serializer=protos_dot_coordinator__pb2.GetPlanRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.GetPlanRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetPlanResponse.FromString,
                 _registered_method=True)
         self.ReportSteps = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/ReportSteps',
-                request_serializer=protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetPlanResponse.FromString,
                 _registered_method=True)
         self.DecideCheckpoint = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/DecideCheckpoint',
-                request_serializer=protos_dot_coordinator__pb2.DecideCheckpointRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.DecideCheckpointResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.DecideCheckpointRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.DecideCheckpointResponse.FromString,
                 _registered_method=True)
         self.Stored = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Stored',
-                request_serializer=protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.StoredResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.StoredResponse.FromString,
                 _registered_method=True)
         self.Compare = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Compare',
-                request_serializer=protos_dot_coordinator__pb2.CompareRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.CompareResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.CompareRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.CompareResponse.FromString,
                 _registered_method=True)
         self.GetProfile = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetProfile',
-                request_serializer=protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.GetProfileResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileResponse.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetStatus',
-                request_serializer=protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.GetStatusResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
         self.FixLastStep = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/FixLastStep',
-                request_serializer=protos_dot_coordinator__pb2.FixLastStepRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.FixLastStepResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.FixLastStepRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.FixLastStepResponse.FromString,
                 _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Stop',
-                request_serializer=protos_dot_coordinator__pb2.StopRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.StopResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.StopRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.StopResponse.FromString,
                 _registered_method=True)
         self.Finish = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Finish',
-                request_serializer=protos_dot_coordinator__pb2.FinishRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.FinishResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.FinishRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.FinishResponse.FromString,
                 _registered_method=True)
 
 
@@ -228,78 +228,78 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Begin': grpc.unary_unary_rpc_method_handler(
                     servicer.Begin,
-                    request_deserializer=protos_dot_coordinator__pb2.BeginRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.BeginResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.BeginRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.BeginResponse.SerializeToString,
             ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=protos_dot_coordinator__pb2.JoinRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.JoinResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.JoinRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.JoinResponse.SerializeToString,
             ),
             'Vouch': grpc.unary_unary_rpc_method_handler(
                     servicer.Vouch,
-                    request_deserializer=protos_dot_coordinator__pb2.VouchRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.VouchResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.VouchRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.VouchResponse.SerializeToString,
             ),
             'BringLayout': grpc.unary_unary_rpc_method_handler(
                     servicer.BringLayout,
-                    request_deserializer=protos_dot_coordinator__pb2.BringLayoutRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.BringLayoutResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.BringLayoutRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.BringLayoutResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
-                    request_deserializer=protos_dot_coordinator__pb2.HeartbeatRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.HeartbeatResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.HeartbeatRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.HeartbeatResponse.SerializeToString,
             ),
             'GetPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.GetPlan,
-                    request_deserializer=protos_dot_coordinator__pb2.GetPlanRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.GetPlanResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetPlanRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.GetPlanResponse.SerializeToString,
             ),
             'ReportSteps': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportSteps,
-                    request_deserializer=protos_dot_coordinator__pb2.ReportStepsRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.GetPlanResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.ReportStepsRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.GetPlanResponse.SerializeToString,
             ),
             'DecideCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.DecideCheckpoint,
-                    request_deserializer=protos_dot_coordinator__pb2.DecideCheckpointRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.DecideCheckpointResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.DecideCheckpointRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.DecideCheckpointResponse.SerializeToString,
             ),
             'Stored': grpc.unary_unary_rpc_method_handler(
                     servicer.Stored,
-                    request_deserializer=protos_dot_coordinator__pb2.StoredRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.StoredResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.StoredRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.StoredResponse.SerializeToString,
             ),
             'Compare': grpc.unary_unary_rpc_method_handler(
                     servicer.Compare,
-                    request_deserializer=protos_dot_coordinator__pb2.CompareRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.CompareResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.CompareRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.CompareResponse.SerializeToString,
             ),
             'GetProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.GetProfile,
-                    request_deserializer=protos_dot_coordinator__pb2.GetProfileRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.GetProfileResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
-                    request_deserializer=protos_dot_coordinator__pb2.GetStatusRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.GetStatusResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetStatusRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.GetStatusResponse.SerializeToString,
             ),
             'FixLastStep': grpc.unary_unary_rpc_method_handler(
                     servicer.FixLastStep,
-                    request_deserializer=protos_dot_coordinator__pb2.FixLastStepRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.FixLastStepResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.FixLastStepRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.FixLastStepResponse.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
-                    request_deserializer=protos_dot_coordinator__pb2.StopRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.StopResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.StopRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.StopResponse.SerializeToString,
             ),
             'Finish': grpc.unary_unary_rpc_method_handler(
                     servicer.Finish,
-                    request_deserializer=protos_dot_coordinator__pb2.FinishRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.FinishResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.FinishRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.FinishResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -328,8 +328,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Begin',
-            protos_dot_coordinator__pb2.BeginRequest.SerializeToString,
-            protos_dot_coordinator__pb2.BeginResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.BeginRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.BeginResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -355,8 +355,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Join',
-            protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
-            protos_dot_coordinator__pb2.JoinResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.JoinRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -382,8 +382,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Vouch',
-            protos_dot_coordinator__pb2.VouchRequest.SerializeToString,
-            protos_dot_coordinator__pb2.VouchResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.VouchRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.VouchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -409,8 +409,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/BringLayout',
-            protos_dot_coordinator__pb2.BringLayoutRequest.SerializeToString,
-            protos_dot_coordinator__pb2.BringLayoutResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.BringLayoutRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.BringLayoutResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -436,8 +436,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Heartbeat',
-            protos_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
-            protos_dot_coordinator__pb2.HeartbeatResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.HeartbeatRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.HeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -463,8 +463,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/GetPlan',
-            protos_dot_coordinator__pb2.GetPlanRequest.SerializeToString,
-            protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.GetPlanRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.GetPlanResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -490,8 +490,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/ReportSteps',
-            protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
-            protos_dot_coordinator__pb2.GetPlanResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.ReportStepsRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.GetPlanResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -517,8 +517,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/DecideCheckpoint',
-            protos_dot_coordinator__pb2.DecideCheckpointRequest.SerializeToString,
-            protos_dot_coordinator__pb2.DecideCheckpointResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.DecideCheckpointRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.DecideCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -544,8 +544,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Stored',
-            protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
-            protos_dot_coordinator__pb2.StoredResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.StoredResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -571,8 +571,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Compare',
-            protos_dot_coordinator__pb2.CompareRequest.SerializeToString,
-            protos_dot_coordinator__pb2.CompareResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.CompareRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.CompareResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -598,8 +598,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/GetProfile',
-            protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
-            protos_dot_coordinator__pb2.GetProfileResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.GetProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -625,8 +625,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/GetStatus',
-            protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
-            protos_dot_coordinator__pb2.GetStatusResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -652,8 +652,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/FixLastStep',
-            protos_dot_coordinator__pb2.FixLastStepRequest.SerializeToString,
-            protos_dot_coordinator__pb2.FixLastStepResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.FixLastStepRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.FixLastStepResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -679,8 +679,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Stop',
-            protos_dot_coordinator__pb2.StopRequest.SerializeToString,
-            protos_dot_coordinator__pb2.StopResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.StopRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.StopResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -706,8 +706,8 @@ class CoordinatorService:
             request,
             target,
             '/taihu.v1.CoordinatorService/Finish',
-            protos_dot_coordinator__pb2.FinishRequest.SerializeToString,
-            protos_dot_coordinator__pb2.FinishResponse.FromString,
+            taihu_dot_protos_dot_coordinator__pb2.FinishRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.FinishResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,9 +3,9 @@
 import grpc
 import warnings
 
-from protos import connection_pb2 as protos_dot_connection__pb2
-from protos import doctor_pb2 as protos_dot_doctor__pb2
-from protos import tensor_pb2 as protos_dot_tensor__pb2
+from taihu.protos import connection_pb2 as taihu_dot_protos_dot_connection__pb2
+from taihu.protos import doctor_pb2 as taihu_dot_protos_dot_doctor__pb2
+from taihu.protos import tensor_pb2 as taihu_dot_protos_dot_tensor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -20,7 +20,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/doctor_pb2_grpc.py depends on'
+        + ' but the generated code in taihu/protos/doctor_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -39,28 +39,28 @@ class DoctorServiceStub:
         """
         self.GetFacts = channel.unary_unary(
                 '/taihu.v1.DoctorService/GetFacts',
-                request_serializer=protos_dot_doctor__pb2.GetFactsRequest.SerializeToString,
-                response_deserializer=protos_dot_doctor__pb2.GetFactsResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_doctor__pb2.GetFactsRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_doctor__pb2.GetFactsResponse.FromString,
                 _registered_method=True)
         self.GetTime = channel.unary_unary(
                 '/taihu.v1.DoctorService/GetTime',
-                request_serializer=protos_dot_doctor__pb2.GetTimeRequest.SerializeToString,
-                response_deserializer=protos_dot_doctor__pb2.GetTimeResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_doctor__pb2.GetTimeRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_doctor__pb2.GetTimeResponse.FromString,
                 _registered_method=True)
         self.Exchange = channel.stream_stream(
                 '/taihu.v1.DoctorService/Exchange',
-                request_serializer=protos_dot_tensor__pb2.Frame.SerializeToString,
-                response_deserializer=protos_dot_tensor__pb2.Frame.FromString,
+                request_serializer=taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
                 _registered_method=True)
         self.OpenConnection = channel.unary_unary(
                 '/taihu.v1.DoctorService/OpenConnection',
-                request_serializer=protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
-                response_deserializer=protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.FromString,
                 _registered_method=True)
         self.MeasureLink = channel.unary_unary(
                 '/taihu.v1.DoctorService/MeasureLink',
-                request_serializer=protos_dot_doctor__pb2.MeasureLinkRequest.SerializeToString,
-                response_deserializer=protos_dot_doctor__pb2.MeasureLinkResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_doctor__pb2.MeasureLinkRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_doctor__pb2.MeasureLinkResponse.FromString,
                 _registered_method=True)
 
 
@@ -109,28 +109,28 @@ def add_DoctorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetFacts': grpc.unary_unary_rpc_method_handler(
                     servicer.GetFacts,
-                    request_deserializer=protos_dot_doctor__pb2.GetFactsRequest.FromString,
-                    response_serializer=protos_dot_doctor__pb2.GetFactsResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_doctor__pb2.GetFactsRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_doctor__pb2.GetFactsResponse.SerializeToString,
             ),
             'GetTime': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTime,
-                    request_deserializer=protos_dot_doctor__pb2.GetTimeRequest.FromString,
-                    response_serializer=protos_dot_doctor__pb2.GetTimeResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_doctor__pb2.GetTimeRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_doctor__pb2.GetTimeResponse.SerializeToString,
             ),
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
-                    request_deserializer=protos_dot_tensor__pb2.Frame.FromString,
-                    response_serializer=protos_dot_tensor__pb2.Frame.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
+                    response_serializer=taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
             ),
             'OpenConnection': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenConnection,
-                    request_deserializer=protos_dot_connection__pb2.OpenConnectionRequest.FromString,
-                    response_serializer=protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
             ),
             'MeasureLink': grpc.unary_unary_rpc_method_handler(
                     servicer.MeasureLink,
-                    request_deserializer=protos_dot_doctor__pb2.MeasureLinkRequest.FromString,
-                    response_serializer=protos_dot_doctor__pb2.MeasureLinkResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_doctor__pb2.MeasureLinkRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_doctor__pb2.MeasureLinkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -159,8 +159,8 @@ class DoctorService:
             request,
             target,
             '/taihu.v1.DoctorService/GetFacts',
-            protos_dot_doctor__pb2.GetFactsRequest.SerializeToString,
-            protos_dot_doctor__pb2.GetFactsResponse.FromString,
+            taihu_dot_protos_dot_doctor__pb2.GetFactsRequest.SerializeToString,
+            taihu_dot_protos_dot_doctor__pb2.GetFactsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -186,8 +186,8 @@ class DoctorService:
             request,
             target,
             '/taihu.v1.DoctorService/GetTime',
-            protos_dot_doctor__pb2.GetTimeRequest.SerializeToString,
-            protos_dot_doctor__pb2.GetTimeResponse.FromString,
+            taihu_dot_protos_dot_doctor__pb2.GetTimeRequest.SerializeToString,
+            taihu_dot_protos_dot_doctor__pb2.GetTimeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -213,8 +213,8 @@ class DoctorService:
             request_iterator,
             target,
             '/taihu.v1.DoctorService/Exchange',
-            protos_dot_tensor__pb2.Frame.SerializeToString,
-            protos_dot_tensor__pb2.Frame.FromString,
+            taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
+            taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -240,8 +240,8 @@ class DoctorService:
             request,
             target,
             '/taihu.v1.DoctorService/OpenConnection',
-            protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
-            protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+            taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+            taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -267,8 +267,8 @@ class DoctorService:
             request,
             target,
             '/taihu.v1.DoctorService/MeasureLink',
-            protos_dot_doctor__pb2.MeasureLinkRequest.SerializeToString,
-            protos_dot_doctor__pb2.MeasureLinkResponse.FromString,
+            taihu_dot_protos_dot_doctor__pb2.MeasureLinkRequest.SerializeToString,
+            taihu_dot_protos_dot_doctor__pb2.MeasureLinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,7 +5,7 @@ isort:skip_file
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from protos import tensor_pb2 as _tensor_pb2
+from taihu.protos import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
 import typing as _typing

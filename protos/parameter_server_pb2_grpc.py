@@ -3,9 +3,9 @@
 import grpc
 import warnings
 
-from protos import connection_pb2 as protos_dot_connection__pb2
-from protos import parameter_server_pb2 as protos_dot_parameter__server__pb2
-from protos import tensor_pb2 as protos_dot_tensor__pb2
+from taihu.protos import connection_pb2 as taihu_dot_protos_dot_connection__pb2
+from taihu.protos import parameter_server_pb2 as taihu_dot_protos_dot_parameter__server__pb2
+from taihu.protos import tensor_pb2 as taihu_dot_protos_dot_tensor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -20,7 +20,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/parameter_server_pb2_grpc.py depends on'
+        + ' but the generated code in taihu/protos/parameter_server_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -39,33 +39,33 @@ class ParameterServerServiceStub:
         """
         self.Exchange = channel.stream_stream(
                 '/taihu.v1.ParameterServerService/Exchange',
-                request_serializer=protos_dot_tensor__pb2.Frame.SerializeToString,
-                response_deserializer=protos_dot_tensor__pb2.Frame.FromString,
+                request_serializer=taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
                 _registered_method=True)
         self.Initialize = channel.stream_unary(
                 '/taihu.v1.ParameterServerService/Initialize',
-                request_serializer=protos_dot_parameter__server__pb2.InitializeRequest.SerializeToString,
-                response_deserializer=protos_dot_parameter__server__pb2.InitializeResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_parameter__server__pb2.InitializeRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_parameter__server__pb2.InitializeResponse.FromString,
                 _registered_method=True)
         self.Share = channel.unary_unary(
                 '/taihu.v1.ParameterServerService/Share',
-                request_serializer=protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
-                response_deserializer=protos_dot_parameter__server__pb2.ShareResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_parameter__server__pb2.ShareResponse.FromString,
                 _registered_method=True)
         self.OpenConnection = channel.unary_unary(
                 '/taihu.v1.ParameterServerService/OpenConnection',
-                request_serializer=protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
-                response_deserializer=protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.FromString,
                 _registered_method=True)
         self.Keep = channel.unary_unary(
                 '/taihu.v1.ParameterServerService/Keep',
-                request_serializer=protos_dot_parameter__server__pb2.KeepRequest.SerializeToString,
-                response_deserializer=protos_dot_parameter__server__pb2.KeepResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_parameter__server__pb2.KeepRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_parameter__server__pb2.KeepResponse.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/taihu.v1.ParameterServerService/Fetch',
-                request_serializer=protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
-                response_deserializer=protos_dot_tensor__pb2.Frame.FromString,
+                request_serializer=taihu_dot_protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
                 _registered_method=True)
 
 
@@ -125,33 +125,33 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
-                    request_deserializer=protos_dot_tensor__pb2.Frame.FromString,
-                    response_serializer=protos_dot_tensor__pb2.Frame.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
+                    response_serializer=taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
             ),
             'Initialize': grpc.stream_unary_rpc_method_handler(
                     servicer.Initialize,
-                    request_deserializer=protos_dot_parameter__server__pb2.InitializeRequest.FromString,
-                    response_serializer=protos_dot_parameter__server__pb2.InitializeResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_parameter__server__pb2.InitializeRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_parameter__server__pb2.InitializeResponse.SerializeToString,
             ),
             'Share': grpc.unary_unary_rpc_method_handler(
                     servicer.Share,
-                    request_deserializer=protos_dot_parameter__server__pb2.ShareRequest.FromString,
-                    response_serializer=protos_dot_parameter__server__pb2.ShareResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_parameter__server__pb2.ShareRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_parameter__server__pb2.ShareResponse.SerializeToString,
             ),
             'OpenConnection': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenConnection,
-                    request_deserializer=protos_dot_connection__pb2.OpenConnectionRequest.FromString,
-                    response_serializer=protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
             ),
             'Keep': grpc.unary_unary_rpc_method_handler(
                     servicer.Keep,
-                    request_deserializer=protos_dot_parameter__server__pb2.KeepRequest.FromString,
-                    response_serializer=protos_dot_parameter__server__pb2.KeepResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_parameter__server__pb2.KeepRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_parameter__server__pb2.KeepResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=protos_dot_parameter__server__pb2.FetchRequest.FromString,
-                    response_serializer=protos_dot_tensor__pb2.Frame.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_parameter__server__pb2.FetchRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -180,8 +180,8 @@ class ParameterServerService:
             request_iterator,
             target,
             '/taihu.v1.ParameterServerService/Exchange',
-            protos_dot_tensor__pb2.Frame.SerializeToString,
-            protos_dot_tensor__pb2.Frame.FromString,
+            taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
+            taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -207,8 +207,8 @@ class ParameterServerService:
             request_iterator,
             target,
             '/taihu.v1.ParameterServerService/Initialize',
-            protos_dot_parameter__server__pb2.InitializeRequest.SerializeToString,
-            protos_dot_parameter__server__pb2.InitializeResponse.FromString,
+            taihu_dot_protos_dot_parameter__server__pb2.InitializeRequest.SerializeToString,
+            taihu_dot_protos_dot_parameter__server__pb2.InitializeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -234,8 +234,8 @@ class ParameterServerService:
             request,
             target,
             '/taihu.v1.ParameterServerService/Share',
-            protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
-            protos_dot_parameter__server__pb2.ShareResponse.FromString,
+            taihu_dot_protos_dot_parameter__server__pb2.ShareRequest.SerializeToString,
+            taihu_dot_protos_dot_parameter__server__pb2.ShareResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -261,8 +261,8 @@ class ParameterServerService:
             request,
             target,
             '/taihu.v1.ParameterServerService/OpenConnection',
-            protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
-            protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+            taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+            taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -288,8 +288,8 @@ class ParameterServerService:
             request,
             target,
             '/taihu.v1.ParameterServerService/Keep',
-            protos_dot_parameter__server__pb2.KeepRequest.SerializeToString,
-            protos_dot_parameter__server__pb2.KeepResponse.FromString,
+            taihu_dot_protos_dot_parameter__server__pb2.KeepRequest.SerializeToString,
+            taihu_dot_protos_dot_parameter__server__pb2.KeepResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -315,8 +315,8 @@ class ParameterServerService:
             request,
             target,
             '/taihu.v1.ParameterServerService/Fetch',
-            protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
-            protos_dot_tensor__pb2.Frame.FromString,
+            taihu_dot_protos_dot_parameter__server__pb2.FetchRequest.SerializeToString,
+            taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,8 +3,8 @@
 import grpc
 import warnings
 
-from protos import connection_pb2 as protos_dot_connection__pb2
-from protos import tensor_pb2 as protos_dot_tensor__pb2
+from taihu.protos import connection_pb2 as taihu_dot_protos_dot_connection__pb2
+from taihu.protos import tensor_pb2 as taihu_dot_protos_dot_tensor__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -19,7 +19,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/peer_pb2_grpc.py depends on'
+        + ' but the generated code in taihu/protos/peer_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -38,13 +38,13 @@ class PeerServiceStub:
         """
         self.Exchange = channel.stream_stream(
                 '/taihu.v1.PeerService/Exchange',
-                request_serializer=protos_dot_tensor__pb2.Frame.SerializeToString,
-                response_deserializer=protos_dot_tensor__pb2.Frame.FromString,
+                request_serializer=taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
                 _registered_method=True)
         self.OpenConnection = channel.unary_unary(
                 '/taihu.v1.PeerService/OpenConnection',
-                request_serializer=protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
-                response_deserializer=protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+                request_serializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.FromString,
                 _registered_method=True)
 
 
@@ -73,13 +73,13 @@ def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
-                    request_deserializer=protos_dot_tensor__pb2.Frame.FromString,
-                    response_serializer=protos_dot_tensor__pb2.Frame.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
+                    response_serializer=taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
             ),
             'OpenConnection': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenConnection,
-                    request_deserializer=protos_dot_connection__pb2.OpenConnectionRequest.FromString,
-                    response_serializer=protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
+                    request_deserializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -108,8 +108,8 @@ class PeerService:
             request_iterator,
             target,
             '/taihu.v1.PeerService/Exchange',
-            protos_dot_tensor__pb2.Frame.SerializeToString,
-            protos_dot_tensor__pb2.Frame.FromString,
+            taihu_dot_protos_dot_tensor__pb2.Frame.SerializeToString,
+            taihu_dot_protos_dot_tensor__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -135,8 +135,8 @@ class PeerService:
             request,
             target,
             '/taihu.v1.PeerService/OpenConnection',
-            protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
-            protos_dot_connection__pb2.OpenConnectionResponse.FromString,
+            taihu_dot_protos_dot_connection__pb2.OpenConnectionRequest.SerializeToString,
+            taihu_dot_protos_dot_connection__pb2.OpenConnectionResponse.FromString,
             options,
             channel_credentials,
             insecure,

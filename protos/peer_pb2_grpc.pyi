@@ -5,8 +5,8 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import connection_pb2 as _connection_pb2
-from protos import tensor_pb2 as _tensor_pb2
+from taihu.protos import connection_pb2 as _connection_pb2
+from taihu.protos import tensor_pb2 as _tensor_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

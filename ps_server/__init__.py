@@ -1,3 +1,1 @@
 """The server daemon: aggregation, optimizer shard, and the service around them."""
-
-__distribution__ = "taihu"

@@ -1,11 +1,11 @@
-"""`python -m ps_server`: the same as `taihu server`."""
+"""`python -m taihu.ps_server`: the same as `taihu server`."""
 
 from __future__ import annotations
 
 import os
 from typing import NoReturn
 
-from taihu.process.guard import check_installation, check_surroundings
+from taihu.process.guard import check_surroundings
 from taihu.process.preparation import prepare_process
 from taihu.process.streams import open_streams
 
@@ -13,9 +13,8 @@ __all__ = ["main", "run"]
 
 
 def main() -> None:
-    """Check whose packages these are and prepare the process, before anything else is imported; run the command."""
+    """Look at the surroundings and prepare the process, before anything else is imported; run the command."""
     check_surroundings(os.environ)
-    check_installation()
     prepare_process(os.environ)
     run()
 
@@ -23,9 +22,9 @@ def main() -> None:
 def run() -> NoReturn:
     """Run the command in a process that is prepared, and exit."""
     open_streams()
-    from ps_server.command import server  # noqa: PLC0415
     from taihu.process.command_line import command_of  # noqa: PLC0415
     from taihu.process.entry import run_app  # noqa: PLC0415
+    from taihu.ps_server.command import server  # noqa: PLC0415
 
     run_app(command_of(server))
 

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kernels.half import HalfKind, to_half
-from kernels.pack import pack
-from kernels.scatter import gather
-from ps_server.summing import Scratch, SparseSum, Total
 from taihu.job import Job
+from taihu.kernels.half import HalfKind, to_half
+from taihu.kernels.pack import pack
+from taihu.kernels.scatter import gather
 from taihu.planner.partition import FrameSpec
+from taihu.ps_server.summing import Scratch, SparseSum, Total
 from taihu.wire.headers import FrameHeader, ValueType
 from taihu.wire.kinds import Encoding
 from taihu.wire.repetition import OutgoingFrame

@@ -82,12 +82,12 @@ def server(
     supervised_by(supervisor, interrupts)
     outlive_output()
     with importing_much():
-        from ps_server.daemon import ServerDaemon, ServerOptions
         from taihu.checkpoint.keepers import recovers, tell_finished
         from taihu.coordination.members import RunState
         from taihu.job.chaos import chaos_of
         from taihu.launch.discovery import find_coordinator, find_rank
         from taihu.process.notices import Notices
+        from taihu.ps_server.daemon import ServerDaemon, ServerOptions
         from taihu.wire.clock import WallClock
         from taihu.wire.log import configure_logs
 

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import structlog
 
-from ps_server.participation import Participation
 from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.coordination.generations import ONLY, Generation, in_generations
 from taihu.coordination.listener import listen_options, open_listener
@@ -19,6 +18,7 @@ from taihu.job import Job
 from taihu.process.entry import Interrupts
 from taihu.process.memory_use import MemoryGrowth
 from taihu.process.notices import Notices
+from taihu.ps_server.participation import Participation
 from taihu.results import RESULTS_FORMAT
 from taihu.trace import Tracer
 from taihu.wire.address import host_of

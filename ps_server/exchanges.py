@@ -13,9 +13,6 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.aggregator import Outcome
-from ps_server.answering import Answer
-from ps_server.shard_holder import ShardHolder
 from taihu.errors import (
     FrameError,
     GivenUpError,
@@ -25,6 +22,9 @@ from taihu.errors import (
     TaihuError,
 )
 from taihu.process.preparation import give_back_freed_memory
+from taihu.ps_server.aggregator import Outcome
+from taihu.ps_server.answering import Answer
+from taihu.ps_server.shard_holder import ShardHolder
 from taihu.trace import Tracer
 from taihu.wire.clock import SystemClock
 from taihu.wire.direct_connection import is_open

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import structlog
 
-from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
-from ps_server.shard_holder import ShardHolder
 from taihu.chaos.points import Chaos, Point
 from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.writer import LeftOut, Stored, maybe_writing
@@ -35,6 +33,8 @@ from taihu.history.records import End
 from taihu.job import Job
 from taihu.process.entry import InterruptedRunError, Interrupts, LeavingError
 from taihu.process.notices import Notices
+from taihu.ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
+from taihu.ps_server.shard_holder import ShardHolder
 from taihu.trace import Tracer
 from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.metrics import ServerMetrics

@@ -9,15 +9,24 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.reduce import warm_up
-from kernels.scatter import scatter_assign
-from kernels.select import clear
-from ps_server.aggregator import Aggregator, Complete, Outcome
-from ps_server.answering import Answer, make_answering
-from ps_server.frame_buffers import FrameBuffers
-from ps_server.recording import Recording
-from ps_server.snapshot import Snapshot
-from ps_server.summing import (
+from taihu.chaos.points import Chaos, NoChaos, Point
+from taihu.checkpoint.part import PARAMETERS, Elements, State
+from taihu.checkpoint.reading import Checkpoint
+from taihu.coordination.plan import Plan
+from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
+from taihu.history.recording import Recorder
+from taihu.job import Job
+from taihu.kernels.reduce import warm_up
+from taihu.kernels.scatter import scatter_assign
+from taihu.kernels.select import clear
+from taihu.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
+from taihu.planner.partition import FrameSpec, Shard
+from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
+from taihu.ps_server.answering import Answer, make_answering
+from taihu.ps_server.frame_buffers import FrameBuffers
+from taihu.ps_server.recording import Recording
+from taihu.ps_server.snapshot import Snapshot
+from taihu.ps_server.summing import (
     Contribution,
     DenseSum,
     Scratch,
@@ -29,15 +38,6 @@ from ps_server.summing import (
     make_summing,
     values_of,
 )
-from taihu.chaos.points import Chaos, NoChaos, Point
-from taihu.checkpoint.part import PARAMETERS, Elements, State
-from taihu.checkpoint.reading import Checkpoint
-from taihu.coordination.plan import Plan
-from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
-from taihu.history.recording import Recorder
-from taihu.job import Job
-from taihu.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
-from taihu.planner.partition import FrameSpec, Shard
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
 from taihu.wire.headers import At, Frame, FrameHeader, ValueType, dense_values

@@ -12,11 +12,6 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from protos import connection_pb2
-from protos import parameter_server_pb2 as pb
-from ps_server.exchanges import Exchanges
-from ps_server.initialization import Initialization
-from ps_server.shard_holder import ShardHolder
 from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.part import Part
 from taihu.checkpoint.writer import PartWriter
@@ -29,6 +24,11 @@ from taihu.errors import (
     TaihuError,
 )
 from taihu.job import Job
+from taihu.protos import connection_pb2
+from taihu.protos import parameter_server_pb2 as pb
+from taihu.ps_server.exchanges import Exchanges
+from taihu.ps_server.initialization import Initialization
+from taihu.ps_server.shard_holder import ShardHolder
 from taihu.trace import Tracer
 from taihu.wire.codec import frame_from_message, layout_from_message
 from taihu.wire.direct_connection import DirectListener

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ps_server.initialization import Initialization
-from ps_server.server_shard import ServerShard
 from taihu.chaos.points import Chaos
 from taihu.checkpoint.keepers import resumed_from
 from taihu.coordination.plan import Plan
@@ -15,6 +13,8 @@ from taihu.history.recording import Recorder
 from taihu.job import Job, settled
 from taihu.layout import Layout
 from taihu.planner.partition import Shard
+from taihu.ps_server.initialization import Initialization
+from taihu.ps_server.server_shard import ServerShard
 from taihu.wire.clock import Clock
 
 __all__ = ["ShardHolder"]

@@ -17,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kernels.half import HalfKind, from_half
-from kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
-from kernels.pack import packed_bound, unpack
-from kernels.reduce import all_finite, sum_in_rank_order
-from kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
-from kernels.select import clear
 from taihu.compression import Compressor, Unit, method_of
 from taihu.compression.balance import Weighed, Weighing
 from taihu.errors import FrameError
 from taihu.job import Job
+from taihu.kernels.half import HalfKind, from_half
+from taihu.kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
+from taihu.kernels.pack import packed_bound, unpack
+from taihu.kernels.reduce import all_finite, sum_in_rank_order
+from taihu.kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
+from taihu.kernels.select import clear
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import Frame, ValueType, dense_values
 from taihu.wire.kinds import Encoding, Gradients
@@ -59,7 +59,7 @@ class SparseContribution:
 
 @dataclass(frozen=True, slots=True)
 class HalfContribution:
-    """A 16-bit value for every element, as codes of `kernels.half`, and what they were multiplied by.
+    """A 16-bit value for every element, as codes of `taihu.kernels.half`, and what they were multiplied by.
 
     With `skipped` the worker's gradients of this step did not fit.
     """

@@ -14,15 +14,14 @@ __all__ = ["main", "run"]
 
 
 def main() -> None:
-    """Check whose packages these are and prepare the process, before anything else is imported."""
+    """Look at the surroundings and prepare the process, before anything else is imported."""
     end_at_interrupt()
-    from taihu.process.guard import check_installation, check_surroundings  # noqa: PLC0415
+    from taihu.process.guard import check_surroundings  # noqa: PLC0415
     from taihu.process.preparation import prepare_process  # noqa: PLC0415
     from taihu.process.streams import open_streams  # noqa: PLC0415
 
     open_streams()
     check_surroundings(os.environ)
-    check_installation()
     prepare_process(os.environ)
     run()
 

@@ -27,10 +27,10 @@ from taihu.local.run import LocalRun, check_job, prepare
 from taihu.local.training import LocalTraining
 from taihu.process.entry import InterruptedRunError, Interrupts
 from taihu.run_folder import describe_run
-from worker.data.load import load_dataset
-from worker.engine import Layer, Model
-from worker.saved.prediction import LoadedModel, load_model_file
-from worker.training.objective import objective
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Layer, Model
+from taihu.worker.saved.prediction import LoadedModel, load_model_file
+from taihu.worker.training.objective import objective
 
 __all__ = ["Build", "LoadedModel", "Result", "load", "train"]
 
@@ -40,7 +40,7 @@ Arrays = tuple[ArrayLike, ArrayLike]
 # Names of the run's own files in a job; the run's folder takes its name from them.
 _LAYERS: Final = "./model.json"
 _ARRAYS: Final = "./arrays"
-_DAEMONS: Final = ("worker.__main__", "ps_server.__main__")
+_DAEMONS: Final = ("taihu.worker.__main__", "taihu.ps_server.__main__")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from taihu.process.guard import PACKAGES
-
 __all__ = ["files_of_parent", "tell_children"]
 
 _VARIABLE: Final = "_TAIHU_USER_FILES"
@@ -39,7 +37,7 @@ def files_of_parent() -> list[Path]:
 def _is_ours(main: ModuleType) -> bool:
     """Whether a main module is a command of taihu's: by its package, or the console script."""
     name = main.__spec__.name if main.__spec__ else getattr(getattr(main, "main", None), "__module__", "")
-    return name.partition(".")[0] in PACKAGES
+    return name.partition(".")[0] == "taihu"
 
 
 if __name__ == "__mp_main__":  # in a child, before it asks for anything

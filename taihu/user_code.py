@@ -24,13 +24,14 @@ from typing import Any, Final
 import structlog
 
 from taihu.errors import ConfigError, RunError, TaihuError
-from taihu.process.guard import PACKAGES
 from taihu.user_children import tell_children
 
 __all__ = ["explained", "know_file", "load_function", "own_mistakes_told", "split_function", "user_line"]
 
 _FORM: Final = "path/to/file.py:function"
-_OURS: Final = Path(__file__).resolve().parents[1]
+# Packages that taihu had at the top, whose names are everybody's.
+_FORMER: Final = frozenset({"allreduce", "kernels", "protos", "ps_server", "worker"})
+_OURS: Final = Path(__file__).resolve().parent
 
 
 def load_function(
@@ -220,11 +221,12 @@ def _deepest(raised: BaseException, folder: Path) -> tuple[Path, int] | None:
 def _is_users(file: Path, folder: Path) -> bool:
     """Whether a file in `folder` is neither installed nor taihu's own."""
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    ours = [_OURS / package for package in PACKAGES]
-    return file.is_relative_to(folder) and not any(file.is_relative_to(other) for other in (*installed, *ours))
+    return file.is_relative_to(folder) and not any(file.is_relative_to(other) for other in (*installed, _OURS))
 
 
 def _cause(raised: BaseException) -> str:
     words = raised.msg if isinstance(raised, SyntaxError) else str(raised)
     text = " ".join(words.split())
+    if isinstance(raised, ModuleNotFoundError) and (raised.name or "").partition(".")[0] in _FORMER:
+        return f"{text}; what taihu has of that name is imported as taihu.engine, or below taihu"
     return text if isinstance(raised, TaihuError) else f"{type(raised).__name__}: {text}".removesuffix(": ")

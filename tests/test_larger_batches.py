@@ -9,7 +9,7 @@ import pytest
 from benchmarks.larger_batches import planned, planned_bytes, settings_of, table
 from benchmarks.models.paced import build
 from taihu.errors import ConfigError
-from worker.engine import Model
+from taihu.worker.engine import Model
 
 LIMIT = 15e6
 

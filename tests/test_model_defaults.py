@@ -13,9 +13,9 @@ from taihu.job import Job, job_to_toml, load_job
 from taihu.model_defaults import MODEL_DEFAULTS, check_model_fits, smallest_size
 from taihu.names import DATA_NAMES, MODEL_NAMES, built_in_data
 from taihu.settings import DataSettings, OptimizerSettings
-from worker.data.load import load_dataset
-from worker.engine import MODELS, Model, build_model
-from worker.preflight import check_inputs
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import MODELS, Model, build_model
+from taihu.worker.preflight import check_inputs
 
 
 def test_every_model_of_the_zoo_has_its_defaults() -> None:

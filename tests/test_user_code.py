@@ -48,10 +48,10 @@ def test_modules_beside_the_file_are_imported_when_it_loads_and_later(tmp_path: 
 
 def test_files_beside_it_never_stand_in_the_place_of_packages(tmp_path: Path) -> None:
     mark = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
-    files = dict.fromkeys(("worker", "kernels", "rich", "json", "colorsys"), mark)
+    files = dict.fromkeys(("taihu", "rich", "json", "colorsys"), mark)
     write(
         tmp_path,
-        mine="import worker, kernels, rich, json, colorsys\nfiles = [m.__file__ for m in (worker, kernels, rich)]\n"
+        mine="import taihu, rich, json, colorsys\nfiles = [m.__file__ for m in (taihu, rich)]\n"
         "def function(): return files\n",
         **files,
     )
@@ -207,3 +207,11 @@ def test_processes_that_the_file_starts_find_it_and_those_beside_it(tmp_path: Pa
     begun = [sys.executable, "-P", "-m", "taihu", "check-data", "mine.py:load"]
     done = subprocess.run(begun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_file_that_imports_what_was_at_the_top_is_told_where_it_is_now(tmp_path: Path) -> None:
+    write(tmp_path, mine="from ps_server.engine import Conv2d\n")
+    with pytest.raises(
+        ConfigError, match=r"mine\.py line 1: .*'ps_server.*'; what taihu has .* imported as taihu\.engine"
+    ):
+        load_function(f"{tmp_path}/mine.py:function")

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.messages import plain
 from taihu.errors import RunError
 from taihu.process.entry import run_app
+from taihu.protos import coordinator_pb2 as pb
 from taihu.wire.codec import encode_frame, read_frame
 from taihu.wire.headers import Address, At, FrameHeader
 from taihu.wire.identity import Sender

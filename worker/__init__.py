@@ -1,3 +1,1 @@
 """The worker daemon: engine, data, exchange, trainer."""
-
-__distribution__ = "taihu"

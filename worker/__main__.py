@@ -1,11 +1,11 @@
-"""`python -m worker`: the same as `taihu worker`."""
+"""`python -m taihu.worker`: the same as `taihu worker`."""
 
 from __future__ import annotations
 
 import os
 from typing import NoReturn
 
-from taihu.process.guard import check_installation, check_surroundings
+from taihu.process.guard import check_surroundings
 from taihu.process.preparation import prepare_process
 from taihu.process.streams import open_streams
 
@@ -13,9 +13,8 @@ __all__ = ["main", "run"]
 
 
 def main() -> None:
-    """Check whose packages these are and prepare the process, before anything else is imported; run the command."""
+    """Look at the surroundings and prepare the process, before anything else is imported; run the command."""
     check_surroundings(os.environ)
-    check_installation()
     prepare_process(os.environ)
     run()
 
@@ -25,7 +24,7 @@ def run() -> NoReturn:
     open_streams()
     from taihu.process.command_line import command_of  # noqa: PLC0415
     from taihu.process.entry import run_app  # noqa: PLC0415
-    from worker.command import worker  # noqa: PLC0415
+    from taihu.worker.command import worker  # noqa: PLC0415
 
     run_app(command_of(worker))
 

@@ -100,9 +100,9 @@ def worker(
         from taihu.run_folder import RunFiles, prepare_run
         from taihu.wire.clock import WallClock
         from taihu.wire.log import configure_logs
-        from worker.daemon import WorkerDaemon
-        from worker.participation import WorkerOptions
-        from worker.preflight import check_trains
+        from taihu.worker.daemon import WorkerDaemon
+        from taihu.worker.participation import WorkerOptions
+        from taihu.worker.preflight import check_trains
 
     own: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": coordinator},
@@ -161,7 +161,7 @@ def worker(
 
 def _listening(job: Job, rank: int, options: ListenOptions) -> tuple[Listener | None, RpcServer | None]:
     """The listener for peers where workers meet; without one, the gRPC health server that `--bind` asks for."""
-    from allreduce.rendezvous import listen_for_peers
+    from taihu.allreduce.rendezvous import listen_for_peers
     from taihu.wire.server import RpcServer
 
     if job.workers_meet:

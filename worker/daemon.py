@@ -21,8 +21,8 @@ from taihu.process.entry import LeavingError
 from taihu.wire.address import host_of, is_loopback, split_address
 from taihu.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.words import counted
-from worker.data.load import load_dataset
-from worker.participation import Participation, WorkerOptions, threads_of
+from taihu.worker.data.load import load_dataset
+from taihu.worker.participation import Participation, WorkerOptions, threads_of
 
 __all__ = ["WorkerDaemon"]
 

@@ -17,11 +17,11 @@ from taihu.errors import ModelError, WriteError
 from taihu.job import Job
 from taihu.process.notices import Notices
 from taihu.run_folder import RunFiles, run_name, stopped_model
-from worker.data.dataset import Dataset
-from worker.engine import Array, Model
-from worker.saved.metadata import SavedModel
-from worker.saved.writing import describe_model, save_model
-from worker.training.replica import Replica
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.engine import Array, Model
+from taihu.worker.saved.metadata import SavedModel
+from taihu.worker.saved.writing import describe_model, save_model
+from taihu.worker.training.replica import Replica
 
 __all__ = ["Ending", "places_of", "save_at_end", "save_somewhere"]
 

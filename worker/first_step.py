@@ -12,10 +12,10 @@ from threadpoolctl import threadpool_limits
 from taihu.errors import TaihuError
 from taihu.job import Job
 from taihu.names import built_in_data, layers_file, own_model
-from worker.data.load import load_dataset
-from worker.engine import StepContext, StepHooks
-from worker.training.evaluation import TESTING
-from worker.training.objective import model_for
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import StepContext, StepHooks
+from taihu.worker.training.evaluation import TESTING
+from taihu.worker.training.objective import model_for
 
 __all__ = ["load_first_step"]
 

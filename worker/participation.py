@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
 
-from allreduce.communicator import Communicator
+from taihu.allreduce.communicator import Communicator
 from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.keepers import resumed_from
@@ -44,31 +44,31 @@ from taihu.wire.clock import SystemClock, WallClock
 from taihu.wire.metrics import WorkerMetrics
 from taihu.wire.server import RpcServer
 from taihu.words import one_line
-from worker.data.ahead import LoadAhead
-from worker.data.batches import Batches, BatchSource
-from worker.data.dataset import Dataset
-from worker.ending import Ending, save_at_end
-from worker.engine import Model
-from worker.reporting.activity import Activity
-from worker.reporting.observer import Observer
-from worker.reporting.run_log import RunLog, open_writers
-from worker.saved.beginning import begin_from, beginning_of
-from worker.saved.writing import describe_model
-from worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
-from worker.steps import TrainingLoop
-from worker.training.calibration import Measuring
-from worker.training.checkpoints import Keeper
-from worker.training.clipping import LayerClipping
-from worker.training.objective import model_for
-from worker.training.plan_follower import PlanFollower
-from worker.training.planned_memory import PlannedMemory
-from worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
-from worker.training.step_record import StepRecord
-from worker.training.stopping import LastStep
-from worker.training.trainer import Trainer
+from taihu.worker.data.ahead import LoadAhead
+from taihu.worker.data.batches import Batches, BatchSource
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.ending import Ending, save_at_end
+from taihu.worker.engine import Model
+from taihu.worker.reporting.activity import Activity
+from taihu.worker.reporting.observer import Observer
+from taihu.worker.reporting.run_log import RunLog, open_writers
+from taihu.worker.saved.beginning import begin_from, beginning_of
+from taihu.worker.saved.writing import describe_model
+from taihu.worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
+from taihu.worker.steps import TrainingLoop
+from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.checkpoints import Keeper
+from taihu.worker.training.clipping import LayerClipping
+from taihu.worker.training.objective import model_for
+from taihu.worker.training.plan_follower import PlanFollower
+from taihu.worker.training.planned_memory import PlannedMemory
+from taihu.worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
+from taihu.worker.training.step_record import StepRecord
+from taihu.worker.training.stopping import LastStep
+from taihu.worker.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from worker.sw26010.modelled_compute import ModelledCompute
+    from taihu.worker.sw26010.modelled_compute import ModelledCompute
 
 __all__ = ["Participation", "WorkerOptions", "threads_of"]
 
@@ -172,7 +172,7 @@ class Participation:
     def _model_compute(self, model: Model) -> ModelledCompute | None:
         if not self._job.models_compute:
             return None
-        from worker.sw26010.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
+        from taihu.worker.sw26010.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
 
         return model_compute(self._job, model, self._dataset.input_shape)
 

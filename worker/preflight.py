@@ -7,8 +7,8 @@ from taihu.job import Job
 from taihu.losses import find_loss
 from taihu.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
 from taihu.names import TEXT_DATA, TOKENS, built_in_data, layers_file, own_data, own_model
-from worker.data.counting import count_training_samples
-from worker.data.sources import check_batch, check_sources, folder_kind
+from taihu.worker.data.counting import count_training_samples
+from taihu.worker.data.sources import check_batch, check_sources, folder_kind
 
 __all__ = ["check_inputs", "check_trains"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
-from allreduce.communicator import Communicator
-from allreduce.rendezvous import Meeting, listen_for_peers, meet
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.rendezvous import Meeting, listen_for_peers, meet
 from taihu.chaos.points import Chaos, NoChaos, Point
 from taihu.compression import Outcome
 from taihu.coordination.client import (
@@ -30,10 +30,10 @@ from taihu.run_length import RunLength
 from taihu.trace import Tracer
 from taihu.update_rules import UpdateRules
 from taihu.wire.identity import WorkerIdentity
-from worker.exchange.making import Beside, between_workers, through_servers
-from worker.exchange.shell import Exchange
-from worker.memory.arenas import Arenas
-from worker.memory.initial_parameters import InitialParameters
+from taihu.worker.exchange.making import Beside, between_workers, through_servers
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.memory.arenas import Arenas
+from taihu.worker.memory.initial_parameters import InitialParameters
 
 __all__ = [
     "Exchanged",

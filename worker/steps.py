@@ -10,16 +10,16 @@ from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.stopping import StopNotice
 from taihu.job import Job
 from taihu.wire.clock import Clock
-from worker.data.dataset import Dataset
-from worker.exchange.shell import Exchange
-from worker.reporting.activity import Activity
-from worker.reporting.observer import Observer
-from worker.training.calibration import Measuring
-from worker.training.checkpoints import Keeper
-from worker.training.plan_follower import PlanFollower
-from worker.training.replica import Replica
-from worker.training.stopping import EvaluationAbandonedError, LastStep
-from worker.training.trainer import Trainer
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.reporting.activity import Activity
+from taihu.worker.reporting.observer import Observer
+from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.checkpoints import Keeper
+from taihu.worker.training.plan_follower import PlanFollower
+from taihu.worker.training.replica import Replica
+from taihu.worker.training.stopping import EvaluationAbandonedError, LastStep
+from taihu.worker.training.trainer import Trainer
 
 __all__ = ["TrainingLoop", "is_tested"]
 

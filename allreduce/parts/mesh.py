@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import EarlyFrames, Held
-from allreduce.ring.operation import OperationKey
+from taihu.allreduce.early import EarlyFrames, Held
+from taihu.allreduce.ring.operation import OperationKey
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.headers import At, FrameHeader, ValueType

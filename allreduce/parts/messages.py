@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import Held, waiting_bytes
+from taihu.allreduce.early import Held, waiting_bytes
 from taihu.errors import FrameError
 from taihu.planner.partition import slice_bounds
 from taihu.wire.headers import Address, At, FrameHeader, ValueType

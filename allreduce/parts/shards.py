@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.parts.mesh import Transfer
+from taihu.allreduce.parts.mesh import Transfer
 
 __all__ = [
     "columns_to_rows",

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.ring.schedule import Action, Arrival, Segment
-from kernels.half import add_half, scale_half
-from kernels.sums import ReduceKind
+from taihu.allreduce.ring.schedule import Action, Arrival, Segment
 from taihu.errors import FrameError
+from taihu.kernels.half import add_half, scale_half
+from taihu.kernels.sums import ReduceKind
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.wire.kinds import RingSegment, SparseMessage
@@ -50,7 +50,7 @@ class OperationKey(NamedTuple):
 
 
 class Schedule(Protocol):
-    """The sends and actions of a rank, see `allreduce.ring.schedule`."""
+    """The sends and actions of a rank, see `taihu.allreduce.ring.schedule`."""
 
     @property
     def done(self) -> bool:
@@ -195,7 +195,7 @@ def _scale_values(values: NDArray[Any], factor: float, value_type: ValueType) ->
 
 
 def reduce_kind(value_type: ValueType) -> ReduceKind:
-    """The type's name in `kernels.sums`."""
+    """The type's name in `taihu.kernels.sums`."""
     kinds: dict[ValueType, ReduceKind] = {
         ValueType.FP32: "fp32",
         ValueType.FP64: "fp64",

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.ring.schedule import Chunks
+from taihu.allreduce.ring.schedule import Chunks
 from taihu.planner.partition import slice_bounds
 
 __all__ = ["LARGEST_FRAME_BYTES", "Pass", "flat_pass", "pass_of"]
@@ -27,7 +27,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pass:
-    """A rank's part: what it sends and receives, hop by hop; see `allreduce.ring.schedule`.
+    """A rank's part: what it sends and receives, hop by hop; see `taihu.allreduce.ring.schedule`.
 
     Attributes:
         pieces: shape (m, 2), int64: offset and size in bytes of ranges of memory.
@@ -68,7 +68,7 @@ class Pass:
 def flat_pass(rank: int, size: int, count: int, itemsize: int) -> Pass:
     """Rank `rank`'s pass of `size` over one buffer of `count` elements, cut into a chunk for each rank.
 
-    The chunks are those of `allreduce.ring.schedule.cut_chunks`, so that sums have the same bits.
+    The chunks are those of `taihu.allreduce.ring.schedule.cut_chunks`, so that sums have the same bits.
     """
     return _pass(rank, [[slice_bounds(count, size, chunk)] for chunk in range(size)], itemsize)
 

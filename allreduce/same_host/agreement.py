@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from allreduce.same_host.path import DESCRIPTOR_BYTES, encode_descriptor, open_all
+from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, encode_descriptor, open_all
 from taihu.errors import SharedMemoryError
 from taihu.wire.headers import ValueType
 from taihu.wire.shared_memory import SharedBuffer

@@ -19,12 +19,12 @@ from typing import Final
 
 import numpy as np
 
-from allreduce.ring.operation import IsFailed
-from allreduce.ring.schedule import summation_order
-from kernels.futex import publish, wait_until
-from kernels.shared_reduce import reduce_to_all, warm_up
-from kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
+from taihu.allreduce.ring.operation import IsFailed
+from taihu.allreduce.ring.schedule import summation_order
 from taihu.errors import ExchangeError, StaleError
+from taihu.kernels.futex import publish, wait_until
+from taihu.kernels.shared_reduce import reduce_to_all, warm_up
+from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 
@@ -117,7 +117,7 @@ class SharedAllreduce:
             stop: the one after the last.
             own: ranges that this rank sums; those of all ranks cover [start, stop) once. By default, one of P ranges
                 of equal size.
-            value_type: of fp16 and bf16 the area holds the codes of `kernels.half`.
+            value_type: of fp16 and bf16 the area holds the codes of `taihu.kernels.half`.
             mean: whether the mean is wanted.
             is_failed: asked at least every 50 ms while waiting; an error that it returns ends the wait.
 

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.ring.operation import IsFailed
-from allreduce.same_host.agreement import Sums, share_new
-from kernels.futex import publish, wait_until
+from taihu.allreduce.ring.operation import IsFailed
+from taihu.allreduce.same_host.agreement import Sums, share_new
 from taihu.errors import FrameError
+from taihu.kernels.futex import publish, wait_until
 from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["BOARD_BYTES", "SharedBoard", "open_board"]

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.communicator import Communicator
-from allreduce.ring.operation import IsFailed
-from allreduce.same_host.agreement import share_new
-from allreduce.same_host.allreduce import Mark, SharedAllreduce
-from kernels.sums import ReduceKind, dtype_of
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.operation import IsFailed
+from taihu.allreduce.same_host.agreement import share_new
+from taihu.allreduce.same_host.allreduce import Mark, SharedAllreduce
+from taihu.kernels.sums import ReduceKind, dtype_of
 from taihu.planner.partition import slice_bounds
 from taihu.wire.shared_memory import SharedBuffer
 

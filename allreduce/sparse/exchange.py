@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.scatter import make_marks, sum_sparse_in_rank_order
-from kernels.slice_sum import is_ascending
 from taihu.errors import ExchangeError, FrameError
+from taihu.kernels.scatter import make_marks, sum_sparse_in_rank_order
+from taihu.kernels.slice_sum import is_ascending
 
 __all__ = ["Expected", "Inbox", "Message", "RankOrderSum", "Slice", "SparseExchange", "ring_offset_rounds"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.early import EarlyFrames, Held
-from allreduce.ring.operation import OperationKey
-from allreduce.sparse.exchange import Message, SparseExchange
-from kernels.pack import pack, packed_bound, unpack
+from taihu.allreduce.early import EarlyFrames, Held
+from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.sparse.exchange import Message, SparseExchange
 from taihu.errors import FrameError
+from taihu.kernels.pack import pack, packed_bound, unpack
 from taihu.wire.headers import Frame, FrameHeader, ValueType
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Encoding, SparseMessage

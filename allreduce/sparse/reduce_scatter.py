@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from allreduce.sparse.exchange import Expected, Message, RankOrderSum, Slice, SparseExchange, ring_offset_rounds
+from taihu.allreduce.sparse.exchange import Expected, Message, RankOrderSum, Slice, SparseExchange, ring_offset_rounds
 from taihu.planner.partition import slice_bounds
 
 __all__ = ["SparseReduceScatter"]

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from allreduce.sparse.exchange import Expected, Message, Slice, SparseExchange
-from kernels.slice_sum import keep_largest, merge_add
+from taihu.allreduce.sparse.exchange import Expected, Message, Slice, SparseExchange
 from taihu.errors import ConfigError
+from taihu.kernels.slice_sum import keep_largest, merge_add
 
 __all__ = ["GtopkTree"]
 

@@ -25,10 +25,10 @@ from taihu.report.reading import read_run
 from taihu.simulation.machine_file import EXAMPLE, machines_in
 from taihu.tensor_file import TensorSlot, header_of, write_values
 from taihu.trace.parts import read_part
-from worker.engine import build_model
-from worker.saved.metadata import SavedModel
-from worker.saved.reading import load_model
-from worker.saved.writing import METADATA_KEY
+from taihu.worker.engine import build_model
+from taihu.worker.saved.metadata import SavedModel
+from taihu.worker.saved.reading import load_model
+from taihu.worker.saved.writing import METADATA_KEY
 
 __all__ = ["TARGETS"]
 

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, sum_number
-from allreduce.ring.passes import flat_pass
 from benchmarks.fuzzing.target import Target
+from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, sum_number
+from taihu.allreduce.ring.passes import flat_pass
 from taihu.errors import MemberLostError, TaihuError
 from taihu.wire.checksum import checksum_of
 

@@ -14,10 +14,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.fuzzing.target import Target
 from benchmarks.fuzzing.wire import header, sealed_frame, unsealed
-from protos import coordinator_pb2 as pb
-from protos import parameter_server_pb2
-from ps_server.initialization import Initialization
-from ps_server.server_shard import ServerShard
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.membership import Membership
 from taihu.coordination.messages import updates_from_message, updates_to_message
@@ -29,6 +25,10 @@ from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import Shard
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos import parameter_server_pb2
+from taihu.ps_server.initialization import Initialization
+from taihu.ps_server.server_shard import ServerShard
 from taihu.settings import OptimizerSettings
 from taihu.update_rules import UpdateRules
 from taihu.wire.codec import encode_frame, frame_from_message

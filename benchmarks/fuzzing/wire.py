@@ -12,15 +12,15 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from allreduce.operations import Operations
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Ring, buffer_layout, cut_chunks
-from allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
 from benchmarks.fuzzing.target import Target
-from kernels.pack import pack, packed_bound, unpack
-from protos import parameter_server_pb2, tensor_pb2
+from taihu.allreduce.operations import Operations
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Ring, buffer_layout, cut_chunks
+from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
 from taihu.errors import FrameError, SharedMemoryError, TaihuError
+from taihu.kernels.pack import pack, packed_bound, unpack
 from taihu.planner.groups import Group
+from taihu.protos import parameter_server_pb2, tensor_pb2
 from taihu.wire.checksum import checksum_of
 from taihu.wire.codec import encode_frame, layout_from_message, read_frame
 from taihu.wire.direct_frames import HEADER_BYTES, DirectReceiver

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engine import Layer, Linear, ReLU, Sequential
-from worker.engine.models.imagenet import alexnet
+from taihu.worker.engine import Layer, Linear, ReLU, Sequential
+from taihu.worker.engine.models.imagenet import alexnet
 
 __all__ = ["build", "build_narrow"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.engine import Flatten, Layer, Linear, ReLU, Sequential
+from taihu.worker.engine import Flatten, Layer, Linear, ReLU, Sequential
 
 __all__ = ["build", "build_narrow"]
 

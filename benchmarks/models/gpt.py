@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engine import Layer, transformer
-from worker.engine.models.zoo import small_gpt
+from taihu.worker.engine import Layer, transformer
+from taihu.worker.engine.models.zoo import small_gpt
 
 __all__ = ["build", "build_narrow"]
 

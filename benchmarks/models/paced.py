@@ -15,7 +15,7 @@ import numpy as np
 
 from taihu.layout import TensorSpec
 from taihu.model_defaults import usual_input
-from worker.engine import (
+from taihu.worker.engine import (
     Array,
     Conv2d,
     Flatten,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.engine import Conv2d, GlobalAvgPool, Layer, Linear, Sequential
-from worker.engine.models.zoo import resnet20
+from taihu.worker.engine import Conv2d, GlobalAvgPool, Layer, Linear, Sequential
+from taihu.worker.engine.models.zoo import resnet20
 
 __all__ = ["build", "build_narrow"]
 

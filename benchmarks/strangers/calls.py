@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 
 from benchmarks.strangers.target import Target
-from protos import coordinator_pb2, parameter_server_pb2
+from taihu.protos import coordinator_pb2, parameter_server_pb2
 
 __all__ = ["METHODS", "Statuses", "broken", "metadata", "streams", "swollen", "too_large", "undecodable", "unknown"]
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel, kernel_part
-from kernels.nn.column_tile import (
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.nn.column_tile import (
     affine_tile,
     gradient_moments_tile,
     input_gradient_tile,
@@ -22,7 +22,7 @@ from kernels.nn.column_tile import (
     rectified_input_gradient_tile,
     sums_tile,
 )
-from kernels.nn.vectors import VECTOR_BYTES
+from taihu.kernels.nn.vectors import VECTOR_BYTES
 
 __all__ = [
     "blocked_column_sums",

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel_part
-from kernels.nn.filters import TILE_ROWS, Filters
-from kernels.nn.window import Window
+from taihu.kernels.jit import kernel_part
+from taihu.kernels.nn.filters import TILE_ROWS, Filters
+from taihu.kernels.nn.window import Window
 
 __all__ = [
     "Blocks",

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, cast
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
+from taihu.kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
 __all__ = [
     "affine_tile",

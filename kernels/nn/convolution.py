@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel, kernel_part
-from kernels.nn.blocks import Blocks, Part, Result, Source, padded_part, part_of
-from kernels.nn.filters import TILE_ROWS, tile_width
-from kernels.nn.register_tile import window_tile
-from kernels.nn.vectors import VECTOR_BYTES
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.nn.blocks import Blocks, Part, Result, Source, padded_part, part_of
+from taihu.kernels.nn.filters import TILE_ROWS, tile_width
+from taihu.kernels.nn.register_tile import window_tile
+from taihu.kernels.nn.vectors import VECTOR_BYTES
 
 __all__ = ["convolve"]
 

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kernels.jit import kernel, kernel_part
-from kernels.nn.vectors import VECTOR_BYTES
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.nn.vectors import VECTOR_BYTES
 
 __all__ = [
     "TILE_ROWS",

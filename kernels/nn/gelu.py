@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
+from taihu.kernels.jit import kernel
 
 __all__ = ["gelu", "gelu_with_slope", "scaled", "unary_grains"]
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
-from kernels.nn.filters import TILE_ROWS, padded_filters
-from kernels.nn.register_tile import window_tile
+from taihu.kernels.jit import kernel
+from taihu.kernels.nn.filters import TILE_ROWS, padded_filters
+from taihu.kernels.nn.register_tile import window_tile
 
 __all__ = ["multiply_add_rate"]
 

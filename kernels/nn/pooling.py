@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
-from kernels.nn.pooling_tile import max_gradient_tile, max_tile
-from kernels.nn.vectors import VECTOR_BYTES
-from kernels.nn.window import Window, covered, tap
+from taihu.kernels.jit import kernel
+from taihu.kernels.nn.pooling_tile import max_gradient_tile, max_tile
+from taihu.kernels.nn.vectors import VECTOR_BYTES
+from taihu.kernels.nn.window import Window, covered, tap
 
 __all__ = ["avg_pool", "avg_pool_gradient", "max_pool", "max_pool_gradient"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
+from taihu.kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
 __all__ = ["max_gradient_tile", "max_tile"]
 

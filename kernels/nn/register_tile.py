@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
+from taihu.kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
 __all__ = ["gradient_tile", "window_tile"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kernels.jit import kernel_part
+from taihu.kernels.jit import kernel_part
 
 __all__ = ["Window", "covered", "tap"]
 

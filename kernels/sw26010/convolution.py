@@ -21,13 +21,13 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sw26010.core_group import CoreGroup
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.errors import BlockingError, LdmOverflowError
-from kernels.sw26010.ldm import Ldm
-from kernels.sw26010.ledger import Ledger, Work
-from kernels.sw26010.machine import CPES, LDM_USABLE_BYTES
-from kernels.sw26010.mesh import (
+from taihu.kernels.sw26010.core_group import CoreGroup
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
+from taihu.kernels.sw26010.ldm import Ldm
+from taihu.kernels.sw26010.ledger import Ledger, Work
+from taihu.kernels.sw26010.machine import CPES, LDM_USABLE_BYTES
+from taihu.kernels.sw26010.mesh import (
     convert_work,
     fill_work,
     mesh_tile,
@@ -37,7 +37,7 @@ from kernels.sw26010.mesh import (
     tile_bytes,
     tile_transfer,
 )
-from kernels.sw26010.product import check_machine, cuts
+from taihu.kernels.sw26010.product import check_machine, cuts
 
 __all__ = ["ConvolutionPlan", "FilterPlace", "execute_convolution", "plan_convolution"]
 
@@ -60,7 +60,7 @@ class ConvolutionPlan:
         filters: what stays in LDM, see the module.
         itemsize: bytes of an element in main memory, 4 or 8.
         core_groups: among which the rows of the result are divided.
-        pipelined: see `kernels.sw26010.mesh.product_work`.
+        pipelined: see `taihu.kernels.sw26010.mesh.product_work`.
 
     Raises:
         BlockingError: batch, channels or the image cannot be blocked so.

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.ldm import Ldm
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.mesh import Tile, get_tile, mesh_tile, put_tile, tile_bytes
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.ldm import Ldm
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.mesh import Tile, get_tile, mesh_tile, put_tile, tile_bytes
 
 __all__ = ["CoreGroup", "order_of"]
 

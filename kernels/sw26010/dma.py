@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from kernels.sw26010.machine import CLOCK_HZ, DMA_ISSUE_CYCLES, DMA_TABLE
+from taihu.kernels.sw26010.machine import CLOCK_HZ, DMA_ISSUE_CYCLES, DMA_TABLE
 
 __all__ = ["Transfer", "bandwidth", "spread"]
 

@@ -8,16 +8,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, Literal
 
-from kernels.nn.window import Window
-from kernels.sw26010 import passes
-from kernels.sw26010.convolution import FilterPlace, plan_convolution
-from kernels.sw26010.errors import BlockingError
-from kernels.sw26010.layer_costs import batch_norm_cost, pooling_cost
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.machine import CORE_GROUPS
-from kernels.sw26010.product import plan_product
-from kernels.sw26010.streams import plan_stream
-from kernels.sw26010.threshold import selection_cost
+from taihu.kernels.nn.window import Window
+from taihu.kernels.sw26010 import passes
+from taihu.kernels.sw26010.convolution import FilterPlace, plan_convolution
+from taihu.kernels.sw26010.errors import BlockingError
+from taihu.kernels.sw26010.layer_costs import batch_norm_cost, pooling_cost
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import CORE_GROUPS
+from taihu.kernels.sw26010.product import plan_product
+from taihu.kernels.sw26010.streams import plan_stream
+from taihu.kernels.sw26010.threshold import selection_cost
 
 __all__ = [
     "GRIDS",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernels.nn.window import Window
-from kernels.sw26010 import passes
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.product import plan_product
-from kernels.sw26010.streams import Pass, plan_slabs
-from kernels.sw26010.windows import WindowTask, plan_windows
+from taihu.kernels.nn.window import Window
+from taihu.kernels.sw26010 import passes
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.product import plan_product
+from taihu.kernels.sw26010.streams import Pass, plan_slabs
+from taihu.kernels.sw26010.windows import WindowTask, plan_windows
 
 __all__ = [
     "LayerCost",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernels.sw26010.errors import LdmOverflowError
-from kernels.sw26010.machine import LDM_USABLE_BYTES
+from taihu.kernels.sw26010.errors import LdmOverflowError
+from taihu.kernels.sw26010.machine import LDM_USABLE_BYTES
 
 __all__ = ["Ldm"]
 

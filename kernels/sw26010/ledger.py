@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.machine import CLOCK_HZ, GLOBAL_LOAD_CYCLES, PEAK_FLOPS_PER_GROUP
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.machine import CLOCK_HZ, GLOBAL_LOAD_CYCLES, PEAK_FLOPS_PER_GROUP
 
 __all__ = ["Ledger", "Limit", "Work"]
 

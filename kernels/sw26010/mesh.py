@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
-from kernels.sw26010.dma import Transfer, spread
-from kernels.sw26010.ledger import Work
-from kernels.sw26010.machine import (
+from taihu.kernels.jit import kernel
+from taihu.kernels.sw26010.dma import Transfer, spread
+from taihu.kernels.sw26010.ledger import Work
+from taihu.kernels.sw26010.machine import (
     BROADCAST_CYCLES,
     CPES,
     FMA_LANES,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel, kernel_part
-from kernels.nn.window import Window, covered, tap
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
+from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.nn.window import Window, covered, tap
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
 
 __all__ = ["col2im", "im2col", "pool", "pool_gradient"]
 

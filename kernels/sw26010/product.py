@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from kernels.sw26010.core_group import CoreGroup, order_of
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.errors import BlockingError
-from kernels.sw26010.ldm import Ldm
-from kernels.sw26010.ledger import Ledger, Work
-from kernels.sw26010.machine import CORE_GROUPS, FMA_LANES, MESH, REGISTER_COLUMNS, REGISTER_VECTORS
-from kernels.sw26010.mesh import (
+from taihu.kernels.sw26010.core_group import CoreGroup, order_of
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.errors import BlockingError
+from taihu.kernels.sw26010.ldm import Ldm
+from taihu.kernels.sw26010.ledger import Ledger, Work
+from taihu.kernels.sw26010.machine import CORE_GROUPS, FMA_LANES, MESH, REGISTER_COLUMNS, REGISTER_VECTORS
+from taihu.kernels.sw26010.mesh import (
     convert_work,
     fill_work,
     mesh_tile,

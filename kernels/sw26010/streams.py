@@ -12,13 +12,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.errors import BlockingError
-from kernels.sw26010.ldm import Ldm
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.machine import CPES, FMA_LANES
-from kernels.sw26010.product import check_machine, cuts
-from kernels.sw26010.waves import Unit, add_waves, reduction_work, vector_work, wave
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.errors import BlockingError
+from taihu.kernels.sw26010.ldm import Ldm
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import CPES, FMA_LANES
+from taihu.kernels.sw26010.product import check_machine, cuts
+from taihu.kernels.sw26010.waves import Unit, add_waves, reduction_work, vector_work, wave
 
 __all__ = ["Pass", "StreamPlan", "execute_stream", "plan_slabs", "plan_stream"]
 

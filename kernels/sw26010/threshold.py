@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.jit import kernel
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.errors import BlockingError
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.machine import CPES
-from kernels.sw26010.streams import Pass, execute_stream, plan_stream
+from taihu.kernels.jit import kernel
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.errors import BlockingError
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import CPES
+from taihu.kernels.sw26010.streams import Pass, execute_stream, plan_stream
 
 __all__ = ["Selected", "select_largest", "selection_cost"]
 

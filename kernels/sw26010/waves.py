@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.ledger import Ledger, Work
-from kernels.sw26010.machine import BROADCAST_CYCLES, CPES, FMA_LANES, LDM_LOAD_CYCLES, MESH
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.ledger import Ledger, Work
+from taihu.kernels.sw26010.machine import BROADCAST_CYCLES, CPES, FMA_LANES, LDM_LOAD_CYCLES, MESH
 
 __all__ = ["Unit", "add_waves", "reduction_work", "vector_work", "wave"]
 

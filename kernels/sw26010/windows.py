@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from kernels.nn.window import Window
-from kernels.sw26010.dma import Transfer
-from kernels.sw26010.errors import BlockingError, LdmOverflowError
-from kernels.sw26010.ldm import Ldm
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.machine import CPES
-from kernels.sw26010.product import check_machine
-from kernels.sw26010.waves import Unit, add_waves, vector_work, wave
+from taihu.kernels.nn.window import Window
+from taihu.kernels.sw26010.dma import Transfer
+from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
+from taihu.kernels.sw26010.ldm import Ldm
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import CPES
+from taihu.kernels.sw26010.product import check_machine
+from taihu.kernels.sw26010.waves import Unit, add_waves, vector_work, wave
 
 __all__ = ["WindowPlan", "WindowTask", "plan_windows"]
 

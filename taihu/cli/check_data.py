@@ -15,9 +15,9 @@ from taihu.results import check_writable, write_json
 from taihu.words import counted, one_line
 
 if TYPE_CHECKING:
-    from worker.data.checking import CheckedData
-    from worker.data.dataset import Dataset
-    from worker.data.reading import Column
+    from taihu.worker.data.checking import CheckedData
+    from taihu.worker.data.dataset import Dataset
+    from taihu.worker.data.reading import Column
 
 __all__ = ["check_data"]
 
@@ -42,7 +42,7 @@ def check_data(
       taihu check-data houses.csv --set data.target=price --set data.fill=median --set data.skip_bad=5
       taihu check-data ./photos --set data.resize=64x64 --json defects.json
     """  # noqa: D301
-    from worker.data.checking import check_data as look
+    from taihu.worker.data.checking import check_data as look
 
     check_writable(json_file)
     settings = load_job(None, parse_assignments(assignments or []), {"data": {"name": data}}).data

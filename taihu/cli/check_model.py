@@ -16,7 +16,7 @@ from taihu.process.options import JsonOption
 from taihu.results import check_writable, write_json
 
 if TYPE_CHECKING:
-    from worker.engine.model_check import CheckedModel, PlacedLayer
+    from taihu.worker.engine.model_check import CheckedModel, PlacedLayer
 
 __all__ = ["check_model"]
 
@@ -45,8 +45,8 @@ def check_model(
       taihu check-model mine.py:build --input-shape 1x28x28 --outputs 10
       taihu check-model table.py:build --input-shape 20 --outputs 1
     """  # noqa: D301
-    from worker.engine import build_layers
-    from worker.engine.model_check import CheckedModel
+    from taihu.worker.engine import build_layers
+    from taihu.worker.engine.model_check import CheckedModel
 
     shape = _parse_shape(input_shape)
     check_writable(json_file)
@@ -82,7 +82,7 @@ def _parse_shape(text: str) -> tuple[int, ...]:
 
 
 def _check(checked: CheckedModel, seed: int) -> tuple[list[str], list[tuple[str, ...]]]:
-    from worker.engine.gradient_check import CheckOptions
+    from taihu.worker.engine.gradient_check import CheckOptions
 
     options = CheckOptions(seed=seed)
     faults: list[str] = []

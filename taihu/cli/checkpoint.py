@@ -16,7 +16,7 @@ from taihu.results import check_writable
 from taihu.run_folder import CHECKPOINTS
 from taihu.whole_file import writing
 from taihu.words import aligned, counted
-from worker.saved.exporting import export_model
+from taihu.worker.saved.exporting import export_model
 
 __all__ = ["export", "ls", "reshard_checkpoint", "verify"]
 

@@ -149,8 +149,8 @@ def _addresses(peers: list[str]) -> tuple[str, ...]:
 def _memory(job: Job) -> MemoryJob | None:
     """The facts of the job's memory; None where its data or model are not there, which is a finding elsewhere."""
     from taihu.cli.planning.job_memory import JobMemory
-    from worker.data.load import load_dataset
-    from worker.preflight import check_inputs
+    from taihu.worker.data.load import load_dataset
+    from taihu.worker.preflight import check_inputs
 
     try:
         check_inputs(job)

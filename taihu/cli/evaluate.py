@@ -17,12 +17,12 @@ from taihu.results import write_json
 from taihu.scores import ACCURACY, score_lines
 from taihu.settings import DataSettings
 from taihu.words import counted
-from worker.data.dataset import Dataset
-from worker.data.load import load_dataset, with_statistics
-from worker.saved.metadata import SavedModel
-from worker.saved.reading import load_model
-from worker.training.evaluation import evaluate, samples_at_once
-from worker.training.hashing import parameters_sha256
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.load import load_dataset, with_statistics
+from taihu.worker.saved.metadata import SavedModel
+from taihu.worker.saved.reading import load_model
+from taihu.worker.training.evaluation import evaluate, samples_at_once
+from taihu.worker.training.hashing import parameters_sha256
 
 __all__ = ["evaluate_file"]
 

@@ -13,7 +13,7 @@ from taihu.errors import ConfigError
 from taihu.export.to_torch import write_torch
 from taihu.process.options import OwnModelOption
 from taihu.results import check_writable
-from worker.saved.prediction import LoadedModel, load_model_file
+from taihu.worker.saved.prediction import LoadedModel, load_model_file
 
 __all__ = ["export"]
 

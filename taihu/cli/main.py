@@ -29,8 +29,8 @@ _COMMANDS: Final = (
         "taihu.cli.run:run_script",
         "Run a PyTorch script that uses taihu.torch in several processes on this machine.",
     ),
-    ("server", "ps_server.command:server", "Run one parameter server until its run has ended."),
-    ("worker", "worker.command:worker", "Run one worker until its run has ended."),
+    ("server", "taihu.ps_server.command:server", "Run one parameter server until its run has ended."),
+    ("worker", "taihu.worker.command:worker", "Run one worker until its run has ended."),
     (
         "node",
         "taihu.cli.node:node",

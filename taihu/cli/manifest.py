@@ -21,7 +21,7 @@ from taihu.process.options import refuse
 from taihu.user_code import split_function
 from taihu.whole_file import make_folder, write_text
 from taihu.words import counted
-from worker.preflight import check_trains
+from taihu.worker.preflight import check_trains
 
 __all__ = ["manifest_command"]
 

@@ -81,7 +81,7 @@ def node(
         assignments = [*(flags.assignments or ()), *_settings(job, launch, meeting)]
         flags = replace(flags, assignments=assignments)
         if role.name == "server":
-            from ps_server.command import server
+            from taihu.ps_server.command import server
 
             with _silent_stdout():
                 return server(
@@ -95,7 +95,7 @@ def node(
                     log_format=log_format,
                     verbose=verbose,
                 )
-        from worker.command import worker
+        from taihu.worker.command import worker
 
         with _shown(job, meeting, json_file, role) as results:
             return worker(

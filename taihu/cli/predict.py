@@ -19,11 +19,11 @@ from taihu.errors import ConfigError, DataError
 from taihu.process.options import JsonOption, OwnModelOption
 from taihu.results import check_writable, write_json
 from taihu.words import counted, one_line
-from worker.data.defects import Defects
-from worker.data.own.bad_image import BadImageError
-from worker.saved.folders import in_folders
-from worker.saved.inputs import read_samples
-from worker.saved.prediction import LoadedModel, load_model_file
+from taihu.worker.data.defects import Defects
+from taihu.worker.data.own.bad_image import BadImageError
+from taihu.worker.saved.folders import in_folders
+from taihu.worker.saved.inputs import read_samples
+from taihu.worker.saved.prediction import LoadedModel, load_model_file
 
 __all__ = ["predict"]
 

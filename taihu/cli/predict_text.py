@@ -14,8 +14,8 @@ import typer
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
-from worker.saved.continuation import Draw, continued, next_chances
-from worker.saved.prediction import LoadedModel
+from taihu.worker.saved.continuation import Draw, continued, next_chances
+from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["TextOptions", "predict_text"]
 

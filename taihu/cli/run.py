@@ -21,7 +21,7 @@ from taihu.local.display import Display, PlainDisplay, make_display
 from taihu.local.run import RUN_FOLDER
 from taihu.local.scripts import GRACE_S, ScriptRun, check_script
 from taihu.process.entry import Interrupts
-from taihu.process.guard import taken_names
+from taihu.process.guard import file_in_the_way
 from taihu.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
 from taihu.process.streams import outlive_output
 from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
@@ -96,12 +96,11 @@ def run_script(
       taihu run --workers 3 --grace 120 train_that_saves_on_sigterm.py
     """  # noqa: D301
     outlive_output()
+    if (place := file_in_the_way(script.parent)) is not None:
+        raise ConfigError(f"{place}: a script beside it imports that in the place of taihu; give it another name")
     job = flags.resolve(job_file, {"run": {"dir": run_dir}})
     job = _named(script_job(job, has_servers=flags.servers is not None), script)
     check_script(script)
-    for place in taken_names(script.parent):
-        told = f"{place} is not what scripts import by its name: taihu has a package of that name; give it another"
-        typer.echo(f"warning: {told}", err=True)
     check_processes(job)
     if is_stdout(json_file):
         raise ConfigError("--json -: standard output is the script's; give a file")

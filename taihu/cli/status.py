@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.messages import member_from_message, progress_from_message, state_from_message
 from taihu.coordination.overview import member_as_json
@@ -18,6 +17,7 @@ from taihu.coordination.status import fetch_status
 from taihu.job.environment import resolve_job
 from taihu.job.security import security_of_onlooker
 from taihu.process.options import JobOption, JsonOption, SetOption
+from taihu.protos import coordinator_pb2 as pb
 from taihu.results import write_json
 from taihu.wire.host_names import check_host
 from taihu.words import aligned

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import from_half
+from taihu.kernels.half import from_half
 
 if TYPE_CHECKING:
     from taihu.compression.methods import Compressor

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import from_half
-from kernels.unit_select import most_of
 from taihu.compression.groups import GroupCompressor, Selection
 from taihu.compression.methods import Compressor
 from taihu.compression.parcels import Parcels
+from taihu.kernels.half import from_half
+from taihu.kernels.unit_select import most_of
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 

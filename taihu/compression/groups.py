@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import to_half
-from kernels.half_sums import all_finite_half
-from kernels.pack import pack, packed_bound
-from kernels.reduce import all_finite
 from taihu.compression.balance import Weighed, Weighing
 from taihu.compression.methods import Compressor
 from taihu.compression.state import Outcome, units_of_plan
+from taihu.kernels.half import to_half
+from taihu.kernels.half_sums import all_finite_half
+from taihu.kernels.pack import pack, packed_bound
+from taihu.kernels.reduce import all_finite
 from taihu.layout import Layout
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.select import accumulate_select, clear, momentum_select, take_rounded
-from kernels.unit_select import Arenas, Rule, most_of, select_units
 from taihu.compression.state import CompressionState, Outcome, Unit, UnitKind
+from taihu.kernels.select import accumulate_select, clear, momentum_select, take_rounded
+from taihu.kernels.unit_select import Arenas, Rule, most_of, select_units
 from taihu.settings import CompressionSettings, OptimizerSettings
 
 __all__ = ["METHODS", "Compressor", "Method", "kept_elements", "make_compressor", "method_of"]

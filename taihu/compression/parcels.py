@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import from_half
-from kernels.pack import pack, unpack
-from kernels.scatter import make_marks, scatter_add
-from kernels.sections import MAX_PARAMETER, MAX_VARINT_BYTES
 from taihu.errors import FrameError
+from taihu.kernels.half import from_half
+from taihu.kernels.pack import pack, unpack
+from taihu.kernels.scatter import make_marks, scatter_add
+from taihu.kernels.sections import MAX_PARAMETER, MAX_VARINT_BYTES
 from taihu.wire.headers import ValueType
 
 __all__ = ["Parcels", "sections_bound"]
@@ -30,7 +30,7 @@ Bytes = NDArray[np.uint8]
 def sections_bound(count: int, elements: int) -> int:
     """Bytes that always suffice for the section of up to `count` positions in one piece of `elements`.
 
-    `kernels.pack` takes the encoding of the fewest bytes: no more than a bitmap, and no more than Rice's of any
+    `taihu.kernels.pack` takes the encoding of the fewest bytes: no more than a bitmap, and no more than Rice's of any
     parameter k, whose quotients together are below `elements / 2**k`.
     """
     bitmap = -(-elements // 8)

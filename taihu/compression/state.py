@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.unit_select import Outcomes, Thresholds
+from taihu.kernels.unit_select import Outcomes, Thresholds
 from taihu.layout import Layout
 from taihu.planner.groups import Group
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.messages import member_from_message
+from taihu.protos import coordinator_pb2 as pb
 from taihu.words import listed
 
 __all__ = ["awaited_in_words", "missing_of", "pauses_s"]

@@ -13,8 +13,6 @@ from typing import Final, Self, TypeVar
 import grpc
 import structlog
 
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.checkpoint.ended import ENDED, EndedRun
 from taihu.checkpoint.files import PartFile
 from taihu.checkpoint.keepers import checkpoint_folder, ended_run, recovers
@@ -44,6 +42,8 @@ from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
 from taihu.process.entry import InterruptedRunError, LeavingError
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.run_length import RunLength
 from taihu.security.identity import member_name
 from taihu.trace.clock_offset import ClockOffset

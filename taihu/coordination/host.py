@@ -10,8 +10,6 @@ from typing import Final
 
 import structlog
 
-from kernels import group_search
-from protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from taihu.checkpoint.ended import EndedRun, keep_end
 from taihu.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
 from taihu.coordination.checkpointing import Checkpointing
@@ -22,7 +20,9 @@ from taihu.coordination.planning import Planning
 from taihu.coordination.service import Coordinator, CoordinatorServicer
 from taihu.errors import ModelError
 from taihu.job import Job, settled
+from taihu.kernels import group_search
 from taihu.layout import Layout
+from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from taihu.wire.address import is_loopback
 from taihu.wire.clock import SystemClock
 from taihu.wire.server import RpcServer

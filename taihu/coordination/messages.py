@@ -10,10 +10,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.errors import FrameError
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.protos import coordinator_pb2 as pb
 from taihu.run_length import RunLength
 from taihu.settings import OptimizerSettings
 from taihu.update_rules import CONSTANTS, UpdateRules

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Final
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_from_message, progress_from_message
+from taihu.protos import coordinator_pb2 as pb
 from taihu.scores import score_text
 
 __all__ = ["COLUMNS", "MemberView", "Overview", "member_as_json", "overview_of"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.messages import (
     length_from_message,
     length_to_message,
@@ -14,6 +13,7 @@ from taihu.errors import FrameError
 from taihu.planner.carriage import CARRIAGES, Carriage
 from taihu.planner.groups import Group
 from taihu.planner.sparse_route import SPARSE_ROUTES, Route
+from taihu.protos import coordinator_pb2 as pb
 from taihu.wire.codec import layout_from_message, layout_to_message
 
 __all__ = ["plan_from_message", "plan_to_message"]

@@ -13,8 +13,6 @@ from typing import Final
 import grpc
 import structlog
 
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 from taihu.checkpoint.files import PartFile, file_name
 from taihu.coordination import messages
 from taihu.coordination.checkpointing import Checkpointing
@@ -27,6 +25,8 @@ from taihu.errors import ConfigError, FrameError, PeerUnreachableError, StaleErr
 from taihu.layout import Layout
 from taihu.planner.measurement import StepMeasurement
 from taihu.planner.profile import Profile
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 from taihu.wire.address import host_of_peer
 from taihu.wire.clock import Clock
 from taihu.wire.codec import layout_from_message

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.coordination.members import RunState
 from taihu.coordination.messages import plain, state_from_message
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.security.security import Security
 from taihu.wire.channel import open_channel
 from taihu.wire.clock import SystemClock

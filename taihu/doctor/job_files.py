@@ -12,7 +12,7 @@ from taihu.doctor.findings import Finding, fails
 from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.results import check_folder_writable
-from worker.preflight import check_inputs
+from taihu.worker.preflight import check_inputs
 
 __all__ = ["check_files", "finding_of"]
 

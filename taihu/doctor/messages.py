@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protos import doctor_pb2 as pb
 from taihu.doctor.facts import Interface, LinkFacts, MachineFacts
+from taihu.protos import doctor_pb2 as pb
 
 __all__ = [
     "facts_from_message",

@@ -11,12 +11,12 @@ from typing import Final, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos import doctor_pb2 as pb
-from protos.doctor_pb2_grpc import DoctorServiceStub
 from taihu.doctor.facts import ClockFacts, Interface, LinkFacts, MachineFacts, Port, PortFacts
 from taihu.doctor.link import measure_link
 from taihu.doctor.messages import facts_from_message, interface_from_message, link_from_message
 from taihu.errors import PeerUnreachableError
+from taihu.protos import doctor_pb2 as pb
+from taihu.protos.doctor_pb2_grpc import DoctorServiceStub
 from taihu.trace.clock_offset import ClockOffset
 from taihu.wire.address import split_address
 from taihu.wire.channel import open_channel

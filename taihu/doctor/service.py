@@ -9,8 +9,6 @@ from typing import Any, Final
 
 import grpc
 
-from protos import connection_pb2
-from protos import doctor_pb2 as pb
 from taihu.doctor.answering import AnsweredExchange
 from taihu.doctor.collecting import interface_towards, machine_facts
 from taihu.doctor.facts import MachineFacts
@@ -18,6 +16,8 @@ from taihu.doctor.link import DOCTOR_SERVICE
 from taihu.doctor.messages import facts_to_message, interface_to_message, link_to_message
 from taihu.doctor.remote import RemoteDoctor
 from taihu.errors import ConfigError, RunError, StaleError, TaihuError
+from taihu.protos import connection_pb2
+from taihu.protos import doctor_pb2 as pb
 from taihu.wire.address import host_of_peer, split_address
 from taihu.wire.clock import WallClock
 from taihu.wire.direct_connection import DirectListener

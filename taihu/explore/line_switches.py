@@ -31,15 +31,15 @@ _BETWEEN_TASKS: Final = frozenset({"_pick"})
 
 # What daemons share between their threads; `lines_of` takes modules of them that have locks.
 _ROOMS: Final = (
-    "allreduce",
-    "ps_server",
     "taihu.chaos",
     "taihu.checkpoint",
     "taihu.coordination",
     "taihu.history",
+    "taihu.allreduce",
+    "taihu.ps_server",
     "taihu.wire",
-    "worker.exchange",
-    "worker.reporting",
+    "taihu.worker.exchange",
+    "taihu.worker.reporting",
 )
 _LOCKS: Final = re.compile(r"\b(Lock|RLock|Condition)\(")
 
@@ -161,4 +161,4 @@ class LineSwitches:
 
 
 def _is_own(name: str) -> bool:
-    return name.partition(".")[0] in ("taihu", "worker", "ps_server", "allreduce")
+    return name.partition(".")[0] == "taihu"

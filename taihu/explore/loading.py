@@ -14,9 +14,8 @@ from taihu.errors import ConfigError
 
 __all__ = ["Simulation", "SourceChange", "changes_of"]
 
-_OWN: Final = ("taihu", "worker", "ps_server", "allreduce")
 # They are never simulated: the simulation itself, and arithmetic.
-_REAL: Final = ("taihu.explore", "taihu.errors", "taihu.words")
+_REAL: Final = ("taihu.explore", "taihu.errors", "taihu.words", "taihu.kernels", "taihu.protos")
 # What makes the daemons' objects and hands them paths lives in their world.
 _SIMULATED: Final = "taihu.explore.world"
 
@@ -52,7 +51,7 @@ class Simulation(MetaPathFinder):
         Raises:
             RuntimeError: some of them are loaded already.
         """
-        early = sorted(name for name in sys.modules if _is_simulated(name) and name not in ("taihu", *_OWN))
+        early = sorted(name for name in sys.modules if _is_simulated(name) and name != "taihu")
         if early:
             raise RuntimeError(f"these modules were loaded before the simulation: {', '.join(early)}")
         sys.meta_path.insert(0, self)
@@ -108,7 +107,7 @@ class _SimulatedLoader(SourceFileLoader):
 
 def _is_simulated(name: str) -> bool:
     is_real = any(name == each or name.startswith(f"{each}.") for each in _REAL)
-    return name.split(".", 1)[0] in _OWN and (not is_real or name.startswith(_SIMULATED))
+    return name.split(".", 1)[0] == "taihu" and (not is_real or name.startswith(_SIMULATED))
 
 
 def changes_of(changes: Sequence[tuple[str, str, str]]) -> dict[str, SourceChange]:

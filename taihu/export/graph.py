@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taihu.errors import ModelError
-from worker.engine import (
+from taihu.worker.engine import (
     Array,
     Auxiliary,
     Concat,
@@ -17,8 +17,8 @@ from worker.engine import (
     Sequential,
     build_from_definition,
 )
-from worker.engine.layer import Shape
-from worker.saved.prediction import LoadedModel
+from taihu.worker.engine.layer import Shape
+from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["INPUT", "Graph", "Node", "graph_of"]
 

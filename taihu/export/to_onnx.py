@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from taihu.errors import ModelError
 from taihu.export.graph import INPUT, Graph, Node, graph_of
 from taihu.whole_file import write_bytes
-from worker.engine import Array
-from worker.saved.prediction import LoadedModel
+from taihu.worker.engine import Array
+from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["InputKind", "onnx_model", "write_onnx"]
 

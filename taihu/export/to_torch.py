@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from taihu.errors import ModelError
 from taihu.export.graph import INPUT, Graph, Node, graph_of
 from taihu.whole_file import write_bytes, write_text
-from worker.saved.prediction import LoadedModel
+from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["torch_source", "torch_state", "write_torch"]
 

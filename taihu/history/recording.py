@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import HalfKind, from_half
 from taihu.checkpoint.keepers import resumed_from
 from taihu.compression.balance import Weighed
 from taihu.history.digest import Digest, Values, bits_of
 from taihu.history.records import Balance, Begin, Record, Update
 from taihu.job import Job
+from taihu.kernels.half import HalfKind, from_half
 
 __all__ = ["Recorder", "as_fp32", "balance_of", "recorded_history"]
 

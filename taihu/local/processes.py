@@ -34,7 +34,7 @@ __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 _POLL_S = 0.05
 _STDOUT, _STDERR = 1, 2
 # What a daemon imports when its command runs.
-_DAEMONS: Final = ("ps_server.command", "ps_server.daemon", "worker.command", "worker.daemon")
+_DAEMONS: Final = ("taihu.ps_server.command", "taihu.ps_server.daemon", "taihu.worker.command", "taihu.worker.daemon")
 
 Process = subprocess.Popen[bytes] | ForkedProcess
 
@@ -46,7 +46,7 @@ def prepare_to_fork(modules: Sequence[str] = _DAEMONS) -> bool:
     """
     with importing_much():
         # This brings NumPy, and SciPy where it compiles: OpenBLAS ends its threads before a fork, and is not counted.
-        importlib.import_module("kernels.reduce").warm_up()
+        importlib.import_module("taihu.kernels.reduce").warm_up()
         before = _native_threads()
         for module in modules:
             importlib.import_module(module)

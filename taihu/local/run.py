@@ -18,7 +18,7 @@ from taihu.process.aside import asked_aside
 from taihu.results import write_json
 from taihu.run_folder import RunFiles, note_failure, prepare_run, usual_results
 from taihu.words import one_line
-from worker.preflight import check_inputs
+from taihu.worker.preflight import check_inputs
 
 __all__ = ["RUN_FOLDER", "LocalRun", "check_job", "prepare"]
 

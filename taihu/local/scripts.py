@@ -38,7 +38,7 @@ _LAST_S: Final = 1.0
 GRACE_S: Final = 30.0
 """The time that a script has to save behind a signal; schedulers kill after as long."""
 _SCRIPT: Final = "taihu.torch.script"
-_SERVER: Final = ("ps_server.command", "ps_server.daemon")
+_SERVER: Final = ("taihu.ps_server.command", "taihu.ps_server.daemon")
 
 
 def check_script(script: Path) -> None:
@@ -195,9 +195,9 @@ class ScriptRun:
                 options += ["--metrics-port", str(self.metrics_port + self.job.cluster.workers + index)]
             arguments = ["--rank", str(index), str(job_file), *options]
             if coordinator:
-                processes.start(name, "ps_server", [*arguments, "--coordinator", coordinator])
+                processes.start(name, "taihu.ps_server", [*arguments, "--coordinator", coordinator])
             else:
-                coordinator = processes.start_listening(name, "ps_server", arguments)
+                coordinator = processes.start_listening(name, "taihu.ps_server", arguments)
         return coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
 
     def _start_workers(self, processes: LocalProcesses, files: ProcessFiles, coordinator: str) -> None:

@@ -94,7 +94,7 @@ class LocalTraining:
         """Start everything; returns the coordinator's address."""
         if processes.forks:
             # Before anybody waits for the others: kernels may have to be compiled.
-            importlib.import_module("worker.first_step").load_first_step(self.job)
+            importlib.import_module("taihu.worker.first_step").load_first_step(self.job)
         own_threads = {"coordinator": None, "threads": share_of_threads(self.job)}
         local = self.job.cluster.model_copy(update=own_threads)
         job_file = files.folder / "job.toml"
@@ -148,12 +148,12 @@ class LocalTraining:
         """Name, module and arguments of every process; the first one is the coordinator."""
         bind = ["--bind", "127.0.0.1:0"]
         for name in self._servers:
-            yield name, "ps_server", [*files.arguments(name), *bind]
+            yield name, "taihu.ps_server", [*files.arguments(name), *bind]
         for name in self._workers:
             arguments = files.arguments(name)
             if name == self._workers[0] and self.files.folder is not None:
                 arguments.append("--run-dir-is-made")
-            yield name, "worker", [*arguments, *bind] if self.job.workers_meet else arguments
+            yield name, "taihu.worker", [*arguments, *bind] if self.job.workers_meet else arguments
 
     @property
     def _workers(self) -> list[str]:

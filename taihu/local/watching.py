@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.awaited import awaited_in_words, missing_of
 from taihu.coordination.members import Role
 from taihu.coordination.messages import member_from_message, progress_from_message
@@ -15,6 +14,7 @@ from taihu.coordination.status import fetch_status
 from taihu.errors import PeerUnreachableError, TaihuError
 from taihu.local.display import Display, RunView, view_of
 from taihu.process.background import in_background
+from taihu.protos import coordinator_pb2 as pb
 from taihu.security.security import Security
 
 __all__ = ["StatusWatch", "Watched", "watching"]

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.clip import clip_values
-from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
 from taihu.errors import ConfigError, FrameError, ModelError
+from taihu.kernels.clip import clip_values
+from taihu.kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
 from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
 

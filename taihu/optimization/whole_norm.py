@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.clip import add_squares
+from taihu.kernels.clip import add_squares
 
 __all__ = ["WholeNorm"]
 

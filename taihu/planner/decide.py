@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from kernels.group_search import Pipeline
 from taihu.errors import ConfigError
+from taihu.kernels.group_search import Pipeline
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLinks, choose_fc
 from taihu.planner.groups import Group, plan_groups
 from taihu.planner.merging import merge_exact, merge_greedy

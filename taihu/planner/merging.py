@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
+from taihu.kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
 from taihu.planner.groups import Group
 
 __all__ = ["TIE", "merge_exact", "merge_greedy"]

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.group_search import Pipeline, run_pipeline
+from taihu.kernels.group_search import Pipeline, run_pipeline
 from taihu.planner.groups import Group
 from taihu.planner.profile import Compression, Profile
 

@@ -25,7 +25,7 @@ from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Network
 from taihu.simulation.network import Fabric, Path
 from taihu.wire.direct_frames import HEADER_BYTES
-from worker.fc.passes import Pass, plan_passes
+from taihu.worker.fc.passes import Pass, plan_passes
 
 __all__ = ["End", "Stage", "TailSteps", "end_of", "seconds_alone"]
 

@@ -22,9 +22,9 @@ from taihu.simulation.compute import Compute
 from taihu.simulation.job import Simulated, Traffic, step_of
 from taihu.simulation.members import Members
 from taihu.simulation.placement import Placement
-from worker.training.calibration import Measuring
-from worker.training.plan_follower import PlanFollower
-from worker.training.step_record import StepRecord
+from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.plan_follower import PlanFollower
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["FirstSteps", "Report", "simulate_first_steps"]
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.ring.schedule import Action, Chunks, Phase
+from taihu.allreduce.ring.schedule import Action, Chunks, Phase
 from taihu.simulation.network import Fabric, Host
 from taihu.wire.direct_frames import HEADER_BYTES
 

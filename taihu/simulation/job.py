@@ -16,8 +16,8 @@ from taihu.simulation.costs import plan_of
 from taihu.simulation.members import Members
 from taihu.simulation.placement import Placement
 from taihu.trace.parts import Part
-from worker.exchange.step_rules import rules_of
-from worker.training.step_record import StepRecord
+from taihu.worker.exchange.step_rules import rules_of
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Simulated", "Traffic", "simulate_job", "step_of"]
 

@@ -25,7 +25,7 @@ from taihu.simulation.members import Members
 from taihu.simulation.placement import Placement
 from taihu.simulation.servers import SimulatedServer
 from taihu.trace.parts import Part
-from worker.exchange.step_rules import rules_of
+from taihu.worker.exchange.step_rules import rules_of
 
 __all__ = ["Loss", "Recovery", "noticed", "simulate_loss"]
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from ps_server.aggregator import Aggregator
 from taihu.coordination.plan import Plan
 from taihu.job import Job
 from taihu.layout import Layout
@@ -14,6 +13,7 @@ from taihu.optimization import LossScale
 from taihu.planner.groups import group_bounds
 from taihu.planner.partition import Framing, Shard
 from taihu.planner.profile import Profile
+from taihu.ps_server.aggregator import Aggregator
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.costs import costs_of
 from taihu.simulation.events import EventQueue
@@ -27,8 +27,8 @@ from taihu.simulation.sparse import join_sparse
 from taihu.simulation.worker import Passes, SimulatedWorker
 from taihu.trace import Tracer
 from taihu.trace.parts import Part
-from worker.exchange.step_rules import rules_of
-from worker.training.calibration import Measuring
+from taihu.worker.exchange.step_rules import rules_of
+from taihu.worker.training.calibration import Measuring
 
 __all__ = ["Members"]
 

@@ -13,7 +13,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from allreduce.ring.schedule import (
+from taihu.allreduce.ring.schedule import (
     Action,
     Chunks,
     Phase,
@@ -154,7 +154,7 @@ class _EachRank:
 
 
 class RingRoute(Route):
-    """One rank's operations, as `worker.exchange.ring.dense` and `sharded` start them for a stage of ZeRO."""
+    """One rank's operations, as `taihu.worker.exchange.ring.dense` and `sharded` start them for a stage of ZeRO."""
 
     def __init__(  # noqa: PLR0917 - whose, where, and by what
         self, worker: SimulatedWorker, index: int, ranks: _Ranks, job: Job, rings: _Rings, update_seconds: float

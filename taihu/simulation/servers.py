@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ps_server.aggregator import Aggregator, Complete
 from taihu.job import Job
 from taihu.planner.partition import FrameSpec, Framing
+from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sizes import Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
@@ -20,7 +20,7 @@ from taihu.wire.direct_frames import HEADER_BYTES
 from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Gradients, Question
-from worker.exchange.servers.answers import FramesUnderWay
+from taihu.worker.exchange.servers.answers import FramesUnderWay
 
 __all__ = ["ServersRoute", "SimulatedServer", "join_servers"]
 

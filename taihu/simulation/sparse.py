@@ -14,10 +14,10 @@ from typing import Final
 
 import numpy as np
 
-from allreduce.sparse.allgather import SparseAllgather
-from allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
-from allreduce.sparse.reduce_scatter import SparseReduceScatter
-from allreduce.sparse.tree import GtopkTree
+from taihu.allreduce.sparse.allgather import SparseAllgather
+from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
+from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.coordination.plan import Plan
 from taihu.errors import ConfigError, RunError
 from taihu.job import Job
@@ -180,7 +180,7 @@ class _Rank:
 
 
 class SparseRingRoute(Route):
-    """One rank's sparse allreduces, as `worker.exchange.ring.sparse` starts them."""
+    """One rank's sparse allreduces, as `taihu.worker.exchange.ring.sparse` starts them."""
 
     def __init__(self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes) -> None:
         self._rank, self._plan, self._sizes = rank, plan, sizes

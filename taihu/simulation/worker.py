@@ -1,4 +1,4 @@
-"""A worker on the virtual clock: the training loop of `worker.training`, around the daemons' `StepProtocol`.
+"""A worker on the virtual clock: the training loop of `taihu.worker.training`, around the daemons' `StepProtocol`.
 
 The loop reads, computes, and pushes a group when its last gradient is there, as `Trainer` and `StepDriver` do layer
 by layer: between the layers of one group nothing is waited for, so that they are computed at once here, but for
@@ -24,13 +24,13 @@ from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
 from taihu.trace import Tracer
 from taihu.wire.headers import At
-from worker.exchange.step_actions import Action, Agree, Apply, Ask, Done, Push, Widen
-from worker.exchange.step_parameters import Reading
-from worker.exchange.step_protocol import StepProtocol
-from worker.exchange.step_rules import Rules
-from worker.exchange.times import GroupTimes
-from worker.training.calibration import Measuring
-from worker.training.step_record import StepRecord
+from taihu.worker.exchange.step_actions import Action, Agree, Apply, Ask, Done, Push, Widen
+from taihu.worker.exchange.step_parameters import Reading
+from taihu.worker.exchange.step_protocol import StepProtocol
+from taihu.worker.exchange.step_rules import Rules
+from taihu.worker.exchange.times import GroupTimes
+from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Passes", "Route", "SimulatedWorker"]
 

@@ -15,7 +15,6 @@ import os
 # do not call it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-import taihu.torch.names  # noqa: F401 - it looks, and is in the way of none  # isort: skip
 
 import atexit
 import sys

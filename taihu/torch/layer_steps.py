@@ -12,12 +12,12 @@ from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports
 from taihu.torch.turns import Brought, Turns
 from taihu.wire.clock import Clock
-from worker.exchange.shell import Exchange
-from worker.session import Session
-from worker.training.calibration import Schedule
-from worker.training.plan_follower import PlanFollower
-from worker.training.step_driver import StepDriver, Wait
-from worker.training.step_record import StepRecord
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.session import Session
+from taihu.worker.training.calibration import Schedule
+from taihu.worker.training.plan_follower import PlanFollower
+from taihu.worker.training.step_driver import StepDriver, Wait
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Helping", "LayerSteps"]
 

@@ -30,11 +30,11 @@ from taihu.run_folder import RunFiles, describe_run, prepare_run
 from taihu.wire.address import host_of
 from taihu.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.words import one_line
-from worker.reporting.activity import Activity
-from worker.reporting.observer import Observer
-from worker.reporting.run_log import RunLog, open_writers
-from worker.session import Session
-from worker.training.step_record import StepRecord
+from taihu.worker.reporting.activity import Activity
+from taihu.worker.reporting.observer import Observer
+from taihu.worker.reporting.run_log import RunLog, open_writers
+from taihu.worker.session import Session
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["ReportOptions", "Reports", "begin_results", "options_of"]
 

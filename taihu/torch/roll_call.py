@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.small_sums import SmallSums
+from taihu.allreduce.small_sums import SmallSums
 from taihu.errors import RunError
 from taihu.words import listed
 

@@ -16,8 +16,8 @@ from taihu.planner.fc_mode import FcJob, FcLayer, choose_fc
 from taihu.torch.spread import Call, Product, Spread, mark
 from taihu.torch.world import World
 from taihu.wire.clock import SystemClock
-from worker.fc.probe import agree_on_links
-from worker.fc.shards import split_columns
+from taihu.worker.fc.probe import agree_on_links
+from taihu.worker.fc.shards import split_columns
 
 __all__ = ["AT_LEAST", "Choice", "ShardedLinear", "shard_linear"]
 

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch.autograd.function import once_differentiable
 
-from allreduce.parts.mesh import Transfer
-from allreduce.parts.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
+from taihu.allreduce.parts.mesh import Transfer
+from taihu.allreduce.parts.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
 from taihu.errors import RunError
-from worker.engine.workspace import Workspace
-from worker.fc.tail import Mover
+from taihu.worker.engine.workspace import Workspace
+from taihu.worker.fc.tail import Mover
 
 __all__ = ["Call", "Product", "Spread", "is_spread", "mark", "was_spread"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from allreduce.small_sums import SmallSums
+from taihu.allreduce.small_sums import SmallSums
 from taihu.coordination.hashes import checksums_in_words
 from taihu.errors import RunError
 from taihu.job import Job
@@ -28,10 +28,10 @@ from taihu.torch.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.turns import Brought, Turns
 from taihu.wire.clock import Clock, SystemClock
-from worker.session import Session
-from worker.training.calibration import Measuring, Schedule, Unmeasured
-from worker.training.step_driver import Wait
-from worker.training.step_record import StepRecord
+from taihu.worker.session import Session
+from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
+from taihu.worker.training.step_driver import Wait
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["BackwardSteps", "Open"]
 

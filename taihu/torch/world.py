@@ -12,9 +12,9 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from allreduce.communicator import Communicator
-from allreduce.rendezvous import Meeting, listen_for_peers
-from allreduce.small_sums import SmallSums
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.rendezvous import Meeting, listen_for_peers
+from taihu.allreduce.small_sums import SmallSums
 from taihu.coordination.members import Progress
 from taihu.errors import ConfigError, RunError, TaihuError
 from taihu.job import Job, settled
@@ -32,10 +32,10 @@ from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
 from taihu.wire.clock import SystemClock
 from taihu.words import one_line, ordinal
-from worker.fc.mover import PeerMover
-from worker.memory.arenas import arenas_of
-from worker.reporting.activity import Activity
-from worker.session import Exchanged, Reporting, Session, exchange_after_meeting, exchange_by_plan, meet_workers
+from taihu.worker.fc.mover import PeerMover
+from taihu.worker.memory.arenas import arenas_of
+from taihu.worker.reporting.activity import Activity
+from taihu.worker.session import Exchanged, Reporting, Session, exchange_after_meeting, exchange_by_plan, meet_workers
 
 __all__ = ["World"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import grpc
 from typing_extensions import override
 
-from protos import coordinator_pb2 as pb
 from taihu.errors import FrameError, RefusedError
+from taihu.protos import coordinator_pb2 as pb
 from taihu.security.access import Access, Claim
 from taihu.security.identity import Identity
 from taihu.security.roles import Rule, Speaks

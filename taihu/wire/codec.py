@@ -18,9 +18,9 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from protos import tensor_pb2
 from taihu.errors import DamagedFrameError, FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.protos import tensor_pb2
 from taihu.wire.checksum import checksum_of, checksum_of_all
 from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType, dense_values, frame_of
 from taihu.wire.identity import Sender

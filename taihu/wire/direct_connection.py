@@ -22,8 +22,8 @@ from typing import Final
 import grpc
 import structlog
 
-from protos import connection_pb2 as pb
 from taihu.errors import ConfigError, ExchangeError
+from taihu.protos import connection_pb2 as pb
 from taihu.wire.address import is_every_host, join_address, split_address
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.limits import MOST_UNSENT_BYTES

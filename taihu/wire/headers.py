@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import HalfKind
 from taihu.errors import FrameError
+from taihu.kernels.half import HalfKind
 from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, K, Kind
 from taihu.wire.limits import MAX_PAYLOAD_BYTES
@@ -35,7 +35,7 @@ _MOST_ELEMENTS = (1 << 63) - 1
 
 
 class ValueType(Enum):
-    """Type of the values on the wire; the 16-bit ones travel as codes of `kernels.half` (uint16).
+    """Type of the values on the wire; the 16-bit ones travel as codes of `taihu.kernels.half` (uint16).
 
     Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
     reduce. The numbers are those of `DataType` in `protos/tensor.proto`.
@@ -69,7 +69,7 @@ class ValueType(Enum):
 
     @property
     def half_kind(self) -> HalfKind | None:
-        """The name of a 16-bit type in `kernels.half`; None for the others."""
+        """The name of a 16-bit type in `taihu.kernels.half`; None for the others."""
         match self:
             case ValueType.FP16:
                 return "fp16"
@@ -198,7 +198,7 @@ class Frame:
     """A frame that was read; neither array may be written to.
 
     `values` has shape (count,), or (selected,) when sparse, in the header's type; `sections`, uint8, says where the
-    values of a sparse frame belong (`kernels.pack`) and is empty in a dense one.
+    values of a sparse frame belong (`taihu.kernels.pack`) and is empty in a dense one.
     """
 
     header: FrameHeader

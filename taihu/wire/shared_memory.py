@@ -23,9 +23,9 @@ import numpy as np
 import structlog
 from numpy.typing import DTypeLike, NDArray
 
-from protos import parameter_server_pb2 as pb
 from taihu.errors import SharedMemoryError
 from taihu.process.lives import LIFE, is_over, own_life
+from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = [
     "CONTROL_WORDS",

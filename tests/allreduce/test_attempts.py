@@ -12,15 +12,15 @@ from support.cluster import layout_of
 from support.frames import header_of
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
-from allreduce.early import Held
-from allreduce.fence import Fence
-from allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Ring, cut_chunks
-from allreduce.sparse.allgather import SparseAllgather
-from allreduce.sparse.exchange import RankOrderSum, Slice
-from allreduce.sparse.mesh import SparseOperation
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.early import Held
+from taihu.allreduce.fence import Fence
+from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Ring, cut_chunks
+from taihu.allreduce.sparse.allgather import SparseAllgather
+from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
+from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.errors import FrameError, StaleError
 from taihu.planner.groups import Group
 from taihu.wire.headers import At, FrameHeader, ValueType

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from support.peers import Peers
 
-from allreduce.bench import calls_of_a_round, elements_of, time_allreduce
+from taihu.allreduce.bench import calls_of_a_round, elements_of, time_allreduce
 
 
 @pytest.mark.parametrize(("megabytes", "calls"), [(1e-9, 200), (0.004, 200), (0.1, 200), (1, 20), (10, 2), (244, 1)])

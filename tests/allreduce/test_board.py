@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from support.peers import Peers
 from support.shared_ranks import on_all_ranks, shared_buffers
 
-from allreduce.communicator import Communicator
-from allreduce.same_host.board import BOARD_BYTES, SharedBoard
-from allreduce.small_sums import SmallSums
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.same_host.board import BOARD_BYTES, SharedBoard
+from taihu.allreduce.small_sums import SmallSums
 from taihu.errors import FrameError, MemberLostError
 
 ROOM_BYTES = 4096

@@ -16,10 +16,10 @@ from support.cluster import layout_of
 from support.frames import header_of
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
-from allreduce.peer_service import PEER_SERVICE
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Ring, cut_chunks, summation_order
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.peer_service import PEER_SERVICE
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Ring, cut_chunks, summation_order
 from taihu.errors import ExchangeError, RunError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, slice_bounds

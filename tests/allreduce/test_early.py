@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from support.daemons import wait_for
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
-from allreduce.early import EarlyFrames, Held, waiting_bytes
-from allreduce.parts.messages import Receive
-from allreduce.ring.operation import OperationKey
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.early import EarlyFrames, Held, waiting_bytes
+from taihu.allreduce.parts.messages import Receive
+from taihu.allreduce.ring.operation import OperationKey
 from taihu.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.wire.identity import Sender
 from taihu.wire.kinds import Part, RingSegment

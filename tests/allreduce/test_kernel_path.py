@@ -12,10 +12,10 @@ from support.cluster import layout_of
 from support.daemons import wait_for
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
-from allreduce.ring.kernel_ring import IS_POSSIBLE
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Ring, cut_chunks
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.errors import RunError, StaleError, TaihuError
 from taihu.planner.groups import Group
 from taihu.wire.frame_link import FrameLink

@@ -23,11 +23,11 @@ from support.flipped_bits import Link, relayed
 from support.shared_ranks import PeerDiedError, expected_result
 from support.value_kinds import random_values, same_bits
 
-from allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing
-from allreduce.ring.passes import flat_pass, pass_of
-from allreduce.ring.schedule import Chunks, cut_chunks
-from kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
+from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing
+from taihu.allreduce.ring.passes import flat_pass, pass_of
+from taihu.allreduce.ring.schedule import Chunks, cut_chunks
 from taihu.errors import DamagedFrameError, FrameError, MemberLostError
+from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.wire.repetition import DAMAGED

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
-from allreduce.parts.mesh import Transfer
-from allreduce.parts.messages import Receive
-from allreduce.ring.operation import OperationKey
-from allreduce.sparse.allgather import SparseAllgather
-from allreduce.sparse.exchange import RankOrderSum, Slice
-from allreduce.sparse.mesh import SparseOperation
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.parts.mesh import Transfer
+from taihu.allreduce.parts.messages import Receive
+from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.sparse.allgather import SparseAllgather
+from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
+from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.errors import MemberLostError
 from taihu.wire.headers import At
 

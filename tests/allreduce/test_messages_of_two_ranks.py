@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allreduce.early import Held
-from allreduce.parts.messages import MessagesMesh, Receive
+from taihu.allreduce.early import Held
+from taihu.allreduce.parts.messages import MessagesMesh, Receive
 from taihu.errors import FrameError
 from taihu.wire.headers import FrameHeader
 from taihu.wire.identity import WorkerIdentity

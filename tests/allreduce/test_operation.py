@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allreduce.ring.operation import Operation, OperationKey, reduce_kind
-from allreduce.ring.schedule import (
+from taihu.allreduce.ring.operation import Operation, OperationKey, reduce_kind
+from taihu.allreduce.ring.schedule import (
     Broadcast,
     Phase,
     Ring,
@@ -25,8 +25,8 @@ from allreduce.ring.schedule import (
     summation_order,
     summed_by,
 )
-from kernels.half import from_half, to_half
 from taihu.errors import FrameError
+from taihu.kernels.half import from_half, to_half
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard, slice_bounds

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from support.frames import header_of
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
-from allreduce.early import Held
-from allreduce.parts.mesh import PartsMesh, Transfer
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.early import Held
+from taihu.allreduce.parts.mesh import PartsMesh, Transfer
 from taihu.errors import FrameError, TaihuError
 from taihu.wire.headers import ValueType
 from taihu.wire.identity import WorkerIdentity

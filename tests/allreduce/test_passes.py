@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass, pass_of
-from allreduce.ring.schedule import Action, Chunks, Ring, Segment, buffer_layout, cut_chunks
+from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass, pass_of
+from taihu.allreduce.ring.schedule import Action, Chunks, Ring, Segment, buffer_layout, cut_chunks
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import slice_bounds

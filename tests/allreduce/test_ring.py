@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from allreduce.ring.schedule import Action, Broadcast, Ring, Segment, buffer_layout, cut_chunks, summation_order
+from taihu.allreduce.ring.schedule import Action, Broadcast, Ring, Segment, buffer_layout, cut_chunks, summation_order
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group

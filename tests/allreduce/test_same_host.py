@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from support.cluster import layout_of
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Ring, cut_chunks
-from allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Ring, cut_chunks
+from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
 from taihu.errors import ConfigError, RunError, SharedMemoryError, TaihuError
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec

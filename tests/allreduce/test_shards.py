@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.parts_network import MemoryMover, MemoryNetwork
 
-from allreduce.parts.shards import (
+from taihu.allreduce.parts.shards import (
     columns_to_rows,
     gather_columns,
     gather_rows,

@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 from support.shared_ranks import Call, PeerDiedError, expected_result, on_all_ranks, shared_buffers
 from support.value_kinds import random_values, same_bits
 
-from allreduce.same_host.allreduce import SharedAllreduce
-from kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
+from taihu.allreduce.same_host.allreduce import SharedAllreduce
 from taihu.errors import ExchangeError, StaleError
+from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 from taihu.wire.shared_memory import SharedBuffer, open_shared
 
 pytestmark = pytest.mark.usefixtures("all_cores")
 
 # Workers are forks of a process that has imported what takes long.
 WORKERS = multiprocessing.get_context("forkserver")
-WORKERS.set_forkserver_preload(["allreduce.same_host.allreduce", "hypothesis", "pytest"])
+WORKERS.set_forkserver_preload(["taihu.allreduce.same_host.allreduce", "hypothesis", "pytest"])
 ROUNDS = 40
 
 

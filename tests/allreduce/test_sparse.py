@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sparse_network import ALGORITHMS, Network, make_exchange
 
-from allreduce.sparse.exchange import Message, RankOrderSum, Slice
-from allreduce.sparse.tree import GtopkTree
+from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice
+from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.errors import ConfigError, ExchangeError, FrameError
 
 quick = settings(deadline=None, max_examples=60)

@@ -10,7 +10,7 @@ import pytest
 from support.scenarios import check_scenario, parse_options, scenario_paths
 from support.sparse_network import Network, make_exchange
 
-from allreduce.sparse.exchange import Message, Slice
+from taihu.allreduce.sparse.exchange import Message, Slice
 
 
 class Interpreter:

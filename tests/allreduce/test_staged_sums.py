@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from support.shared_ranks import PeerDiedError, expected_result, on_all_ranks, shared_buffers
 from support.value_kinds import random_values, same_bits
 
-from allreduce.same_host.staged import StagedSums
-from kernels.sums import REDUCE_KINDS, ReduceKind
+from taihu.allreduce.same_host.staged import StagedSums
 from taihu.errors import ExchangeError
+from taihu.kernels.sums import REDUCE_KINDS, ReduceKind
 
 pytestmark = pytest.mark.usefixtures("all_cores")
 

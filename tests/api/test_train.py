@@ -17,7 +17,7 @@ import taihu.api
 from taihu.errors import ConfigError, DataError, ModelError, TaihuError
 from taihu.job import Job
 from taihu.process.entry import Interrupts
-from worker.engine import Flatten, Layer, Linear, ReLU, Sequential
+from taihu.worker.engine import Flatten, Layer, Linear, ReLU, Sequential
 
 
 def data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
@@ -122,6 +122,6 @@ def test_importing_taihu_is_cheap_and_its_names_are_there() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
     for name in taihu.__all__:
         assert getattr(taihu, name) is not None
-    assert set(taihu.__all__) - {"__distribution__", "__version__"} == set(taihu.api.__all__) - {"Build"}
+    assert set(taihu.__all__) - {"__version__"} == set(taihu.api.__all__) - {"Build"}
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         taihu.trian  # noqa: B018

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from kernels.sw26010.product import plan_product
 from taihu.cli.bench.sw26010 import shares_of, sw26010
 from taihu.cli.main import make_app
 from taihu.errors import ConfigError, ModelError
+from taihu.kernels.sw26010.product import plan_product
 from taihu.process.entry import run_app
 
 _KEYS = {

@@ -11,7 +11,7 @@ from taihu.cli.main import make_app
 from taihu.process.entry import run_app
 
 _RIGHT = """
-from worker.engine import Conv2d, Flatten, Linear, ReLU, Sequential
+from taihu.worker.engine import Conv2d, Flatten, Linear, ReLU, Sequential
 
 def build(input_shape, outputs):
     return Sequential([Conv2d(2, 3), ReLU(), Flatten(), Linear(outputs)])
@@ -21,7 +21,7 @@ def table(input_shape, outputs):
 """
 _WRONG = """
 import numpy as np
-from worker.engine import Flatten, Layer, Linear, Sequential
+from taihu.worker.engine import Flatten, Layer, Linear, Sequential
 
 class Half(Layer):
     def build(self, name, input_shape):

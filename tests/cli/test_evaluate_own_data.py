@@ -12,10 +12,10 @@ from taihu.cli.evaluate import evaluate_file
 from taihu.errors import ModelError
 from taihu.job import load_job
 from taihu.results import read_json
-from worker.data.load import load_dataset
-from worker.engine import Model, build_model
-from worker.saved.writing import describe_model, save_model
-from worker.training.evaluation import evaluate
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Model, build_model
+from taihu.worker.saved.writing import describe_model, save_model
+from taihu.worker.training.evaluation import evaluate
 
 
 def pictures(folder: Path, classes: tuple[str, ...]) -> str:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from test_main import COMMANDS
 
-from ps_server.command import server
 from taihu import __version__
 from taihu.cli.main import make_app
 from taihu.process.command_line import command_of
 from taihu.process.entry import run_app
 from taihu.process.options import JsonOption
+from taihu.ps_server.command import server
 from taihu.results import as_json, write_json
 from taihu.words import counted, listed
-from worker.command import worker
+from taihu.worker.command import worker
 
 
 def run(app: object, *arguments: str) -> int:

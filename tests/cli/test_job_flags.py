@@ -11,7 +11,6 @@ import pytest
 import typer
 from typer.main import get_command
 
-from ps_server.command import server
 from taihu.cli.manifest import manifest_command
 from taihu.cli.node import node
 from taihu.cli.planning.command import plan
@@ -20,7 +19,8 @@ from taihu.errors import ConfigError
 from taihu.job import Job, load_job
 from taihu.job.flags import JobFlags, takes_job_flags
 from taihu.process.entry import run_app
-from worker.command import worker
+from taihu.ps_server.command import server
+from taihu.worker.command import worker
 
 ROLES = {"train": train, "worker": worker, "server": server, "node": node, "plan": plan, "manifest": manifest_command}
 

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import coordinator_pb2 as pb
 from taihu.cli.planning.time import profile_of_running_job
 from taihu.errors import ConfigError, PeerUnreachableError
 from taihu.planner.decide import choose_fc_of, decide
 from taihu.planner.fc_mode import FcLayer
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+from taihu.protos import coordinator_pb2 as pb
 
 PROFILE = Profile(
     layers=tuple(LayerCost(f"l{i}", n, 0.01) for i, n in enumerate((4_000_000, 100, 9_000_000, 50_000, 10, 800_000))),

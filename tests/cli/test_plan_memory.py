@@ -24,10 +24,10 @@ from taihu.planner.groups import Group
 from taihu.planner.memory import server_memory, worker_memory
 from taihu.planner.partition import Shard
 from taihu.process.free_memory import free_bytes
-from worker.engine import build_model
-from worker.fc.connected import spreadable
-from worker.fc.hybrid import HybridModel
-from worker.training.planned_memory import memory_job
+from taihu.worker.engine import build_model
+from taihu.worker.fc.connected import spreadable
+from taihu.worker.fc.hybrid import HybridModel
+from taihu.worker.training.planned_memory import memory_job
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -19,11 +19,11 @@ from taihu.cli.export import export
 from taihu.cli.predict import predict
 from taihu.job import Job
 from taihu.process.entry import run_app
-from worker.data.load import load_dataset
-from worker.engine import Model, StepContext, build_model, make_loss, transformer
-from worker.saved.continuation import Draw
-from worker.saved.prediction import LoadedModel, load_model_file
-from worker.saved.writing import describe_model, save_model
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Model, StepContext, build_model, make_loss, transformer
+from taihu.worker.saved.continuation import Draw
+from taihu.worker.saved.prediction import LoadedModel, load_model_file
+from taihu.worker.saved.writing import describe_model, save_model
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.daemons import Start, listening, wait_for
 
-from protos import coordinator_pb2 as pb
 from taihu.cli.top import render
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import member_to_message, progress_to_message
 from taihu.coordination.overview import COLUMNS, overview_of
 from taihu.coordination.status import fetch_status
+from taihu.protos import coordinator_pb2 as pb
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,8 +75,8 @@ def test_members_that_have_not_trained_are_shown_and_count_for_nothing() -> None
 
 def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, taihu: Taihu) -> None:
     flags = ("--servers", "1", "--workers", "1", "--set", "train.steps=1000000", "--set", "train.evaluate=false")
-    address, _ = listening(start("ps_server", *flags, "--bind", "127.0.0.1:0"))
-    start("worker", *flags, "--rank", "0", "--coordinator", address)
+    address, _ = listening(start("taihu.ps_server", *flags, "--bind", "127.0.0.1:0"))
+    start("taihu.worker", *flags, "--rank", "0", "--coordinator", address)
 
     def both_tell() -> bool:
         view = overview_of(fetch_status(address, 600), RunState.RUNNING)

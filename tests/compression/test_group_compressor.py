@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.half import from_half
-from kernels.pack import unpack
 from taihu.compression import Compressor, GroupCompressor, method_of
+from taihu.kernels.half import from_half
+from taihu.kernels.pack import unpack
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.partition import Shard

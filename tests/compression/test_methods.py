@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.half import from_half
 from taihu.compression import METHODS, CompressionState, Compressor, Unit, make_compressor, method_of, units_of_plan
+from taihu.kernels.half import from_half
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.settings import CompressionSettings, OptimizerSettings

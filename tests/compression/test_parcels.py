@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.half import from_half, to_half
-from kernels.pack import pack, packed_bound
 from taihu.compression.parcels import Parcels, sections_bound
 from taihu.errors import FrameError
+from taihu.kernels.half import from_half, to_half
+from taihu.kernels.pack import pack, packed_bound
 from taihu.wire.headers import ValueType
 
 

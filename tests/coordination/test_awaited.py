@@ -8,13 +8,13 @@ import pytest
 import structlog
 from support.cluster import Cluster, layout_of, make_job
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.awaited import awaited_in_words, missing_of, pauses_s
 from taihu.coordination.client import CoordinatorClient, coordinator_address
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.messages import member_to_message
 from taihu.coordination.status import fetch_status
 from taihu.coordination.waiting import telling_who_is_awaited
+from taihu.protos import coordinator_pb2 as pb
 
 
 def members(servers: tuple[int, ...], workers: tuple[int, ...]) -> list[MemberId]:

@@ -11,13 +11,13 @@ import pytest
 from support.cluster import make_job
 from support.daemons import free_port
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination import client as module
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.stopping import StopNotice
 from taihu.errors import MemberLostError, StaleError
 from taihu.job import Job
+from taihu.protos import coordinator_pb2 as pb
 from taihu.wire.channel import open_channel
 from taihu.wire.patience import Patience
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from protos import coordinator_pb2 as pb
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.messages import (
     member_from_message,
@@ -26,6 +25,7 @@ from taihu.errors import ConfigError, FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.carriage import CARRIAGES
 from taihu.planner.groups import Group
+from taihu.protos import coordinator_pb2 as pb
 
 quick = settings(deadline=None)
 

@@ -13,7 +13,6 @@ import pytest
 from support.checkpoints import with_checkpoints
 from support.cluster import Cluster, layout_of, make_job, measured_step
 
-from protos import coordinator_pb2 as pb
 from taihu.checkpoint.files import PartFile
 from taihu.coordination.client import CoordinatorClient, coordinator_address
 from taihu.coordination.members import MemberId, Progress, Role, RunState
@@ -25,6 +24,7 @@ from taihu.coordination.stopping import StopNotice
 from taihu.coordination.vouching import vouched_once
 from taihu.errors import ConfigError, FrameError, StaleError, TaihuError
 from taihu.planner.measurement import StepMeasurement
+from taihu.protos import coordinator_pb2 as pb
 from taihu.wire.clock import SystemClock
 from taihu.wire.identity import WorkerIdentity
 

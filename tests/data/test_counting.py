@@ -19,9 +19,9 @@ from PIL import Image
 from taihu.errors import DataError
 from taihu.job import load_job
 from taihu.settings import DataSettings
-from worker.data.counting import count_training_samples
-from worker.data.load import load_dataset
-from worker.preflight import check_inputs
+from taihu.worker.data.counting import count_training_samples
+from taihu.worker.data.load import load_dataset
+from taihu.worker.preflight import check_inputs
 
 
 def agreed(name: str | Path, path: Path | None = None, **given: object) -> int:
@@ -123,7 +123,7 @@ def test_what_only_loading_shows_is_left_to_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "single.npz", x=np.zeros((1, 2)), y=np.zeros(1))
     write_table(tmp_path / "packed.csv.gz", 9)
     write_table(tmp_path / "large.csv", 9)
-    with patch("worker.data.counting._MOST_BYTES_READ", 20):
+    with patch("taihu.worker.data.counting._MOST_BYTES_READ", 20):
         for name in ("own.py:load", "bad.npz", "other.npz", "scalar.npz", "single.npz", "packed.csv.gz", "large.csv"):
             assert count_training_samples(DataSettings(name=str(tmp_path / name))) is None, name
     for damage in (b"", bytes(40)):

@@ -9,10 +9,10 @@ import pytest
 from support.readme import commands, files, typed
 
 from taihu.job import load_job, parse_assignments
-from worker.data.batches import Batches
-from worker.data.load import load_dataset
-from worker.engine import build_model
-from worker.preflight import check_inputs
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import build_model
+from taihu.worker.preflight import check_inputs
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

@@ -13,8 +13,8 @@ from support.reading import inputs_of, targets_of
 
 from taihu.errors import DataError
 from taihu.settings import DataSettings
-from worker.data.built_in.cifar10 import load_cifar10
-from worker.data.load import load_dataset
+from taihu.worker.data.built_in.cifar10 import load_cifar10
+from taihu.worker.data.load import load_dataset
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 

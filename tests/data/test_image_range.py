@@ -15,10 +15,10 @@ from support.reading import inputs_of
 
 from taihu.errors import DataError
 from taihu.settings import DataSettings
-from worker.data.dataset import Dataset
-from worker.data.depth import Depth, Values, depth_of
-from worker.data.load import load_dataset
-from worker.data.reading import AsTrained
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.depth import Depth, Values, depth_of
+from taihu.worker.data.load import load_dataset
+from taihu.worker.data.reading import AsTrained
 
 GREY = np.random.default_rng(0).integers(0, 256, (10, 14), np.uint8)
 GREY[0, :2] = 0, 255
@@ -126,7 +126,7 @@ def test_a_picture_beyond_the_range_of_others_is_refused(tmp_path: Path) -> None
     depth = Depth("16-bit pixels", 4095)
     file = tmp_path / "far.png"
     Image.fromarray(np.full((3, 3), 5000, np.uint16)).save(file)
-    from worker.data.own.pixels import read_image  # noqa: PLC0415
+    from taihu.worker.data.own.pixels import read_image  # noqa: PLC0415
 
     with pytest.raises(DataError, match=r"far.png: 16-bit pixels from 5000 to 5000, expected 0 to 4095 as of others"):
         read_image(file, 1, depth=depth)

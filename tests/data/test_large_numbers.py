@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from taihu.job import Job
 from taihu.settings import DataSettings
-from worker.data.batches import Batches
-from worker.data.dataset import Dataset, evaluation_batches
-from worker.data.load import load_dataset, with_statistics
-from worker.data.own.inputs import ArrayInputs
-from worker.data.statistics import read_statistics
-from worker.engine import Linear, Model, Sequential, StepContext
-from worker.saved.prediction import load_model_file
-from worker.saved.writing import describe_model, save_model
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.dataset import Dataset, evaluation_batches
+from taihu.worker.data.load import load_dataset, with_statistics
+from taihu.worker.data.own.inputs import ArrayInputs
+from taihu.worker.data.statistics import read_statistics
+from taihu.worker.engine import Linear, Model, Sequential, StepContext
+from taihu.worker.saved.prediction import load_model_file
+from taihu.worker.saved.writing import describe_model, save_model
 
 FORMS = ("x.npz", "npy", "f32.npz", "f.py:arrays", "f.py:items", "x.parquet")
 ROWS = 200

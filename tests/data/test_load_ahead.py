@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
-from worker.data.ahead import LoadAhead
-from worker.data.batches import Batches
-from worker.data.dataset import ArrayExamples, Dataset
+from taihu.worker.data.ahead import LoadAhead
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.dataset import ArrayExamples, Dataset
 
 INPUTS = np.arange(20, dtype=np.float32)[:, np.newaxis]
 

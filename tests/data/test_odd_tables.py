@@ -20,13 +20,13 @@ from support.reading import inputs_of, targets_of
 from taihu.errors import DataError
 from taihu.job import Job
 from taihu.settings import DataSettings
-from worker.data.dataset import Dataset
-from worker.data.load import load_dataset
-from worker.data.own.dress import Decimal, parse_number
-from worker.engine import Linear, Model, Sequential
-from worker.saved.inputs import read_samples
-from worker.saved.metadata import parse_metadata
-from worker.saved.writing import describe_model
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.load import load_dataset
+from taihu.worker.data.own.dress import Decimal, parse_number
+from taihu.worker.engine import Linear, Model, Sequential
+from taihu.worker.saved.inputs import read_samples
+from taihu.worker.saved.metadata import parse_metadata
+from taihu.worker.saved.writing import describe_model
 
 HALVES = [row / 2 for row in range(40)]
 REST = "".join(f";{row % 4};{'xy'[row % 2]}\n" for row in range(40)).splitlines()

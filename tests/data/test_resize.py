@@ -11,8 +11,8 @@ from PIL import Image
 from support.reading import inputs_of, targets_of
 
 from taihu.settings import DataSettings
-from worker.data.load import load_dataset
-from worker.data.resize import resize_images
+from taihu.worker.data.load import load_dataset
+from taihu.worker.data.resize import resize_images
 
 SIDES = st.integers(1, 40)
 

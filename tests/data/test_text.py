@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from taihu.errors import ConfigError, DataError, ModelError
 from taihu.job import load_job
 from taihu.settings import DataSettings
-from worker.data.batches import Batches
-from worker.data.counting import count_training_samples
-from worker.data.dataset import Dataset, Examples, evaluation_batches
-from worker.data.load import load_dataset
-from worker.data.text import TextExamples, sequences, sequences_of
-from worker.preflight import check_inputs
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.counting import count_training_samples
+from taihu.worker.data.dataset import Dataset, Examples, evaluation_batches
+from taihu.worker.data.load import load_dataset
+from taihu.worker.data.text import TextExamples, sequences, sequences_of
+from taihu.worker.preflight import check_inputs
 
 
 def loaded(name: Path | str, **more: Any) -> Dataset:

@@ -33,10 +33,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     sets = ("train.steps=1000000", "cluster.threads=1", "compression.method=dlgs", "compression.refresh_every=2")
     flags = [text for each in sets for text in ("--set", each)] + ["--servers", "1", "--workers", "1"]
     with daemons(folder) as start:
-        server = start("ps_server", *flags, "--bind", "127.0.0.1:0")
+        server = start("taihu.ps_server", *flags, "--bind", "127.0.0.1:0")
         address, server_port = listening(server)
         port = free_port()
-        start("worker", *flags, "--rank", "0", "--coordinator", address, "--metrics-port", str(port))
+        start("taihu.worker", *flags, "--rank", "0", "--coordinator", address, "--metrics-port", str(port))
         seen: Exported = {}
 
         def complete() -> bool:

@@ -76,10 +76,10 @@ def test_servers_of_whom_dns_knows_too_few(taihu: Taihu) -> None:
 def test_the_second_server_that_never_comes(start: Start, tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     common = {**POD, "TAIHU_CLUSTER__COORDINATOR": address}
-    worker = start("worker", environment={**common, "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "60"})
+    worker = start("taihu.worker", environment={**common, "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "60"})
     wait_for(lambda: "metrics" in (tmp_path / "0.log").read_text(), "the worker did not start")
     first = {"JOB_COMPLETION_INDEX": "0", "TAIHU_BIND": address, "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "5"}
-    server = start("ps_server", environment={**common, **first})
+    server = start("taihu.ps_server", environment={**common, **first})
     assert (server.wait(timeout=600), worker.wait(timeout=600)) == (1, 1)
     for log in ("0.log", "1.log"):
         last = (tmp_path / log).read_text().splitlines()[-1]

@@ -10,9 +10,6 @@ import grpc
 import numpy as np
 import pytest
 
-from protos import connection_pb2
-from protos import doctor_pb2 as pb
-from protos.doctor_pb2_grpc import DoctorServiceStub
 from taihu.doctor.collecting import interface_towards, machine_facts
 from taihu.doctor.facts import Port
 from taihu.doctor.link import DOCTOR_SERVICE, MOST_BYTES
@@ -20,6 +17,9 @@ from taihu.doctor.messages import facts_from_message, facts_to_message
 from taihu.doctor.remote import RemoteDoctor, look_at_port
 from taihu.doctor.service import ListeningDoctor
 from taihu.errors import ConfigError, FrameError, StaleError
+from taihu.protos import connection_pb2
+from taihu.protos import doctor_pb2 as pb
+from taihu.protos.doctor_pb2_grpc import DoctorServiceStub
 from taihu.security.security import Security
 from taihu.security.token import Token
 from taihu.wire.address import free_port

@@ -162,7 +162,7 @@ def test_an_unreachable_server_is_named_with_the_time_tried(taihu: Taihu) -> Non
 
 def test_a_worker_with_another_model_is_told_which_layer_differs(taihu: Taihu, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from worker.engine import Flatten, Linear, Sequential\n"
+        "from taihu.worker.engine import Flatten, Linear, Sequential\n"
         "def build(input_shape, classes):\n"
         "    return Sequential([Flatten(), Linear(classes)])\n"
     )

@@ -32,11 +32,12 @@ def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environmen
     world |= {"WORLD_SIZE": "2", "TAIHU_CLUSTER__SERVERS": "2", "TAIHU_RUN__DIR": "kept/{name}"}
     ways = (start_by_hand, start)
     workers = [
-        ways[rank]("worker", *STEPS, "--json", f"{rank}.json", environment={**world, "RANK": str(rank)})
+        ways[rank]("taihu.worker", *STEPS, "--json", f"{rank}.json", environment={**world, "RANK": str(rank)})
         for rank in (0, 1)
     ]
     servers = [
-        ways[index]("ps_server", *STEPS, environment={**world, "DMLC_SERVER_ID": str(index)}) for index in (1, 0)
+        ways[index]("taihu.ps_server", *STEPS, environment={**world, "DMLC_SERVER_ID": str(index)})
+        for index in (1, 0)
     ]
     assert [process.wait(timeout=600) for process in (*workers, *servers)] == [0, 0, 0, 0]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
@@ -55,12 +56,12 @@ def test_workers_may_start_before_servers_and_be_found_by_a_launchers_environmen
 def test_a_run_can_be_watched_from_outside(start: Start, taihu: Taihu, tmp_path: Path) -> None:
     flags: tuple[str, ...] = ("--servers", "1", "--workers", "1", "--set", "train.steps=1000000", *QUICK)
     flags += ("--set", "cluster.reflection=true")
-    server = start("ps_server", *flags, "--bind", "127.0.0.1:0")
+    server = start("taihu.ps_server", *flags, "--bind", "127.0.0.1:0")
     address, server_metrics = listening(server)
     assert status(taihu, tmp_path, address)["state"] == "waiting"
     worker_metrics = free_port()
     found = ("--rank", "0", "--coordinator", address, "--metrics-port", str(worker_metrics))
-    worker = start("worker", *flags, *found, "--run-dir", "kept")
+    worker = start("taihu.worker", *flags, *found, "--run-dir", "kept")
     wait_for(lambda: value(page(worker_metrics), "taihu_step") > 5, "the worker made no steps")
     assert status(taihu, tmp_path, address)["state"] == "running"
     wait_for(lambda: value(page(server_metrics), "taihu_step") > 0, "the server does not tell of steps")

@@ -48,7 +48,7 @@ def test_a_killed_daemon_ends_the_run_and_is_named(tmp_path: Path, victim: str) 
     with endless_training(tmp_path) as process:
         daemons = children(process)
         assert len(daemons) == 5
-        pid = next(pid for pid, command in daemons.items() if f"-m {victim} " in command)
+        pid = next(pid for pid, command in daemons.items() if f"-m taihu.{victim} " in command)
         os.kill(pid, signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
@@ -84,7 +84,7 @@ def test_ctrl_c_saves_what_there_is_and_says_where(tmp_path: Path, taihu: Taihu)
 def test_a_second_signal_ends_all_daemons_at_once(tmp_path: Path) -> None:
     with endless_training(tmp_path) as process:
         daemons = children(process)
-        stuck = next(pid for pid, command in daemons.items() if "-m worker " in command)
+        stuck = next(pid for pid, command in daemons.items() if "-m taihu.worker " in command)
         os.kill(stuck, signal.SIGSTOP)  # so that none of them can end in order
         process.send_signal(signal.SIGINT)
         while "stopping" not in process.stdout.readline():

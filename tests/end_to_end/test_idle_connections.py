@@ -13,8 +13,8 @@ from support.worker import Values
 from benchmarks.idle_connections import Strangers
 from benchmarks.strangers.calls import streams, undecodable
 from benchmarks.strangers.target import Target
-from ps_server.daemon import ServerOptions
 from taihu.job import Job
+from taihu.ps_server.daemon import ServerOptions
 from taihu.security.identity import COORDINATOR, dns_name
 from taihu.wire.address import free_port, split_address
 

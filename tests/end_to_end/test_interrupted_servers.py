@@ -12,14 +12,14 @@ import pytest
 from support.cluster import Member, layout_of, make_job
 from support.daemons import Process, Start, listening, ring_address, wait_for
 
-from protos import coordinator_pb2
-from protos import parameter_server_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.coordination.client import CoordinatorClient
 from taihu.coordination.members import MemberId, Role
 from taihu.coordination.status import fetch_status
 from taihu.errors import RunError
 from taihu.job import Job, job_to_toml
+from taihu.protos import coordinator_pb2
+from taihu.protos import parameter_server_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
 LAYOUT = layout_of(8)
 
@@ -29,7 +29,7 @@ def start_servers(start: Start, folder: Path, job: Job, indices: tuple[int, ...]
     servers = []
     for index in indices:
         (folder / "job.toml").write_text(job_to_toml(job))
-        server = start("ps_server", "job.toml", "--index", str(index), "--bind", "127.0.0.1:0")
+        server = start("taihu.ps_server", "job.toml", "--index", str(index), "--bind", "127.0.0.1:0")
         address, _ = listening(server)
         if index == 0:
             cluster = job.cluster.model_copy(update={"coordinator": address})
@@ -68,13 +68,13 @@ def test_a_worker_that_is_interrupted_while_its_join_is_held_is_not_waited_for(
         job, (first,) = start_servers(start, tmp_path, job, (0,))
     else:
         (tmp_path / "job.toml").write_text(job_to_toml(job))
-        first = start("worker", "job.toml", "--rank", "0", "--bind", "127.0.0.1:0")
+        first = start("taihu.worker", "job.toml", "--rank", "0", "--bind", "127.0.0.1:0")
         coordinator = ring_address(first)
         job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"coordinator": coordinator})})
         (tmp_path / "job.toml").write_text(job_to_toml(job))
     wait_for_members(job, 1)
     (tmp_path / "job.toml").write_text(job_to_toml(job))
-    held = start("worker", "job.toml", "--rank", "1")
+    held = start("taihu.worker", "job.toml", "--rank", "1")
     wait_for_members(job, 2)
     held.terminate()
     assert held.wait(timeout=600) == 130

@@ -21,18 +21,18 @@ def test_a_run_over_ipv6(start: Start, tmp_path: Path, exchange: str) -> None:
     flags: tuple[str, ...] = (*RUN, *OVER_TCP, "--exchange", exchange)
     here = ("--bind", "[::1]:0", "--linger", "0")
     if exchange == "server":
-        host = start("ps_server", *flags, "--servers", "1", *here)
+        host = start("taihu.ps_server", *flags, "--servers", "1", *here)
         flags = (*flags, "--servers", "1")
         others = [0, 1]
     else:
-        host = start("worker", *flags, "--rank", "0", "--json", "0.json", *here)
+        host = start("taihu.worker", *flags, "--rank", "0", "--json", "0.json", *here)
         others = [1]
     address = listening(host)[0] if exchange == "server" else ring_address(host)
     assert address.startswith("[::1]:")
     assert missing_of(fetch_status(address, 600))
     own = here if exchange == "ring" else ()
     members = [
-        start("worker", *flags, "--rank", str(rank), "--coordinator", address, "--json", f"{rank}.json", *own)
+        start("taihu.worker", *flags, "--rank", str(rank), "--coordinator", address, "--json", f"{rank}.json", *own)
         for rank in others
     ]
     assert [process.wait(timeout=600) for process in (host, *members)] == [0] * (1 + len(members))

@@ -44,10 +44,10 @@ def samples(port: int) -> dict[tuple[str, str], float]:
 def run(start: Start, steps: int, settings: tuple[str, ...], *options: str) -> tuple[Process, str, int, Process, str]:
     """A server that has `options` too, its address and metrics port; a worker and its address."""
     flags = (*FLAGS, "--set", f"train.steps={steps}", *settings)
-    server = start("ps_server", *flags, "--bind", "127.0.0.1:0", *options)
+    server = start("taihu.ps_server", *flags, "--bind", "127.0.0.1:0", *options)
     address, port = listening(server)
     own = f"127.0.0.1:{free_port()}"
-    worker = start("worker", *flags, "--rank", "0", "--coordinator", address, "--bind", own)
+    worker = start("taihu.worker", *flags, "--rank", "0", "--coordinator", address, "--bind", own)
     return server, address, port, worker, own
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from worker.engine import build_model
-from worker.sw26010 import layer_times, modelled_step
+from taihu.worker.engine import build_model
+from taihu.worker.sw26010 import layer_times, modelled_step
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -29,7 +29,7 @@ def daemons(process: Command) -> dict[str, int]:
     found: dict[str, int] = {}
     for pid in sorted(map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().split()
-        for module, role in (("ps_server", "server"), ("worker", "worker")):
+        for module, role in (("taihu.ps_server", "server"), ("taihu.worker", "worker")):
             if module in words and "--rank" in words:
                 found[f"{role} {words[words.index('--rank') + 1]}"] = pid
     return found

@@ -16,10 +16,12 @@ def test_survivors_of_a_killed_worker_end_and_name_it(tmp_path: Path, victim: in
     forever = ("--set", "train.steps=1000000", "--set", "train.evaluate=false")
     endless = ("--exchange", "ring", "--workers", "4", *forever)
     with daemons(tmp_path) as start:
-        first = start("worker", *endless, "--rank", "0", "--bind", "127.0.0.1:0", "-v")
+        first = start("taihu.worker", *endless, "--rank", "0", "--bind", "127.0.0.1:0", "-v")
         address = ring_address(first)
         others = [
-            start("worker", *endless, "--rank", str(rank), "--coordinator", address, "--bind", "127.0.0.1:0", "-v")
+            start(
+                "taihu.worker", *endless, "--rank", str(rank), "--coordinator", address, "--bind", "127.0.0.1:0", "-v"
+            )
             for rank in (1, 2, 3)
         ]
         workers = [first, *others]
@@ -57,7 +59,7 @@ def test_workers_find_each_other_by_what_a_launcher_sets(tmp_path: Path, launche
         workers = []
         for rank in range(3):
             environment = {rank_name: str(rank), size_name: "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            workers.append(start("worker", *common, f"{rank}.json", environment=environment))
+            workers.append(start("taihu.worker", *common, f"{rank}.json", environment=environment))
         for rank, worker in enumerate(workers):
             assert worker.wait(timeout=600) == 0, (tmp_path / f"{rank}.log").read_text()[-500:]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]

@@ -60,7 +60,7 @@ class Launcher:
         files = ("--run-dir", str(self.folder / "run"), "--json", "0.json") if name == "worker 0" else ()
         coordinator = () if is_host and self.address.endswith(":0") else ("--coordinator", self.address)
         keeping = ("--set", f"checkpoint.dir={self.folder / 'kept'}", "--set", "checkpoint.every_steps=10")
-        module = "ps_server" if role == "server" else "worker"
+        module = "taihu.ps_server" if role == "server" else "taihu.worker"
         flags = (*KINDS[self.kind], *COMMON, *keeping, *self.own)
         self.processes[name] = self.start(module, *flags, "--rank", rank, *bind, *coordinator, *files)
         return self.processes[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.daemons import Start, listening, wait_for
 
 from taihu.coordination.status import fetch_status
-from worker.saved.reading import load_model
+from taihu.worker.saved.reading import load_model
 
 FLAGS = (
     *("--servers", "1", "--workers", "2", "--steps", "1000000", "--data", "synthetic:1x8x8"),
@@ -18,11 +18,11 @@ FLAGS = (
 
 def test_sigterm_to_the_server_alone_stops_all_of_the_run(start: Start, tmp_path: Path) -> None:
     # Hours of lingering and holding are over at once.
-    server = start("ps_server", *FLAGS, "--bind", "127.0.0.1:0", "--hold", "--linger", "9999")
+    server = start("taihu.ps_server", *FLAGS, "--bind", "127.0.0.1:0", "--hold", "--linger", "9999")
     address, _ = listening(server)
     joining = ("--coordinator", address, "--linger", "9999")
     workers = [
-        start("worker", *FLAGS, "--rank", str(rank), *joining, "--json", f"{rank}.json", "--log-format", "json")
+        start("taihu.worker", *FLAGS, "--rank", str(rank), *joining, "--json", f"{rank}.json", "--log-format", "json")
         for rank in range(2)
     ]
     wait_for(lambda: any(member.progress.step > 3 for member in fetch_status(address, 600).members), "no steps")

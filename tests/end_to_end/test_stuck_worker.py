@@ -11,7 +11,7 @@ from support.commands import run_command
 MODEL = """
 import sys, time
 from pathlib import Path
-from worker.engine import Flatten, Layer, Linear, Sequential
+from taihu.worker.engine import Flatten, Layer, Linear, Sequential
 
 class Stuck(Layer):
     steps = 0

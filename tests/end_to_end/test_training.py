@@ -70,7 +70,7 @@ def test_processes_end_with_the_bits_of_a_run_in_one(taihu: Taihu, tmp_path: Pat
 
 def test_a_user_trains_a_model_of_his_own(taihu: Taihu, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from worker.engine import Flatten, Linear, ReLU, Sequential\n"
+        "from taihu.worker.engine import Flatten, Linear, ReLU, Sequential\n"
         "def build(input_shape, classes):\n"
         "    return Sequential([Flatten(), Linear(24), ReLU(), Linear(classes)])\n"
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from conftest import Taihu
 
-from kernels.nn.peak import multiply_add_rate
 from taihu.cli.bench.engine import engine
 from taihu.errors import ConfigError
-from worker.bench.engine import EngineStep
+from taihu.kernels.nn.peak import multiply_add_rate
+from taihu.worker.bench.engine import EngineStep
 
 _MODEL = """
-from worker.engine import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
+from taihu.worker.engine import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sequential
 
 
 def build(input_shape, classes):

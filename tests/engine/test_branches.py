@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from taihu.errors import ModelError
-from worker.engine import (
+from taihu.worker.engine import (
     Auxiliary,
     AvgPool2d,
     Concat,
@@ -28,7 +28,7 @@ from worker.engine import (
     StepHooks,
     check_gradients,
 )
-from worker.fc.connected import fully_connected_layers
+from taihu.worker.fc.connected import fully_connected_layers
 
 _TRAINING = StepContext(training=True, seed=3, step=1, first_sample=0)
 _LABELS = np.array([0, 2, 1])

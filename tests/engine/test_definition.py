@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import worker.engine
+import taihu.worker.engine
 from taihu.errors import ModelError
 from taihu.model_defaults import usual_input
-from worker.engine import (
+from taihu.worker.engine import (
     MODELS,
     AvgPool2d,
     BatchNorm,
@@ -35,7 +35,7 @@ from worker.engine import (
     StepContext,
     build_from_definition,
 )
-from worker.engine.models.definition import BUILT_IN
+from taihu.worker.engine.models.definition import BUILT_IN
 
 
 def through_json(layer: Layer) -> Layer:
@@ -96,7 +96,7 @@ def test_the_zoo_is_made_of_definitions(name: str) -> None:
 def test_every_built_in_layer_has_a_definition() -> None:
     public = {
         name: each
-        for name, each in vars(worker.engine).items()
+        for name, each in vars(taihu.worker.engine).items()
         if isinstance(each, type) and issubclass(each, Layer) and not inspect.isabstract(each)
     }
     assert public == dict(BUILT_IN)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.layout import TensorSpec
-from worker.engine import (
+from taihu.worker.engine import (
     AvgPool2d,
     BatchNorm,
     Conv2d,

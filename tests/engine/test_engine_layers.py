@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import DataError, ModelError
-from worker.engine import (
+from taihu.worker.engine import (
     AvgPool2d,
     BatchNorm,
     Conv2d,
@@ -30,8 +30,8 @@ from worker.engine import (
     StepContext,
     softmax_cross_entropy,
 )
-from worker.engine.layers import convolution
-from worker.engine.layers.products import even_side
+from taihu.worker.engine.layers import convolution
+from taihu.worker.engine.layers.products import even_side
 
 _TRAINING = StepContext(training=True, seed=0, step=0, first_sample=0)
 _EVALUATION = StepContext(training=False, seed=0, step=0, first_sample=0)

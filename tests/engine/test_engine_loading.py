@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from taihu.errors import ModelError
-from worker.engine import StepContext, build_model
+from taihu.worker.engine import StepContext, build_model
 
 _GOOD = """
 from dataclasses import dataclass
-from worker.engine import Flatten, Linear, ReLU, Sequential
+from taihu.worker.engine import Flatten, Linear, ReLU, Sequential
 
 @dataclass
 class Sizes:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from taihu.errors import ConfigError, DataError
 from taihu.job import load_job
 from taihu.losses import LossName, TargetKind
-from worker.engine import Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
-from worker.engine.loss import (
+from taihu.worker.engine import Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
+from taihu.worker.engine.loss import (
     BinaryCrossEntropy,
     CrossEntropy,
     Loss,
@@ -26,7 +26,7 @@ from worker.engine.loss import (
     outputs_of_model,
     softmax_cross_entropy,
 )
-from worker.engine.scores import Deviations, RightBits, RightClasses, Tally
+from taihu.worker.engine.scores import Deviations, RightBits, RightClasses, Tally
 
 LOSSES: tuple[Loss, ...] = (CrossEntropy(), CrossEntropy(0.3), MeanSquaredError(), BinaryCrossEntropy())
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from taihu.errors import ModelError
-from worker.engine import Model, StepContext, build_model, softmax_cross_entropy
+from taihu.worker.engine import Model, StepContext, build_model, softmax_cross_entropy
 
 _SHAPE = (32, 32, 3)
 _RUNNABLE = ["small_cnn", "cifar10_quick", "resnet20"]

@@ -8,9 +8,9 @@ from taihu.model_defaults import usual_input
 from taihu.names import MODEL_NAMES
 from taihu.optimization import OptimizerShard
 from taihu.planner.model_shapes import TABLES
-from worker.data.batches import Batches
-from worker.data.load import load_dataset
-from worker.engine import MODELS, Model, StepContext, StepHooks, build_model, softmax_cross_entropy
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import MODELS, Model, StepContext, StepHooks, build_model, softmax_cross_entropy
 
 _CIFAR = (32, 32, 3)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
-from worker.engine import (
+from taihu.worker.engine import (
     AvgPool2d,
     BatchNorm,
     Conv2d,
@@ -32,7 +32,7 @@ from worker.engine import (
     build_model,
     check_gradients,
 )
-from worker.engine.model_check import CheckedModel
+from taihu.worker.engine.model_check import CheckedModel
 
 Array = NDArray[Any]
 SHAPE = (4, 5, 2)

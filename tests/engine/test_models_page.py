@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import worker.engine
+import taihu.engine
+import taihu.worker.engine
 from taihu.cli.main import make_app
 from taihu.model_defaults import MODEL_DEFAULTS
 from taihu.process.entry import run_app
 from taihu.settings import TrainSettings
-from worker.engine import StepContext, StepHooks, build_model
+from taihu.worker.engine import StepContext, StepHooks, build_model
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 _PYTHON = re.findall(r"```python\n(.*?)```", _PAGE, re.DOTALL)
@@ -61,10 +62,10 @@ def test_its_other_examples_run(layers: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_all_that_can_be_imported_is_there_and_told() -> None:
-    for name in worker.engine.__all__:
-        assert getattr(worker.engine, name) is not None
+    for name in taihu.worker.engine.__all__:
+        assert getattr(taihu.worker.engine, name) is not None
         assert re.search(rf"\b{name}\b", _PAGE), name
-    assert len(set(worker.engine.__all__)) == len(worker.engine.__all__)
+    assert len(set(taihu.worker.engine.__all__)) == len(taihu.worker.engine.__all__)
 
 
 def test_the_tables_are_those_of_the_code() -> None:
@@ -74,3 +75,9 @@ def test_the_tables_are_those_of_the_code() -> None:
     assert [(name, "0x0" if side == "any" else side, rate) for name, side, rate in rows] == expected
     losses = re.findall(r"^\| `([a-z-]+)` \| [^|]* \| [^|]* \| [^|]* \|$", _PAGE, re.MULTILINE)
     assert ["auto", *losses] == list(TrainSettings.model_fields["loss"].annotation.__args__)  # type: ignore[union-attr]
+
+
+def test_the_public_name_of_the_engine_has_all_of_it() -> None:
+    assert taihu.engine.__all__ == taihu.worker.engine.__all__
+    for name in taihu.engine.__all__:
+        assert getattr(taihu.engine, name) is getattr(taihu.worker.engine, name)

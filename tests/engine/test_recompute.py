@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import ModelError, RunError
-from worker.engine import (
+from taihu.worker.engine import (
     MODELS,
     BatchNorm,
     Conv2d,
@@ -37,9 +37,9 @@ from worker.engine import (
     StepContext,
     StepHooks,
 )
-from worker.engine.recompute.kept_inputs import KeptInputs, SpilledInputs
-from worker.engine.recompute.segments import Together, cut, memory, usual_segments
-from worker.engine.workspace import BufferPool
+from taihu.worker.engine.recompute.kept_inputs import KeptInputs, SpilledInputs
+from taihu.worker.engine.recompute.segments import Together, cut, memory, usual_segments
+from taihu.worker.engine.workspace import BufferPool
 
 Array = NDArray[Any]
 
@@ -156,7 +156,7 @@ def test_results_are_those_without_recomputing_wherever_the_chain_is_cut(
     layers = len(kinds) + 2
     cuts = data.draw(st.sets(st.integers(1, layers - 1)))
     recompute = {"segments": len(cuts) + 1, "spill": data.draw(st.booleans())}
-    with patch("worker.engine.recompute.chain.cut", return_value=(0, *sorted(cuts), layers)):
+    with patch("taihu.worker.engine.recompute.chain.cut", return_value=(0, *sorted(cuts), layers)):
         history = _history(_chain(kinds), _SMALL, recompute)
     assert history == _history(_chain(kinds), _SMALL, None)
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from worker.engine import (
+from taihu.worker.engine import (
     MODELS,
     Auxiliary,
     AvgPool2d,
@@ -30,7 +30,7 @@ from worker.engine import (
     StepHooks,
     transformer,
 )
-from worker.engine.rehearsal import rehearsed_bytes
+from taihu.worker.engine.rehearsal import rehearsed_bytes
 
 IMAGE = (9, 8, 3)
 
@@ -98,6 +98,6 @@ def test_nobody_works_in_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr("numpy.matmul", refuse)
-    monkeypatch.setattr("worker.engine.layers.convolution.convolve", refuse)
+    monkeypatch.setattr("taihu.worker.engine.layers.convolution.convolve", refuse)
     assert rehearsed_bytes(build(*KINDS["images"], None), 3) > 0
     assert rehearsed_bytes(build(*KINDS["tokens"], None), 3) > 0

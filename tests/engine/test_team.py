@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from worker.engine import Conv2d, Flatten, Model, Sequential, StepContext, StepHooks, build_model
-from worker.engine.team import Team
+from taihu.worker.engine import Conv2d, Flatten, Model, Sequential, StepContext, StepHooks, build_model
+from taihu.worker.engine.team import Team
 
 
 def test_the_ranges_are_disjoint_and_cover_all_parts() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.errors import ConfigError, DataError, ModelError
-from worker.engine import (
+from taihu.worker.engine import (
     GELU,
     CausalAttention,
     CheckOptions,
@@ -37,7 +37,7 @@ from worker.engine import (
     softmax_cross_entropy,
     transformer,
 )
-from worker.engine.model_check import CheckedModel
+from taihu.worker.engine.model_check import CheckedModel
 
 _EXAMPLES = settings(deadline=None, max_examples=12)
 _SIZES = st.integers(1, 5)

@@ -62,7 +62,7 @@ class World(NamedTuple):
 
 def frame_buffers() -> Threads:
     """An array is lent to one at a time."""
-    from ps_server.frame_buffers import FrameBuffers  # noqa: PLC0415 - simulated
+    from taihu.ps_server.frame_buffers import FrameBuffers  # noqa: PLC0415 - simulated
 
     each = [FrameBuffers() for _ in range(8)]
     for buffers in each:
@@ -148,7 +148,7 @@ def shard() -> Threads:
     """Each sum is complete once, and the parameters are those of one thread."""
     from support.shards import driven  # noqa: PLC0415 - of simulated modules
 
-    from ps_server.answering import Answer  # noqa: PLC0415 - simulated
+    from taihu.ps_server.answering import Answer  # noqa: PLC0415 - simulated
 
     run, expected, answers = driven("momentum"), driven("momentum"), Counter[int]()
     gradients = run.gradients(1)
@@ -231,7 +231,7 @@ def checkpoints() -> Threads:
 
 WORLDS = {
     "frame buffers": World(
-        "ps_server.frame_buffers", "        with self._lock:\n            array = self._free", frame_buffers
+        "taihu.ps_server.frame_buffers", "        with self._lock:\n            array = self._free", frame_buffers
     ),
     "room": World(
         "taihu.wire.room",
@@ -241,7 +241,9 @@ WORLDS = {
     ),
     "history": World("taihu.history.files", "        with self._lock:\n            if self._is_broken", history),
     "marks": World("taihu.wire.repetition", "            with self._marking:\n                if not self", marks),
-    "shard": World("ps_server.server_shard", "        with self._lock:\n            if self._rates is not", shard),
+    "shard": World(
+        "taihu.ps_server.server_shard", "        with self._lock:\n            if self._rates is not", shard
+    ),
     "coordinator": World(
         "taihu.coordination.service", "        with self._changed:\n            layout = self", coordinator
     ),
@@ -266,7 +268,7 @@ def run(world: World, seed: int) -> None:
             thread.join()
         check()
 
-    modules = ("taihu", "ps_server", __name__)
+    modules = ("taihu", __name__)
     try:
         switches = LineSwitches(scheduler, modules, chance, chance.choice(SHARES), within_lines=seed % 2 == 0)
         with switches:

@@ -115,6 +115,11 @@ class _Holding:
 
 def test_places_with_locks_are_drawn() -> None:
     drawn = {lines_of(Random(seed)).modules[0] for seed in range(200)}
-    assert {"ps_server.server_shard", "ps_server", "taihu.wire.room", "worker.exchange.shell"} <= drawn
+    assert {
+        "taihu.ps_server.server_shard",
+        "taihu.ps_server",
+        "taihu.wire.room",
+        "taihu.worker.exchange.shell",
+    } <= drawn
     assert lines_of(Random(5)) == lines_of(Random(5))
     assert str(lines_of(Random(5))).startswith("held up ")

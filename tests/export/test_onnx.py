@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.saved import loaded, raw
 
 from taihu.errors import ModelError, WriteError
-from worker.engine import (
+from taihu.worker.engine import (
     GELU,
     MODELS,
     Auxiliary,
@@ -36,7 +36,7 @@ from worker.engine import (
     Sequential,
     transformer,
 )
-from worker.saved.prediction import LoadedModel
+from taihu.worker.saved.prediction import LoadedModel
 
 
 def computed(model: LoadedModel, x: np.ndarray, inputs: Any = "floats") -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ from support.saved import loaded
 
 from taihu.errors import ModelError
 from taihu.export.to_torch import write_torch
-from worker.engine import Linear
+from taihu.worker.engine import Linear
 
 
 def test_code_of_the_users_own_is_not_overwritten(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.clip import clip_norm, clip_values
+from taihu.kernels.clip import clip_norm, clip_values
 
 quick = settings(deadline=None, max_examples=60)
 LENGTHS = st.integers(0, 600)

@@ -11,11 +11,11 @@ from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
-from kernels import group_search, reduce
-from kernels.jit import sources_stamp
+from taihu.kernels import group_search, reduce
+from taihu.kernels.jit import sources_stamp
 
 KERNELS = """
-from kernels.jit import kernel
+from taihu.kernels.jit import kernel
 
 @kernel
 def inner(x):
@@ -33,7 +33,7 @@ RACE = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from slow import inner, outer
-from kernels.reduce import warm_up
+from taihu.kernels.reduce import warm_up
 warm_up()
 ready, go = os.pipe()
 told, tell = os.pipe()
@@ -69,7 +69,7 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
 
 
 PARTS = """
-from kernels.jit import kernel, kernel_part
+from taihu.kernels.jit import kernel, kernel_part
 
 @kernel_part
 def inner(x):
@@ -104,10 +104,10 @@ def test_parts_of_kernels_are_compiled_and_loaded_with_them_and_refuse_python(tm
 # Loads what is in the cache: one overload of each kernel, as many as there are by now.
 LOADER = """
 import importlib, pkgutil, sys
-import kernels
+import taihu.kernels
 from numba.core.registry import CPUDispatcher
 found = []
-for module in pkgutil.walk_packages(kernels.__path__, "kernels."):
+for module in pkgutil.walk_packages(taihu.kernels.__path__, "taihu.kernels."):
     for each in vars(importlib.import_module(module.name)).values():
         if isinstance(each, CPUDispatcher) and each.py_func.__module__ == module.name:
             here = each.targetctx.codegen().magic_tuple()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.nn.batch_norm import (
+from taihu.kernels.nn.batch_norm import (
     blocked_column_sums,
     channel_moments,
     fold,

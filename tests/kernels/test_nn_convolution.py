@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.nn.blocks import Blocks, Source, phases_of, result_of, source_of, window_offsets
-from kernels.nn.convolution import convolve
-from kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
-from kernels.nn.weight_gradient import packed_elements, weight_gradient
-from kernels.nn.window import Window
+from taihu.kernels.nn.blocks import Blocks, Source, phases_of, result_of, source_of, window_offsets
+from taihu.kernels.nn.convolution import convolve
+from taihu.kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
+from taihu.kernels.nn.weight_gradient import packed_elements, weight_gradient
+from taihu.kernels.nn.window import Window
 
 _DTYPES = st.sampled_from([np.float32, np.float64])
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.nn.elementwise import (
+from taihu.kernels.nn.elementwise import (
     add,
     add_bias,
     add_rectified,

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
+from taihu.kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
 
 
 @settings(deadline=None, max_examples=50)

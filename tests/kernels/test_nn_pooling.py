@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.nn.pooling import avg_pool, avg_pool_gradient, max_pool, max_pool_gradient
-from kernels.nn.window import Window
+from taihu.kernels.nn.pooling import avg_pool, avg_pool_gradient, max_pool, max_pool_gradient
+from taihu.kernels.nn.window import Window
 
 Case = tuple[tuple[int, int, int, int], tuple[int, int], Window]
 Position = tuple[tuple[int, int, int, int], list[tuple[int, int]]]

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.nn.response_norm import Response, response_norm, response_norm_gradient
+from taihu.kernels.nn.response_norm import Response, response_norm, response_norm_gradient
 
 _SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 20))
 _RESPONSES = st.builds(

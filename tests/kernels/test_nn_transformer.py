@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.nn.attention import causal_softmax, causal_softmax_gradient
-from kernels.nn.embedding import add_rows, first_stranger, take_rows
-from kernels.nn.gelu import gelu, gelu_with_slope, scaled, unary_grains
-from kernels.nn.layer_norm import layer_norm, layer_norm_gradient, norm_blocks
-from kernels.nn.loss import surprise
+from taihu.kernels.nn.attention import causal_softmax, causal_softmax_gradient
+from taihu.kernels.nn.embedding import add_rows, first_stranger, take_rows
+from taihu.kernels.nn.gelu import gelu, gelu_with_slope, scaled, unary_grains
+from taihu.kernels.nn.layer_norm import layer_norm, layer_norm_gradient, norm_blocks
+from taihu.kernels.nn.loss import surprise
 
 _EXAMPLES = settings(deadline=None, max_examples=25)
 _SEEDS = st.integers(0, 2**32 - 1)

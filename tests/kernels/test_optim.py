@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels import oracles
-from kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum
+from taihu.kernels import oracles
+from taihu.kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum
 
 Values = NDArray[np.float32]
 quick = settings(deadline=None, max_examples=60)

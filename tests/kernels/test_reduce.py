@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels import oracles, reduce
-from kernels.reduce import all_finite, sum_in_rank_order, warm_up
+from taihu.kernels import oracles, reduce
+from taihu.kernels.reduce import all_finite, sum_in_rank_order, warm_up
 
 Values = NDArray[np.float32]
 quick = settings(deadline=None, max_examples=60)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.flips import flipped
 
-from kernels.crc32c import HAS_INSTRUCTION
-from kernels.ring_pass import STATE, Status, run_pass
+from taihu.kernels.crc32c import HAS_INSTRUCTION
+from taihu.kernels.ring_pass import STATE, Status, run_pass
 
 pytestmark = pytest.mark.skipif(not HAS_INSTRUCTION, reason="this processor has no instruction for checksums")
 

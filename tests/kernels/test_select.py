@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import kernels.select
-from kernels.half import HALF_KINDS, HalfKind, from_half, to_half
-from kernels.select import (
+import taihu.kernels.select
+from taihu.kernels.half import HALF_KINDS, HalfKind, from_half, to_half
+from taihu.kernels.select import (
     accumulate_select,
     clear,
     kth_largest_magnitude,
@@ -344,7 +344,9 @@ def test_threads_do_not_disturb_each_other() -> None:
 def test_warm_up_leaves_nothing_to_compile() -> None:
     warm_up()
     compiled: dict[str, Any] = {
-        name: len(value.signatures) for name, value in vars(kernels.select).items() if hasattr(value, "signatures")
+        name: len(value.signatures)
+        for name, value in vars(taihu.kernels.select).items()
+        if hasattr(value, "signatures")
     }
     gradient, residual = some_values(100, 0), some_values(100, 3)
     indices = np.empty(100, dtype=np.int32)
@@ -356,4 +358,4 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     take_rounded(residual, indices[:count], np.empty(count, dtype=np.uint16), "bf16")
     clear(residual, indices[:count])
     for name, signatures in compiled.items():
-        assert len(getattr(kernels.select, name).signatures) == signatures, name
+        assert len(getattr(taihu.kernels.select, name).signatures) == signatures, name

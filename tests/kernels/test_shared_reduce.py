@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.value_kinds import random_values, same_bits, summed
 
-from kernels import shared_reduce
-from kernels.shared_reduce import reduce_to_all, warm_up
-from kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
+from taihu.kernels import shared_reduce
+from taihu.kernels.shared_reduce import reduce_to_all, warm_up
+from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 
 # A block has 1024 to 4096 elements.
 lengths = st.one_of(

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sw26010.convolution import (
+from taihu.kernels.sw26010.convolution import (
     ConvolutionPlan,
     FilterPlace,
     execute_convolution,
     most_columns,
     plan_convolution,
 )
-from kernels.sw26010.errors import BlockingError, LdmOverflowError
-from kernels.sw26010.grids import PUBLISHED_SWDNN, ConvolutionShape, paper_grid, swdnn_grid
+from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
+from taihu.kernels.sw26010.grids import PUBLISHED_SWDNN, ConvolutionShape, paper_grid, swdnn_grid
 
 
 def _oracle(images: Any, filters: Any) -> Any:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.sw26010.dma import Transfer, bandwidth, spread
-from kernels.sw26010.errors import LdmOverflowError
-from kernels.sw26010.ldm import Ldm
-from kernels.sw26010.machine import CLOCK_HZ, DMA_ISSUE_CYCLES, DMA_TABLE, PEAK_FLOPS_PER_GROUP
+from taihu.kernels.sw26010.dma import Transfer, bandwidth, spread
+from taihu.kernels.sw26010.errors import LdmOverflowError
+from taihu.kernels.sw26010.ldm import Ldm
+from taihu.kernels.sw26010.machine import CLOCK_HZ, DMA_ISSUE_CYCLES, DMA_TABLE, PEAK_FLOPS_PER_GROUP
 
 
 @given(st.lists(st.integers(0, 30_000), max_size=12))

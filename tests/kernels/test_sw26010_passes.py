@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.optim import SgdRule, sgd, sgd_momentum
-from kernels.sw26010 import passes
-from kernels.sw26010.errors import BlockingError, LdmOverflowError
-from kernels.sw26010.layer_costs import batch_norm_cost, elementwise_cost, update_cost
-from kernels.sw26010.streams import Pass, plan_stream
-from kernels.sw26010.threshold import select_largest, selection_cost
+from taihu.kernels.optim import SgdRule, sgd, sgd_momentum
+from taihu.kernels.sw26010 import passes
+from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
+from taihu.kernels.sw26010.layer_costs import batch_norm_cost, elementwise_cost, update_cost
+from taihu.kernels.sw26010.streams import Pass, plan_stream
+from taihu.kernels.sw26010.threshold import select_largest, selection_cost
 
 _elements = st.sampled_from([1, 3, 255, 256, 1000, 16_384, 70_001])
 _groups = st.integers(1, 4)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.sw26010.core_group import order_of
-from kernels.sw26010.errors import BlockingError, LdmOverflowError
-from kernels.sw26010.machine import BROADCAST_CYCLES
-from kernels.sw26010.mesh import product_work
-from kernels.sw26010.product import ProductPlan, execute_product, matrix_product, plan_product
+from taihu.kernels.sw26010.core_group import order_of
+from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
+from taihu.kernels.sw26010.machine import BROADCAST_CYCLES
+from taihu.kernels.sw26010.mesh import product_work
+from taihu.kernels.sw26010.product import ProductPlan, execute_product, matrix_product, plan_product
 
 _sides = st.integers(1, 70)
 

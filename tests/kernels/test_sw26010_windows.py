@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.nn.window import Window
-from kernels.sw26010.errors import BlockingError
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.pieces import col2im, im2col, pool, pool_gradient
-from kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
+from taihu.kernels.nn.window import Window
+from taihu.kernels.sw26010.errors import BlockingError
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.pieces import col2im, im2col, pool, pool_gradient
+from taihu.kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
 
 Images = tuple[int, int, int, int]
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kernels import oracles
-from kernels.optim import SgdRule
+from taihu.kernels import oracles
+from taihu.kernels.optim import SgdRule
 from taihu.optimization import OptimizerShard
 from taihu.settings import OptimizerSettings
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.reduce import sum_in_rank_order
 from taihu.errors import ConfigError, FrameError, ModelError
+from taihu.kernels.reduce import sum_in_rank_order
 from taihu.optimization import OptimizerShard, SumShard
 from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.clip import add_squares
+from taihu.kernels.clip import add_squares
 from taihu.optimization import WholeNorm
 
 _FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

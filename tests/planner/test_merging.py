@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
+from taihu.kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group, check_groups
 from taihu.planner.merging import TIE, merge_exact, merge_greedy

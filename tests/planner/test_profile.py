@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from kernels.pack import pack, packed_bound
 from taihu.errors import ConfigError
+from taihu.kernels.pack import pack, packed_bound
 from taihu.planner.profile import (
     Compression,
     LayerCost,

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sparse_network import Network, make_exchange
 
-from allreduce.ring.schedule import Ring, buffer_layout
-from allreduce.sparse.exchange import Message, Slice
-from kernels.pack import pack, packed_bound
+from taihu.allreduce.ring.schedule import Ring, buffer_layout
+from taihu.allreduce.sparse.exchange import Message, Slice
 from taihu.errors import ConfigError
+from taihu.kernels.pack import pack, packed_bound
 from taihu.planner.partition import Shard
 from taihu.planner.sparse_route import Route, SparseWorkload, choose, predict
 

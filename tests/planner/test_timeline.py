@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.group_search import Pipeline, warm_up
+from taihu.kernels.group_search import Pipeline, warm_up
 from taihu.planner.groups import Group
 from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 from taihu.planner.timeline import Schedule, costs_as, simulate, step_costs

@@ -35,7 +35,7 @@ def run(module: str, *arguments: str, before: str = "") -> subprocess.CompletedP
     ("module", "command"),
     [
         ("taihu.process.guard", "train"),
-        ("protos", "run"),
+        ("taihu.job", "run"),
         ("typer", "status"),
         ("numpy", "bench select"),
         ("taihu.cli.doctor", "doctor"),

@@ -9,10 +9,10 @@ import pytest
 from support.frames import changed
 from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_plan
 
-from ps_server.aggregator import Outcome
-from ps_server.answering import Answer
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError, StaleError
+from taihu.ps_server.aggregator import Outcome
+from taihu.ps_server.answering import Answer
 from taihu.wire.headers import Frame
 from taihu.wire.kinds import RingSegment
 

@@ -10,9 +10,9 @@ from support.daemons import wait_for
 from support.frames import header_of
 from support.shards import make_plan, shard_job
 
-from ps_server.answering import Answer
-from ps_server.exchanges import Exchanges, WorkerExchange
-from ps_server.shard_holder import ShardHolder
+from taihu.ps_server.answering import Answer
+from taihu.ps_server.exchanges import Exchanges, WorkerExchange
+from taihu.ps_server.shard_holder import ShardHolder
 from taihu.trace import Tracer
 from taihu.wire.direct_frames import DirectReceiver
 from taihu.wire.headers import FrameHeader

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ps_server.frame_buffers import Array, FrameBuffers
+from taihu.ps_server.frame_buffers import Array, FrameBuffers
 
 KINDS = st.tuples(st.integers(1, 3), st.sampled_from([np.float32, np.uint16]))
 

@@ -9,10 +9,10 @@ import pytest
 from support.frames import header_of
 from support.shards import LAYOUT, NOTHING, Clock, Values, make_plan, shard_job
 
-from ps_server.answering import Answer
-from ps_server.server_shard import ServerShard
 from taihu.errors import FrameError, GivenUpError, StaleError
 from taihu.planner.partition import Shard
+from taihu.ps_server.answering import Answer
+from taihu.ps_server.server_shard import ServerShard
 from taihu.settings import OptimizerSettings
 from taihu.update_rules import UpdateRules
 from taihu.wire.headers import Frame, FrameHeader, ValueType

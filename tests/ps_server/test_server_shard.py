@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from support.frames import changed, header_of
 from support.shards import GROUPS, KINDS, LAYOUT, Driven, Step, all_told, bits, driven, make_plan, shard_job, told
 
-from kernels.half import from_half, to_half
-from kernels.pack import packed_bound
-from ps_server.aggregator import Outcome
 from taihu.errors import FrameError, MemberLostError, ModelError, SharedMemoryError, StaleError
+from taihu.kernels.half import from_half, to_half
+from taihu.kernels.pack import packed_bound
+from taihu.ps_server.aggregator import Outcome
 from taihu.wire.codec import read_frame
 from taihu.wire.headers import At, Frame, FrameHeader, ValueType
 from taihu.wire.identity import Sender

@@ -15,13 +15,13 @@ import pytest
 from support.frames import changed, header_of, initial_header
 from support.shards import LAYOUT, make_plan, shard_job
 
-from protos import parameter_server_pb2 as pb
-from ps_server.exchanges import WorkerExchange
-from ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
-from ps_server.shard_holder import ShardHolder
 from taihu.errors import FrameError, MemberLostError, ModelError, RunError, StaleError, TaihuError
 from taihu.job import Job
 from taihu.planner.partition import Shard
+from taihu.protos import parameter_server_pb2 as pb
+from taihu.ps_server.exchanges import WorkerExchange
+from taihu.ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
+from taihu.ps_server.shard_holder import ShardHolder
 from taihu.trace import Tracer
 from taihu.wire.codec import encode_frame, layout_to_message, read_frame
 from taihu.wire.direct_connection import DirectListener, open_connection
@@ -34,7 +34,7 @@ from taihu.wire.server import RpcServer
 from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message, open_shared
 from taihu.wire.sink import Origin, Sink
 from taihu.wire.status import error_from_rpc
-from worker.exchange.servers.calls import ServerCalls
+from taihu.worker.exchange.servers.calls import ServerCalls
 
 TIMEOUT_S = 120.0
 
@@ -478,7 +478,7 @@ def test_who_opens_memory_when_the_run_has_failed_is_told_why(monkeypatch: pytes
             served.end(RunError("worker 1 ran out of paper"))
             return stack.enter_context(open_shared(descriptor))
 
-        monkeypatch.setattr("worker.exchange.servers.calls.open_shared", open_too_late)
+        monkeypatch.setattr("taihu.worker.exchange.servers.calls.open_shared", open_too_late)
         for _ in range(2):
             with pytest.raises(RunError, match="worker 1 ran out of paper"):
                 calls.share(buffer, LAYOUT.elements)

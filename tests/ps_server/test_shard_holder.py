@@ -11,10 +11,10 @@ from support.cluster import layout_of
 from support.frames import changed, initial_header
 from support.shards import LAYOUT, Clock, Driven, Values, make_plan, shard_job
 
-from ps_server.initialization import Initialization
-from ps_server.shard_holder import ShardHolder
 from taihu.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.planner.partition import FrameSpec, Shard
+from taihu.ps_server.initialization import Initialization
+from taihu.ps_server.shard_holder import ShardHolder
 from taihu.wire.codec import read_frame
 from taihu.wire.headers import FrameHeader
 from taihu.wire.kinds import Gradients, Summed

@@ -10,9 +10,9 @@ from safetensors.numpy import load, save
 from support.frames import changed
 from support.shards import KINDS, LAYOUT, OTHER_GROUPS, Driven, bits, driven, make_plan, shard_job
 
-from kernels.half import from_half
-from ps_server.snapshot import Snapshot
 from taihu.errors import FrameError, ModelError, StaleError
+from taihu.kernels.half import from_half
+from taihu.ps_server.snapshot import Snapshot
 
 STEPS = 8
 TAKEN = 5

@@ -7,10 +7,12 @@ import pytest
 from support.frames import header_of
 from support.shards import KINDS, LAYOUT, driven, shard_job
 
-from kernels.half import HalfKind, to_half
-from kernels.pack import packed_bound
-from ps_server.answering import make_answering
-from ps_server.summing import (
+from taihu.errors import FrameError
+from taihu.kernels.half import HalfKind, to_half
+from taihu.kernels.pack import packed_bound
+from taihu.planner.partition import FrameSpec, Piece
+from taihu.ps_server.answering import make_answering
+from taihu.ps_server.summing import (
     Contribution,
     DenseSum,
     HalfContribution,
@@ -20,8 +22,6 @@ from ps_server.summing import (
     count_non_finite,
     make_summing,
 )
-from taihu.errors import FrameError
-from taihu.planner.partition import FrameSpec, Piece
 from taihu.wire.headers import Frame
 from taihu.wire.kinds import Encoding, Summed
 

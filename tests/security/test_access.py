@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 
 import pytest
 
-import protos
+import taihu.protos
 from taihu.errors import RefusedError
 from taihu.security.access import Access
 from taihu.security.identity import ROLES, Identity, Role
@@ -54,8 +54,8 @@ ACCESS = Access("job", by_certificate=True)
 
 
 def test_every_method_has_a_rule_and_no_other() -> None:
-    names = [module.name for module in iter_modules(protos.__path__) if module.name.endswith("_pb2")]
-    files = [import_module(f"protos.{name}").DESCRIPTOR for name in names]
+    names = [module.name for module in iter_modules(taihu.protos.__path__) if module.name.endswith("_pb2")]
+    files = [import_module(f"taihu.protos.{name}").DESCRIPTOR for name in names]
     services = [service for file in files for service in file.services_by_name.values()]
     methods = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     assert {method for method in RULES if method.startswith("/taihu.")} == methods == set(TABLE)

@@ -25,12 +25,12 @@ from support.certificates import MEMBERS, TestAuthority
 from support.cluster import Cluster, Member, Values, layout_of, make_job
 from support.daemons import wait_for
 
-from protos import connection_pb2
-from protos import coordinator_pb2 as pb
-from protos import parameter_server_pb2 as ps
-from ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.coordination.status import fetch_status
 from taihu.errors import ConfigError, PeerUnreachableError, RefusedError
+from taihu.protos import connection_pb2
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos import parameter_server_pb2 as ps
+from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.security.certificates import Validity
 from taihu.security.security import Security
 from taihu.security.token import Token

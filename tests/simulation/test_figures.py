@@ -15,7 +15,7 @@ from taihu.simulation.figures import exchanges, fully_connected, passes, process
 from taihu.simulation.figures.figure import Figure, Row
 from taihu.simulation.figures.papers_machine import whole_chunks_seconds
 from taihu.simulation.machines import Network
-from worker.fc.passes import Scheme
+from taihu.worker.fc.passes import Scheme
 
 RATE = 4.46e9
 PLAIN = Network("plain", 1e-3, 1e9)

@@ -15,10 +15,10 @@ from support.simulations import AT_ONCE, PLAIN, job_of, seconds_of
 from support.told_events import Event, Told
 from support.worker import train_slowly
 
-import ps_server.server_shard
+import taihu.ps_server.server_shard
 import taihu.simulation.members
 import taihu.simulation.worker
-import worker.exchange.shell
+import taihu.worker.exchange.shell
 from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 from taihu.simulation.compute import Segments, of_measured
 from taihu.simulation.job import Simulated, simulate_job
@@ -72,7 +72,7 @@ def test_parameters_are_fetched_again_in_the_order_of_a_real_job(
 ) -> None:
     exchange = {"plan": "per-layer", "transport": "tcp", "zero": 3}
     job = job_of(2, servers, exchange=exchange, train={"recompute": "memory"})
-    with Told().listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
+    with Told().listening(monkeypatch, taihu.worker.exchange.shell, taihu.ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), partial(train_slowly, steps=STEPS, run_again=AGAIN))
     with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(servers, 2, 3, "per-layer", 1.0)

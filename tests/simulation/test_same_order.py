@@ -24,18 +24,18 @@ from support.simulations import job_of, simulated
 from support.told_events import Event, Told, ToldProtocol
 from support.worker import Worker, train_slowly
 
-import ps_server.server_shard
+import taihu.ps_server.server_shard
 import taihu.simulation.members
 import taihu.simulation.ring
 import taihu.simulation.sparse
 import taihu.simulation.worker
-import worker.exchange.shell
+import taihu.worker.exchange.shell
 from taihu.coordination.plan import Plan
 from taihu.simulation.events import EventQueue
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sparse import _Operation, _Rank
 from taihu.simulation.worker import Passes, SimulatedWorker
-from worker.exchange.step_actions import Ask, Widen
+from taihu.worker.exchange.step_actions import Ask, Widen
 
 SIZES = (700, 40, 1200, 90, 300)
 STEPS, RANKS = 3, 3
@@ -71,7 +71,7 @@ def test_events_have_the_order_of_a_real_job(
 ) -> None:
     over = {**sections, "exchange": {"plan": "per-layer", "transport": "tcp", **sections.get("exchange", {})}}
     job = job_of(2, servers, **over)
-    with Told().listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
+    with Told().listening(monkeypatch, taihu.worker.exchange.shell, taihu.ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), partial(train_slowly, steps=STEPS))
     with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
         simulated(job, SIZES, each=1.0, distinct=True, steps=STEPS)
@@ -311,7 +311,7 @@ def test_events_have_their_order_with_the_times_that_were_measured(
 ) -> None:
     job = job_of(RANKS, servers, exchange={"plan": "per-layer", "transport": "tcp", "zero": zero}, **sections)
     measured = Measured(Told())
-    with measured.told.listening(monkeypatch, worker.exchange.shell, ps_server.server_shard) as real:
+    with measured.told.listening(monkeypatch, taihu.worker.exchange.shell, taihu.ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), measured.train)
     fabric, simulated_worker = measured_parts(measured)
     monkeypatch.setattr(taihu.simulation.members, "Fabric", fabric)

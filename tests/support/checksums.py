@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import tensor_pb2
+from taihu.protos import tensor_pb2
 
 __all__ = ["crc32c_by_table", "header_checksum", "signed"]
 

@@ -11,7 +11,6 @@ from typing import Self
 
 import numpy as np
 
-from ps_server.daemon import ServerDaemon, ServerOptions
 from support.commands import PATIENCE_S
 from support.worker import Values, Worker, first_parameters, initial_parameters
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
@@ -23,12 +22,13 @@ from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import group_bounds
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.settings import ClusterSettings
 from taihu.wire.identity import WorkerIdentity
-from worker.exchange.making import Beside, through_servers
-from worker.exchange.servers.link import ServerLink
-from worker.exchange.servers.route import ServerRoute
-from worker.memory.arenas import Arenas, arenas_of
+from taihu.worker.exchange.making import Beside, through_servers
+from taihu.worker.exchange.servers.link import ServerLink
+from taihu.worker.exchange.servers.route import ServerRoute
+from taihu.worker.memory.arenas import Arenas, arenas_of
 
 __all__ = [
     "Cluster",

@@ -24,7 +24,7 @@ Start = Callable[..., Process]
 
 @contextmanager
 def daemons(folder: Path, *, by_hand: bool = False) -> Iterator[Start]:
-    """`start("worker", "--rank", "0")` in `folder`, logs beside it; whatever still runs is killed at the end.
+    """`start("taihu.worker", "--rank", "0")` in `folder`, logs beside it; whatever still runs is killed at the end.
 
     They are forks of one process, unless they are to be started `by_hand`.
     """

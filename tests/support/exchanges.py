@@ -13,10 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
-from allreduce.communicator import Communicator
 from support.cluster import Cluster
 from support.peers import Peers
 from support.worker import Values, Worker, first_parameters
+from taihu.allreduce.communicator import Communicator
 from taihu.coordination.client import failure_reported
 from taihu.coordination.plan import Plan
 from taihu.coordination.planning import first_plan
@@ -29,14 +29,14 @@ from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import cap_groups, plan_groups
 from taihu.wire.codec import BYTES_PER_VALUE
-from worker.exchange.making import Beside, between_workers
-from worker.exchange.ring.dense import RingRoute
-from worker.exchange.ring.sparse import SparseRoute
-from worker.exchange.route import ExchangeTotals
-from worker.exchange.servers.route import ServerRoute
-from worker.exchange.shell import Exchange
-from worker.exchange.times import GroupTimes
-from worker.memory.arenas import Arenas, arenas_of
+from taihu.worker.exchange.making import Beside, between_workers
+from taihu.worker.exchange.ring.dense import RingRoute
+from taihu.worker.exchange.ring.sparse import SparseRoute
+from taihu.worker.exchange.route import ExchangeTotals
+from taihu.worker.exchange.servers.route import ServerRoute
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.exchange.times import GroupTimes
+from taihu.worker.memory.arenas import Arenas, arenas_of
 
 __all__ = ["Run", "exchange_steps", "regrouped", "run_workers", "settle", "try_workers"]
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.parts.mesh import Transfer
+from taihu.allreduce.parts.mesh import Transfer
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class MemoryNetwork:
 
 
 class MemoryMover:
-    """One rank's `worker.fc.tail.Mover`."""
+    """One rank's `taihu.worker.fc.tail.Mover`."""
 
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self.rank = rank

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self, TypeVar
 
-from allreduce.communicator import Communicator
-from allreduce.early import EARLY_BYTES
-from allreduce.peer_service import PEER_SERVICE
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.early import EARLY_BYTES
+from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.wire.direct_connection import DirectListener
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.server import RpcServer

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from worker.engine import Layer, Model
-from worker.saved.metadata import SavedModel
-from worker.saved.prediction import LoadedModel
-from worker.saved.reading import StoredModel
+from taihu.worker.engine import Layer, Model
+from taihu.worker.saved.metadata import SavedModel
+from taihu.worker.saved.prediction import LoadedModel
+from taihu.worker.saved.reading import StoredModel
 
 
 def loaded(root: Layer, shape: tuple[int, ...], outputs: int, **said: Any) -> LoadedModel:

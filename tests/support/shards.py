@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import HalfKind, from_half, to_half
-from kernels.pack import pack, packed_bound, unpack
-from ps_server.answering import Answer
-from ps_server.server_shard import ServerShard
 from support.cluster import layout_of
 from support.frames import changed, header_of
 from taihu.coordination.plan import Plan
 from taihu.job import Job
+from taihu.kernels.half import HalfKind, from_half, to_half
+from taihu.kernels.pack import pack, packed_bound, unpack
 from taihu.planner.groups import Group
 from taihu.planner.partition import FrameSpec, Shard
+from taihu.ps_server.answering import Answer
+from taihu.ps_server.server_shard import ServerShard
 from taihu.wire.headers import At, Frame, FrameHeader, ValueType
 from taihu.wire.identity import Sender
 from taihu.wire.kinds import Encoding, Question

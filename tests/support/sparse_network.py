@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from allreduce.sparse.allgather import SparseAllgather
-from allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
-from allreduce.sparse.reduce_scatter import SparseReduceScatter
-from allreduce.sparse.tree import GtopkTree
+from taihu.allreduce.sparse.allgather import SparseAllgather
+from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
+from taihu.allreduce.sparse.tree import GtopkTree
 
 __all__ = ["ALGORITHMS", "Network", "make_exchange"]
 

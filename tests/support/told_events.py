@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from ps_server.aggregator import Aggregator, Complete
-from ps_server.server_shard import ServerShard
+from taihu.ps_server.aggregator import Aggregator, Complete
+from taihu.ps_server.server_shard import ServerShard
 from taihu.wire.headers import At
-from worker.exchange.servers.link import ServerLink
-from worker.exchange.step_actions import Action, Ask, Widen
-from worker.exchange.step_parameters import Reading, StepParameters
-from worker.exchange.step_protocol import StepProtocol
+from taihu.worker.exchange.servers.link import ServerLink
+from taihu.worker.exchange.step_actions import Action, Ask, Widen
+from taihu.worker.exchange.step_parameters import Reading, StepParameters
+from taihu.worker.exchange.step_protocol import StepProtocol
 
 __all__ = ["Event", "Told", "ToldProtocol"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sums import ReduceKind
+from taihu.kernels.sums import ReduceKind
 
 __all__ = ["random_values", "same_bits", "summed"]
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import structlog
 
-from allreduce.rendezvous import listen_for_peers
 from support.cluster import Cluster
+from taihu.allreduce.rendezvous import listen_for_peers
 from taihu.coordination.listener import Listener, ListenOptions
 from taihu.job import Job, load_job
 from taihu.job.reading import parse_assignments
 from taihu.local.results import results_of
 from taihu.run_folder import RunFiles
-from worker.daemon import WorkerDaemon
-from worker.participation import WorkerOptions
+from taihu.worker.daemon import WorkerDaemon
+from taihu.worker.participation import WorkerOptions
 
 __all__ = ["hosted", "job_from", "run_here"]
 

@@ -13,8 +13,8 @@ from taihu.checkpoint.part import PARAMETERS
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.groups import group_bounds
-from worker.exchange.shell import Exchange
-from worker.memory.arenas import Arenas
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["Values", "Worker", "first_parameters", "initial_parameters", "train_slowly"]
 

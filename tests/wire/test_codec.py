@@ -16,9 +16,9 @@ from support.checksums import crc32c_by_table, header_checksum, signed
 from support.frames import changed, header_of, question
 from support.strategies import CHARACTERS
 
-from protos import tensor_pb2
 from taihu.errors import FrameError
 from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.protos import tensor_pb2
 from taihu.wire.codec import (
     decode_frame,
     encode_frame,

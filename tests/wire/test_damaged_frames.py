@@ -18,8 +18,8 @@ from support.checksums import crc32c_by_table, header_checksum
 from support.flips import flipped, wired
 from support.frames import header_of
 
-from protos import tensor_pb2
 from taihu.errors import DamagedFrameError, TaihuError
+from taihu.protos import tensor_pb2
 from taihu.wire.codec import decode_frame, encode_frame, frame_from_message, read_frame
 from taihu.wire.direct_frames import DirectSender
 from taihu.wire.direct_header import HEADER_BYTES, pack_header

@@ -11,8 +11,8 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
-from protos import connection_pb2 as pb
 from taihu.errors import ConfigError, ExchangeError
+from taihu.protos import connection_pb2 as pb
 from taihu.wire.channel import open_channel
 from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
 from taihu.wire.identity import Sender, WorkerIdentity

@@ -23,8 +23,8 @@ from benchmarks.strangers.http2 import Connection, message
 from benchmarks.strangers.kinds import counted_kinds
 from benchmarks.strangers.run import memory_mb
 from benchmarks.strangers.target import Target
-from protos import coordinator_pb2 as pb
 from taihu.errors import FrameError
+from taihu.protos import coordinator_pb2 as pb
 from taihu.security.security import Security
 from taihu.wire.channel import open_channel
 from taihu.wire.health_service import WATCH_PLACES

@@ -18,7 +18,7 @@ from support.daemons import wait_for
 from support.loopback import Loopback, loopback_method
 from support.set_clock import SetClock
 
-from allreduce.peer_service import PEER_SERVICE
+from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.security.security import Security
 from taihu.security.token import Token
 from taihu.wire.channel import open_channel

@@ -20,8 +20,8 @@ from support.daemons import free_port
 from support.torch_ranks import on_ranks
 from torch.distributed import distributed_c10d
 
-from allreduce.ring.kernel_ring import KernelRing
-from allreduce.same_host.staged import StagedSums
+from taihu.allreduce.ring.kernel_ring import KernelRing
+from taihu.allreduce.same_host.staged import StagedSums
 from taihu.torch.group import exchange
 
 

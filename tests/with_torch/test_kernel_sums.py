@@ -7,7 +7,7 @@ import torch
 from support.torch_workers import on_workers
 from torch import nn
 
-from allreduce.ring.kernel_ring import IS_POSSIBLE
+from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
 

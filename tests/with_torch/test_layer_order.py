@@ -20,7 +20,7 @@ from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.world import World
-from worker.training.step_driver import StepDriver
+from taihu.worker.training.step_driver import StepDriver
 
 STEPS, BATCH, LATE = 6, 12, 3
 ORDERS = ((2, 0, 4, 1, 3), (4, 3, 0, 2, 1), (0, 1, 2, 3, 4))

@@ -22,7 +22,7 @@ from taihu.errors import RunError
 from taihu.planner.groups import Group
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
-from worker.memory.group_memory import GroupMemory
+from taihu.worker.memory.group_memory import GroupMemory
 
 WIDTH = 16
 # Each parameter is a group of its own, and no more than two of them are here beside those that are used.

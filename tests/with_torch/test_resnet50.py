@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.resnet50 import distance, gradients, torch_gradients
-from worker.engine import MODELS, GlobalAvgPool, Linear, Model, Sequential
+from taihu.worker.engine import MODELS, GlobalAvgPool, Linear, Model, Sequential
 
 
 def _batch(side: int, channels: int, images: int, classes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,7 @@ from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.world import World
 from taihu.wire.headers import At
-from worker.exchange.shell import Exchange
+from taihu.worker.exchange.shell import Exchange
 
 STEPS, MICRO, BATCH = 50, 2, 24
 

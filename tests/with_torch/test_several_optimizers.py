@@ -15,8 +15,8 @@ from torch import nn
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.reports import Reports
 from taihu.torch.world import World
-from worker.exchange.shell import Exchange
-from worker.training.step_record import StepRecord
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.training.step_record import StepRecord
 
 STEPS, BATCH, WORKERS = 9, 12, 3
 RINGS: dict[str, dict[str, Any]] = {"ring": {}, "ring of one group": {"exchange": {"plan": "single"}}}

@@ -15,7 +15,7 @@ from support.saved import loaded, raw
 
 from taihu.errors import ModelError
 from taihu.export.to_torch import torch_source, write_torch
-from worker.engine import (
+from taihu.worker.engine import (
     GELU,
     MODELS,
     Auxiliary,
@@ -38,7 +38,7 @@ from worker.engine import (
     Sequential,
     transformer,
 )
-from worker.saved.prediction import LoadedModel
+from taihu.worker.saved.prediction import LoadedModel
 
 
 def exported(model: LoadedModel, folder: Path) -> Any:

@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from taihu.optimization import OptimizerShard, WholeNorm
 from taihu.settings import DataSettings, OptimizerSettings
-from worker.data.batches import Batches
-from worker.data.load import load_dataset
-from worker.engine import Model, StepContext, StepHooks, TokenCrossEntropy, transformer
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Model, StepContext, StepHooks, TokenCrossEntropy, transformer
 
 _TIME, _WIDTH, _HEADS, _BLOCKS, _TOKENS = 32, 32, 4, 2, 256
 _STEPS, _BATCH, _RATE = 50, 8, 0.003

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from taihu.coordination.members import Progress
 from taihu.measure import late_after
-from worker.reporting.activity import Activity
+from taihu.worker.reporting.activity import Activity
 
 
 class Clock:

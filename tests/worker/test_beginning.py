@@ -10,12 +10,12 @@ from safetensors.numpy import load_file, save_file
 
 from taihu.errors import ModelError
 from taihu.job import Job
-from worker.data.load import load_dataset
-from worker.engine import BatchNorm, Conv2d, Flatten, Layer, Linear, Model, ReLU, Sequential
-from worker.fc.hybrid import HybridModel
-from worker.saved.beginning import begin_from, beginning_of
-from worker.saved.reading import open_model
-from worker.saved.writing import describe_model, save_model
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import BatchNorm, Conv2d, Flatten, Layer, Linear, Model, ReLU, Sequential
+from taihu.worker.fc.hybrid import HybridModel
+from taihu.worker.saved.beginning import begin_from, beginning_of
+from taihu.worker.saved.reading import open_model
+from taihu.worker.saved.writing import describe_model, save_model
 
 
 def made(classes: int, *, hidden: int = 6, seed: int | None = None) -> Model:

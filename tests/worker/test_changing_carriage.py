@@ -12,8 +12,8 @@ from support.cluster import layout_of, make_job
 from support.exchanges import run_workers, settle
 from support.worker import Values, Worker
 
-from allreduce.communicator import Communicator
-from allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.job import Job
 from taihu.planner.carriage import Carriage, carrier_in
 from taihu.wire.direct_connection import open_connection

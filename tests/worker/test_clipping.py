@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from taihu.layout import LayerSpec, Layout, TensorSpec
-from worker.training.clipping import LayerClipping
+from taihu.worker.training.clipping import LayerClipping
 
 LAYOUT = Layout(tuple(LayerSpec(f"layer{i}", (TensorSpec("weight", (size,)),)) for i, size in enumerate((5, 1, 40))))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from taihu.compression import Outcome, Unit
-from worker.reporting.compression_log import CompressionLog
+from taihu.worker.reporting.compression_log import CompressionLog
 
 UNITS = (Unit(0, 100, 0, "fc"), Unit(100, 400, 0, "conv2"), Unit(400, 500, 1, "conv1"))
 

@@ -12,11 +12,11 @@ from support.limits import largest_file
 from support.saved import loaded
 
 from taihu.errors import WriteError
-from worker.ending import Ending, places_of, save_somewhere
-from worker.engine import Array, Linear
-from worker.saved.prediction import LoadedModel
-from worker.saved.reading import load_model
-from worker.saved.writing import bound_pieces, save_model
+from taihu.worker.ending import Ending, places_of, save_somewhere
+from taihu.worker.engine import Array, Linear
+from taihu.worker.saved.prediction import LoadedModel
+from taihu.worker.saved.reading import load_model
+from taihu.worker.saved.writing import bound_pieces, save_model
 
 NAME = "mlp-on-digits-step-7.safetensors"
 

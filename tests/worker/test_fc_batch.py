@@ -13,9 +13,9 @@ from support.parts_network import MemoryMover, MemoryNetwork
 from benchmarks.fc_batch import Cell, InOneProcess, cells, rows_by_pass, table
 from taihu.optimization import OptimizerShard
 from taihu.settings import OptimizerSettings
-from worker.engine import Conv2d, Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
-from worker.fc.hybrid import HybridModel
-from worker.fc.passes import Scheme
+from taihu.worker.engine import Conv2d, Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
+from taihu.worker.fc.hybrid import HybridModel
+from taihu.worker.fc.passes import Scheme
 
 WORKERS, BATCH, STEPS, CLASSES = 3, 5, 3, 4
 OPTIMIZER = OptimizerSettings(learning_rate=0.1, momentum=0.9)

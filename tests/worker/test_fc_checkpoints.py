@@ -24,12 +24,12 @@ from taihu.checkpoint.store import CheckpointStore
 from taihu.errors import ModelError
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.fc_mode import FcLinks
-from worker.engine import BatchNorm, Conv2d, Flatten, Layer, Linear, Model, ReLU, Sequential
-from worker.fc import probe
-from worker.saved.beginning import begin_from
-from worker.saved.exporting import export_model
-from worker.saved.reading import load_model
-from worker.saved.sources import CheckpointSource
+from taihu.worker.engine import BatchNorm, Conv2d, Flatten, Layer, Linear, Model, ReLU, Sequential
+from taihu.worker.fc import probe
+from taihu.worker.saved.beginning import begin_from
+from taihu.worker.saved.exporting import export_model
+from taihu.worker.saved.reading import load_model
+from taihu.worker.saved.sources import CheckpointSource
 
 # Runs that several tests compare are made once, in one process.
 pytestmark = pytest.mark.xdist_group("checkpoints of spread layers")

@@ -17,7 +17,7 @@ from taihu.errors import ConfigError, RunError
 from taihu.optimization import OptimizerShard
 from taihu.planner.partition import slice_bounds
 from taihu.settings import OptimizerSettings
-from worker.engine import (
+from taihu.worker.engine import (
     BatchNorm,
     Conv2d,
     Dropout,
@@ -30,12 +30,12 @@ from worker.engine import (
     StepContext,
     StepHooks,
 )
-from worker.engine.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
-from worker.fc.connected import fully_connected_layers, tail_start
-from worker.fc.footprint import TailFootprint
-from worker.fc.hybrid import HybridModel
-from worker.fc.own_inputs import InputsKept
-from worker.fc.passes import Scheme, plan_passes
+from taihu.worker.engine.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
+from taihu.worker.fc.connected import fully_connected_layers, tail_start
+from taihu.worker.fc.footprint import TailFootprint
+from taihu.worker.fc.hybrid import HybridModel
+from taihu.worker.fc.own_inputs import InputsKept
+from taihu.worker.fc.passes import Scheme, plan_passes
 
 CLASSES = 5
 SCHEMES: tuple[Scheme, ...] = ("gather", "turns", "slices")

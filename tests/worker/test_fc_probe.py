@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.peers import Peers
 
-from allreduce.communicator import Communicator
+from taihu.allreduce.communicator import Communicator
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer
 from taihu.wire.clock import SystemClock
-from worker.fc.probe import agree_on_fc, probe_links
+from taihu.worker.fc.probe import agree_on_fc, probe_links
 
 LAYERS = [FcLayer("fc1", 2048, 512), FcLayer("fc2", 512, 2)]
 

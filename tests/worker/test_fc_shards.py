@@ -15,13 +15,13 @@ from support.made_checkpoints import make_checkpoint, tensors_of
 
 from taihu.job import Job
 from taihu.planner.partition import all_bounds
-from worker.data.load import load_dataset
-from worker.engine import Flatten, Linear, Model, Sequential, fill_normal
-from worker.fc.hybrid import HybridModel
-from worker.saved.beginning import begin_from
-from worker.saved.reading import open_model
-from worker.saved.sources import CheckpointSource
-from worker.saved.writing import describe_model, save_model
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Flatten, Linear, Model, Sequential, fill_normal
+from taihu.worker.fc.hybrid import HybridModel
+from taihu.worker.saved.beginning import begin_from
+from taihu.worker.saved.reading import open_model
+from taihu.worker.saved.sources import CheckpointSource
+from taihu.worker.saved.writing import describe_model, save_model
 
 MB = 1 << 20
 

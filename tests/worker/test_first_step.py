@@ -13,15 +13,15 @@ import json, sys, threading
 import numpy as np
 from numba.core.registry import CPUDispatcher
 from taihu.job import Job
-from worker.data.batches import Batches
-from worker.data.load import load_dataset
-from worker.engine import StepContext, StepHooks
-from worker.first_step import load_first_step
-from worker.training.evaluation import evaluate
-from worker.training.objective import model_for
+from taihu.worker.data.batches import Batches
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import StepContext, StepHooks
+from taihu.worker.first_step import load_first_step
+from taihu.worker.training.evaluation import evaluate
+from taihu.worker.training.objective import model_for
 
 def loaded():
-    kernels = [each for name, module in list(sys.modules.items()) if name.startswith("kernels.")
+    kernels = [each for name, module in list(sys.modules.items()) if name.startswith("taihu.kernels.")
                for each in vars(module).values() if isinstance(each, CPUDispatcher)]
     return sum(len(each.overloads) for each in {id(each): each for each in kernels}.values())
 

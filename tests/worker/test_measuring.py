@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.training.calibration import Measuring
+from taihu.worker.training.calibration import Measuring
 
 SCHEDULES = st.builds(Measuring, st.integers(4, 30), st.integers(1, 300))
 

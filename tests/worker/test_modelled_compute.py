@@ -20,10 +20,10 @@ from taihu.planner.groups import Group
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.trace import Tracer, busy_seconds, merge_parts
 from taihu.wire.metrics import WorkerMetrics
-from worker.engine import Flatten, GlobalAvgPool, Layer, Linear, Model, Sequential, build_model
-from worker.sw26010 import layer_times, modelled_step
-from worker.sw26010.modelled_compute import ModelledCompute, model_compute
-from worker.training.step_record import StepRecord
+from taihu.worker.engine import Flatten, GlobalAvgPool, Layer, Linear, Model, Sequential, build_model
+from taihu.worker.sw26010 import layer_times, modelled_step
+from taihu.worker.sw26010.modelled_compute import ModelledCompute, model_compute
+from taihu.worker.training.step_record import StepRecord
 
 _SHAPE = (32, 32, 3)
 

@@ -13,8 +13,8 @@ from support.cluster import layout_of
 
 from taihu.layout import Layout
 from taihu.planner.partition import Shard
-from worker.memory.initial_parameters import InitialParameters
-from worker.memory.pages import Pages
+from taihu.worker.memory.initial_parameters import InitialParameters
+from taihu.worker.memory.pages import Pages
 
 PER_PAGE = mmap.PAGESIZE // 4
 

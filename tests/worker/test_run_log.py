@@ -21,10 +21,10 @@ from tensorboardX.record_writer import masked_crc32c
 from taihu.errors import RunError
 from taihu.schedule import learning_rate
 from taihu.settings import OptimizerSettings
-from worker.reporting.progress import Evaluation, StepSample
-from worker.reporting.run_events import EventFile
-from worker.reporting.run_log import CsvTables, RunLog, ScalarWriter, open_writers
-from worker.reporting.run_rows import STEP_COLUMNS, Scalars
+from taihu.worker.reporting.progress import Evaluation, StepSample
+from taihu.worker.reporting.run_events import EventFile
+from taihu.worker.reporting.run_log import CsvTables, RunLog, ScalarWriter, open_writers
+from taihu.worker.reporting.run_rows import STEP_COLUMNS, Scalars
 
 SECONDS = st.floats(0, 1000)
 SAMPLES = st.builds(

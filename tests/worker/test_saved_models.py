@@ -17,9 +17,9 @@ from support.strategies import CHARACTERS
 
 from taihu.errors import ModelError, RunError, WriteError
 from taihu.job import Job
-from worker.data.dataset import Dataset
-from worker.data.load import load_dataset
-from worker.engine import (
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import (
     CausalAttention,
     Conv2d,
     Embedding,
@@ -32,14 +32,14 @@ from worker.engine import (
     TiedLinear,
     build_model,
 )
-from worker.saved.metadata import SavedModel, parse_metadata
-from worker.saved.reading import StoredModel, load_model
-from worker.saved.writing import bound_pieces, describe_model, save_model
+from taihu.worker.saved.metadata import SavedModel, parse_metadata
+from taihu.worker.saved.reading import StoredModel, load_model
+from taihu.worker.saved.writing import bound_pieces, describe_model, save_model
 
 JOB = Job.model_validate({"model": {"name": "resnet20"}, "data": {"name": "synthetic:3x32x32:samples=8"}})
 OWN = """
 from pathlib import Path
-from worker.engine import Flatten, Linear, Sequential
+from taihu.worker.engine import Flatten, Linear, Sequential
 
 Path(__file__).with_name("executed").touch()
 
@@ -297,7 +297,7 @@ def _attentive(time: int, weights: str = "embedding1") -> dict[str, Any]:
 def test_a_hostile_file_has_one_line(
     small: tuple[Path, dict[str, Any]], change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.saved.reading.memory_limit_bytes", lambda: 2 << 30)
+    monkeypatch.setattr("taihu.worker.saved.reading.memory_limit_bytes", lambda: 2 << 30)
     path, said = small
     with pytest.raises(ModelError) as caught:
         load_model(rewritten(path, {**said, **change}))
@@ -366,6 +366,6 @@ def test_so_many_samples_are_computed_at_once_as_have_room() -> None:
     saved = SavedModel(model="any", input_shape=(8, 8, 1), outputs=2, data="digits", steps=1)
     stored = StoredModel(Model(root, saved.input_shape, saved.outputs), np.empty(0, np.float32), saved)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("worker.saved.reading.memory_limit_bytes", lambda: 8 << 30)
+        patch.setattr("taihu.worker.saved.reading.memory_limit_bytes", lambda: 8 << 30)
         assert stored.batch(250) == 2**30 // activations == 15
         assert stored.batch(4) == 4

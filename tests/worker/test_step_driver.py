@@ -18,7 +18,7 @@ from taihu.errors import RunError
 from taihu.job import Job
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
-from worker.training.step_driver import StepDriver
+from taihu.worker.training.step_driver import StepDriver
 
 SGD = {"name": "sgd", "learning_rate": 0.5, "momentum": 0.0}
 

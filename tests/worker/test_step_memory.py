@@ -10,13 +10,13 @@ import pytest
 
 from taihu.job import Job, load_job, parse_assignments
 from taihu.settings import DataSettings
-from worker.data.footprint import kept_bytes
-from worker.data.load import load_dataset
-from worker.engine import Model, StepContext, StepHooks, build_model
-from worker.engine.rehearsal import rehearsed_bytes
-from worker.fc.connected import tail_start
-from worker.training.evaluation import samples_at_once
-from worker.training.step_memory import StepMemory
+from taihu.worker.data.footprint import kept_bytes
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Model, StepContext, StepHooks, build_model
+from taihu.worker.engine.rehearsal import rehearsed_bytes
+from taihu.worker.fc.connected import tail_start
+from taihu.worker.training.evaluation import samples_at_once
+from taihu.worker.training.step_memory import StepMemory
 
 SHAPE = (8, 8, 1)
 make = partial(build_model, "small_cnn", SHAPE, 10)

@@ -19,10 +19,10 @@ from taihu.optimization import LossScale
 from taihu.planner.groups import Group, gradient_room, parameter_room
 from taihu.planner.memory import MemoryJob, worker_memory
 from taihu.wire.headers import At
-from worker.exchange.step_actions import Action, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
-from worker.exchange.step_parameters import Reading, leading_groups
-from worker.exchange.step_protocol import StepProtocol
-from worker.exchange.step_rules import Rules
+from taihu.worker.exchange.step_actions import Action, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
+from taihu.worker.exchange.step_parameters import Reading, leading_groups
+from taihu.worker.exchange.step_protocol import StepProtocol
+from taihu.worker.exchange.step_rules import Rules
 
 _FLAGS = ("drops_gradients", "fetches", "widens", "keeps", "holds", "clips", "agrees", "asks_late", "not_ahead")
 

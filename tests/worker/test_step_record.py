@@ -13,12 +13,12 @@ import structlog
 
 from taihu.wire.clock import SystemClock
 from taihu.wire.metrics import WorkerMetrics
-from worker.exchange.times import GroupTimes
-from worker.reporting.activity import Activity
-from worker.reporting.observer import Observer
-from worker.reporting.run_log import RunLog
-from worker.sw26010 import ModelledStep
-from worker.training.step_record import StepRecord
+from taihu.worker.exchange.times import GroupTimes
+from taihu.worker.reporting.activity import Activity
+from taihu.worker.reporting.observer import Observer
+from taihu.worker.reporting.run_log import RunLog
+from taihu.worker.sw26010 import ModelledStep
+from taihu.worker.training.step_record import StepRecord
 
 
 def record() -> StepRecord:
@@ -90,7 +90,7 @@ def test_a_step_is_put_into_words_only_for_those_who_read_them(level: int) -> No
         run_log = RunLog([], steps_per_epoch=1, learning_rate=lambda _: 0.1)
         activity = Activity(SystemClock())
         observer = Observer(0, total_steps=9, batch=8, metrics=WorkerMetrics(0), run_log=run_log, activity=activity)
-        with patch("worker.reporting.observer.asdict", wraps=asdict) as worded:
+        with patch("taihu.worker.reporting.observer.asdict", wraps=asdict) as worded:
             observer.stepped(record())
     finally:
         structlog.configure(**before)

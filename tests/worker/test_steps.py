@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.steps import is_tested
+from taihu.worker.steps import is_tested
 
 
 @given(st.integers(1, 7), st.integers(1, 40), st.sets(st.integers(1, 39)))

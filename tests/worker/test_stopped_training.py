@@ -20,10 +20,10 @@ from taihu.coordination.status import fetch_status, stop_run
 from taihu.job import Job
 from taihu.process.entry import Interrupts
 from taihu.run_folder import RunFiles, stopped_model
-from worker.daemon import WorkerDaemon
-from worker.participation import WorkerOptions
-from worker.saved.reading import load_model
-from worker.training import evaluation, replica
+from taihu.worker.daemon import WorkerDaemon
+from taihu.worker.participation import WorkerOptions
+from taihu.worker.saved.reading import load_model
+from taihu.worker.training import evaluation, replica
 
 WORKERS = 2
 ENDLESS = 500

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels.optim import SgdRule, sgd_momentum
 from taihu.errors import ModelError
-from worker.engine import (
+from taihu.kernels.optim import SgdRule, sgd_momentum
+from taihu.worker.engine import (
     Auxiliary,
     AvgPool2d,
     BatchNorm,
@@ -33,8 +33,8 @@ from worker.engine import (
     StepContext,
     StepHooks,
 )
-from worker.engine.models.loading import build_model
-from worker.sw26010 import ProcessorModel, layer_times, modelled_step, step_seconds
+from taihu.worker.engine.models.loading import build_model
+from taihu.worker.sw26010 import ProcessorModel, layer_times, modelled_step, step_seconds
 
 _SHAPE = (32, 32, 3)
 

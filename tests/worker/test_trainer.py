@@ -13,11 +13,11 @@ from support.cluster import layout_of, make_job
 from taihu.coordination.planning import first_plan
 from taihu.errors import RunError
 from taihu.trace import Tracer
-from worker.engine import Dropout, Flatten, Linear, Model, Sequential, StepContext, StepHooks
-from worker.exchange.shell import Exchange
-from worker.training.calibration import Measuring
-from worker.training.step_record import StepRecord
-from worker.training.trainer import Trainer
+from taihu.worker.engine import Dropout, Flatten, Linear, Model, Sequential, StepContext, StepHooks
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.step_record import StepRecord
+from taihu.worker.training.trainer import Trainer
 
 LAYOUT = layout_of(3, 4, 5)
 BATCH = 4

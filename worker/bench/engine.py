@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from kernels.optim import SgdRule, sgd_momentum
+from taihu.kernels.optim import SgdRule, sgd_momentum
 from taihu.model_defaults import usual_input
-from worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
+from taihu.worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
 
 __all__ = ["LEARNING_RATE", "MOMENTUM", "EngineStep", "LayerTime", "example_batch"]
 

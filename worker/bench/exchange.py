@@ -18,13 +18,13 @@ from taihu.planner.carriage import Carriage
 from taihu.planner.measurement import StepMeasurement
 from taihu.wire.clock import SystemClock
 from taihu.wire.frame_link import Carrier
-from worker.bench.gradients import DrawnGradients
-from worker.exchange.shell import Exchange
-from worker.memory.arenas import Arenas, arenas_of
-from worker.session import Exchanged, Reporting, Session, take_part
-from worker.training.hashing import exchanged_sha256
-from worker.training.plan_follower import group_measurement
-from worker.training.step_driver import StepDriver
+from taihu.worker.bench.gradients import DrawnGradients
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.memory.arenas import Arenas, arenas_of
+from taihu.worker.session import Exchanged, Reporting, Session, take_part
+from taihu.worker.training.hashing import exchanged_sha256
+from taihu.worker.training.plan_follower import group_measurement
+from taihu.worker.training.step_driver import StepDriver
 
 __all__ = ["Rounds", "exchange_rounds"]
 

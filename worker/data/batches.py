@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from taihu.errors import ConfigError, DataError
 from taihu.words import counted
-from worker.data.dataset import Dataset, Rows, Targets, standardise
-from worker.data.sources import check_batch
+from taihu.worker.data.dataset import Dataset, Rows, Targets, standardise
+from taihu.worker.data.sources import check_batch
 
 __all__ = ["Augment", "BatchSource", "Batches"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from taihu.errors import DataError
 from taihu.names import OwnData, own_data
 from taihu.settings import DataSettings
-from worker.data.dataset import Dataset
-from worker.data.defects import Defects
-from worker.data.load import load_dataset
-from worker.data.sources import check_sources, folder_kind, missing_package
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.defects import Defects
+from taihu.worker.data.load import load_dataset
+from taihu.worker.data.sources import check_sources, folder_kind, missing_package
 
 __all__ = ["CheckedData", "check_data"]
 
@@ -59,14 +59,14 @@ def _looked(look: _Look, settings: DataSettings, own: OwnData, kind: str) -> Ite
 
 
 def _table(settings: DataSettings, own: OwnData) -> Iterator[Defects]:
-    from worker.data.own.table import table_defects  # noqa: PLC0415 - an extra
+    from taihu.worker.data.own.table import table_defects  # noqa: PLC0415 - an extra
 
     yield from table_defects(settings, own)
 
 
 def _images(settings: DataSettings, own: OwnData) -> Iterator[Defects]:
-    from worker.data.own.image_folder import ImageFolder  # noqa: PLC0415 - an extra
-    from worker.data.own.image_survey import survey  # noqa: PLC0415
+    from taihu.worker.data.own.image_folder import ImageFolder  # noqa: PLC0415 - an extra
+    from taihu.worker.data.own.image_survey import survey  # noqa: PLC0415
 
     defects = Defects(f"data {settings.name}", "image")
     survey(ImageFolder.of(own.path).files, settings.size, defects, decode_all=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 from taihu.names import TEXT_DATA, OwnData, built_in_data, own_data
 from taihu.settings import DataSettings
-from worker.data.sources import (
+from taihu.worker.data.sources import (
     CIFAR10_RECORD_BYTES,
     CIFAR10_TRAIN,
     FASHION_MNIST_TRAIN,
@@ -54,7 +54,7 @@ def _count_built_in(settings: DataSettings) -> int | None:
         folder = cifar10_folder(settings.path)
         return sum((folder / name).stat().st_size // CIFAR10_RECORD_BYTES for name in CIFAR10_TRAIN) or None
     if settings.name == TEXT_DATA:
-        from worker.data.built_in.python_source import count_python_source  # noqa: PLC0415 - other data need no arrays here
+        from taihu.worker.data.built_in.python_source import count_python_source  # noqa: PLC0415 - other data need no arrays here
 
         return count_python_source(settings.sequence)
     data = built_in_data(settings.name)
@@ -74,19 +74,19 @@ def _count_own(own: OwnData, settings: DataSettings) -> tuple[int, bool] | None:
     """Number of samples, and whether there are others for testing; what reads them is imported for it alone."""
     kind = folder_kind(own.path) if own.kind == "folder" else own.kind
     if kind == "arrays":
-        from worker.data.own.arrays import count_own_arrays  # noqa: PLC0415
+        from taihu.worker.data.own.arrays import count_own_arrays  # noqa: PLC0415
 
         return count_own_arrays(own)
     if kind == "text":
-        from worker.data.own.text_files import count_own_text  # noqa: PLC0415 - other data need no arrays here
+        from taihu.worker.data.own.text_files import count_own_text  # noqa: PLC0415 - other data need no arrays here
 
         return count_own_text(own, settings.sequence)
     if kind == "images":
-        from worker.data.own.image_folder import count_own_images  # noqa: PLC0415
+        from taihu.worker.data.own.image_folder import count_own_images  # noqa: PLC0415
 
         return count_own_images(own)
     if kind == "table":
-        from worker.data.own.table import count_own_table  # noqa: PLC0415
+        from taihu.worker.data.own.table import count_own_table  # noqa: PLC0415
 
         return count_own_table(own, _MOST_BYTES_READ, settings)
     return None

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.losses import TargetKind
-from worker.data.depth import Depth
-from worker.data.reading import TableReading
-from worker.data.statistics import image_statistics
+from taihu.worker.data.depth import Depth
+from taihu.worker.data.reading import TableReading
+from taihu.worker.data.statistics import image_statistics
 
 __all__ = [
     "ArrayExamples",

@@ -11,20 +11,20 @@ from taihu.errors import DataError
 from taihu.model_defaults import smallest_size
 from taihu.names import TEXT_DATA, OwnData, own_data
 from taihu.settings import DataSettings
-from worker.data.built_in.cifar10 import load_cifar10
-from worker.data.built_in.digits import load_digits
-from worker.data.built_in.fashion_mnist import load_fashion_mnist
-from worker.data.built_in.python_source import load_python_source
-from worker.data.built_in.synthetic import load_synthetic
-from worker.data.dataset import Dataset
-from worker.data.own.arrays import load_own_arrays
-from worker.data.own.function import load_own_function
-from worker.data.own.inputs import Paired
-from worker.data.own.text_files import load_own_text
-from worker.data.reading import NOTHING_KNOWN, AsTrained
-from worker.data.resize import ResizedExamples
-from worker.data.sources import folder_kind, missing_package
-from worker.data.statistics import Statistics, no_statistics
+from taihu.worker.data.built_in.cifar10 import load_cifar10
+from taihu.worker.data.built_in.digits import load_digits
+from taihu.worker.data.built_in.fashion_mnist import load_fashion_mnist
+from taihu.worker.data.built_in.python_source import load_python_source
+from taihu.worker.data.built_in.synthetic import load_synthetic
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.own.arrays import load_own_arrays
+from taihu.worker.data.own.function import load_own_function
+from taihu.worker.data.own.inputs import Paired
+from taihu.worker.data.own.text_files import load_own_text
+from taihu.worker.data.reading import NOTHING_KNOWN, AsTrained
+from taihu.worker.data.resize import ResizedExamples
+from taihu.worker.data.sources import folder_kind, missing_package
+from taihu.worker.data.statistics import Statistics, no_statistics
 
 __all__ = ["load_dataset", "with_statistics"]
 
@@ -87,10 +87,10 @@ def _load_own(settings: DataSettings, own: OwnData, known: AsTrained) -> Dataset
     try:
         # Their packages are extras.
         if kind == "images":
-            from worker.data.own.image_folder import load_own_images  # noqa: PLC0415
+            from taihu.worker.data.own.image_folder import load_own_images  # noqa: PLC0415
 
             return load_own_images(settings, own, known.depth)
-        from worker.data.own.table import load_own_table  # noqa: PLC0415
+        from taihu.worker.data.own.table import load_own_table  # noqa: PLC0415
 
         return load_own_table(settings, own, known.reading, known.class_names)
     except ImportError:

@@ -12,8 +12,8 @@ from taihu.errors import DataError
 from taihu.names import OwnData, own_data
 from taihu.user_code import split_function
 from taihu.words import counted
-from worker.data.files import check_readable, exists
-from worker.data.folder_files import is_folder, is_hidden
+from taihu.worker.data.files import check_readable, exists
+from taihu.worker.data.folder_files import is_folder, is_hidden
 
 __all__ = [
     "CIFAR10_RECORD_BYTES",

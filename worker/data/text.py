@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.names import TOKENS
-from worker.data.dataset import Dataset, Rows, Targets
-from worker.data.statistics import no_statistics
+from taihu.worker.data.dataset import Dataset, Rows, Targets
+from taihu.worker.data.statistics import no_statistics
 
 __all__ = ["TextExamples", "sequences", "sequences_of", "text_dataset"]
 

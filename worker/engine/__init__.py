@@ -1,20 +1,20 @@
 """The CPU training engine: layers over NHWC activations, rows and sequences, losses, models, and the zoo."""
 
 from taihu.layout import Layout, TensorSpec
-from worker.engine.gradient_check import CheckOptions, check_gradients
-from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, fill_normal, shape_error
-from worker.engine.layers.attention import CausalAttention
-from worker.engine.layers.batch_norm import BatchNorm
-from worker.engine.layers.branches import Auxiliary, Concat
-from worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
-from worker.engine.layers.convolution import Conv2d
-from worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
-from worker.engine.layers.embedding import Embedding, PositionEmbedding, TiedLinear
-from worker.engine.layers.gelu import GELU
-from worker.engine.layers.layer_norm import LayerNorm
-from worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
-from worker.engine.layers.response_norm import LocalResponseNorm
-from worker.engine.loss import (
+from taihu.worker.engine.gradient_check import CheckOptions, check_gradients
+from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, fill_normal, shape_error
+from taihu.worker.engine.layers.attention import CausalAttention
+from taihu.worker.engine.layers.batch_norm import BatchNorm
+from taihu.worker.engine.layers.branches import Auxiliary, Concat
+from taihu.worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
+from taihu.worker.engine.layers.convolution import Conv2d
+from taihu.worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
+from taihu.worker.engine.layers.embedding import Embedding, PositionEmbedding, TiedLinear
+from taihu.worker.engine.layers.gelu import GELU
+from taihu.worker.engine.layers.layer_norm import LayerNorm
+from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from taihu.worker.engine.layers.response_norm import LocalResponseNorm
+from taihu.worker.engine.loss import (
     BinaryCrossEntropy,
     CrossEntropy,
     Loss,
@@ -24,12 +24,12 @@ from worker.engine.loss import (
     outputs_of_model,
     softmax_cross_entropy,
 )
-from worker.engine.model import Model, StepHooks
-from worker.engine.models.definition import build_from_definition
-from worker.engine.models.loading import build_layers, build_model
-from worker.engine.models.transformer import transformer
-from worker.engine.models.zoo import MODELS
-from worker.engine.workspace import Workspace
+from taihu.worker.engine.model import Model, StepHooks
+from taihu.worker.engine.models.definition import build_from_definition
+from taihu.worker.engine.models.loading import build_layers, build_model
+from taihu.worker.engine.models.transformer import transformer
+from taihu.worker.engine.models.zoo import MODELS
+from taihu.worker.engine.workspace import Workspace
 
 __all__ = [
     "GELU",

@@ -14,8 +14,8 @@ import numpy as np
 
 from taihu.errors import ModelError
 from taihu.layout import TensorSpec
-from worker.engine.team import SOLO, Team
-from worker.engine.workspace import Array, Workspace
+from taihu.worker.engine.team import SOLO, Team
+from taihu.worker.engine.workspace import Array, Workspace
 
 __all__ = [
     "Array",

@@ -7,11 +7,11 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
 from taihu.errors import DataError
+from taihu.kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
 from taihu.losses import LossName, TargetKind, find_loss
-from worker.engine.layer import Array
-from worker.engine.scores import Deviations, RightBits, RightClasses, Surprise, Tally
+from taihu.worker.engine.layer import Array
+from taihu.worker.engine.scores import Deviations, RightBits, RightClasses, Surprise, Tally
 
 __all__ = [
     "BinaryCrossEntropy",

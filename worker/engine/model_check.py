@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from taihu.errors import ModelError
 from taihu.user_code import user_line
-from worker.engine.gradient_check import CheckOptions, layer_faults, model_faults
-from worker.engine.layer import Layer, ParameterLayer, Shape
-from worker.engine.model import Model
+from taihu.worker.engine.gradient_check import CheckOptions, layer_faults, model_faults
+from taihu.worker.engine.layer import Layer, ParameterLayer, Shape
+from taihu.worker.engine.model import Model
 
 __all__ = ["CheckedModel", "PlacedLayer"]
 

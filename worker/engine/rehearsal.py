@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from taihu.layout import Layout
-from worker.engine.layer import Array, StepContext, ignore_layer
-from worker.engine.model import Model, StepHooks
-from worker.engine.team import IdleTeam
+from taihu.worker.engine.layer import Array, StepContext, ignore_layer
+from taihu.worker.engine.model import Model, StepHooks
+from taihu.worker.engine.team import IdleTeam
 
 __all__ = ["rehearsed_bytes"]
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from kernels.nn.loss import surprise
-from worker.engine.layer import Array
+from taihu.kernels.nn.loss import surprise
+from taihu.worker.engine.layer import Array
 
 __all__ = ["Deviations", "RightBits", "RightClasses", "Surprise", "Tally"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from kernels.futex import publish, wait_awake_until
+from taihu.kernels.futex import publish, wait_awake_until
 
 __all__ = ["SOLO", "IdleTeam", "Team"]
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from worker.memory.pages import private_memory
+from taihu.worker.memory.pages import private_memory
 
 __all__ = ["Array", "BufferPool", "Workspace"]
 

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Chunks
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Chunks
 from taihu.chaos.points import Chaos, Point
 from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import At
-from worker.exchange.ring.dense import RingUpdates
-from worker.exchange.route import Held, Route, RouteEvents
+from taihu.worker.exchange.ring.dense import RingUpdates
+from taihu.worker.exchange.route import Held, Route, RouteEvents
 
 __all__ = ["DisturbedRoute", "DisturbedUpdates", "disturbed_events"]
 

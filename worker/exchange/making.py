@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from allreduce.communicator import Communicator
+from taihu.allreduce.communicator import Communicator
 from taihu.chaos.points import Chaos, NoChaos
 from taihu.compression import GroupCompressor, Outcome, make_compressor
 from taihu.coordination.plan import Plan
@@ -14,18 +14,18 @@ from taihu.history.recording import Recorder
 from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.identity import WorkerIdentity
-from worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
-from worker.exchange.recording import Recording
-from worker.exchange.ring.dense import Means, Replicas, RingRoute, RingUpdates
-from worker.exchange.ring.sharded import Owners
-from worker.exchange.ring.sparse import SparseRoute
-from worker.exchange.route import Route, RouteEvents
-from worker.exchange.servers.route import ServerRoute
-from worker.exchange.shell import Exchange
-from worker.exchange.step_rules import rules_of
-from worker.exchange.updates import ByEveryWorker, optimizer_of
-from worker.memory.arenas import Arenas
-from worker.memory.initial_parameters import InitialParameters
+from taihu.worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
+from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.ring.dense import Means, Replicas, RingRoute, RingUpdates
+from taihu.worker.exchange.ring.sharded import Owners
+from taihu.worker.exchange.ring.sparse import SparseRoute
+from taihu.worker.exchange.route import Route, RouteEvents
+from taihu.worker.exchange.servers.route import ServerRoute
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.exchange.step_rules import rules_of
+from taihu.worker.exchange.updates import ByEveryWorker, optimizer_of
+from taihu.worker.memory.arenas import Arenas
+from taihu.worker.memory.initial_parameters import InitialParameters
 
 __all__ = ["Beside", "between_workers", "compressor_of", "through_servers"]
 

@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half import to_half
 from taihu.compression import GroupCompressor, Selection
 from taihu.compression.balance import Weighed
 from taihu.coordination.plan import Plan
 from taihu.history.digest import Digest, Values, bits_of, digest_at, digest_of
 from taihu.history.recording import Recorder, as_fp32, balance_of
 from taihu.history.records import ALL, Push, Read, Returned, Skip
+from taihu.kernels.half import to_half
 from taihu.planner.groups import group_bounds
 from taihu.planner.partition import FrameSpec
 from taihu.wire.headers import At
-from worker.memory.arenas import Arenas
+from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["Recording"]
 

@@ -13,7 +13,6 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.half_sums import warm_up
 from taihu.checkpoint.held_back import held_back_by
 from taihu.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.checkpoint.reading import Checkpoint
@@ -22,21 +21,34 @@ from taihu.coordination.plan import Plan
 from taihu.errors import ExchangeError, StaleError, TaihuError
 from taihu.history.recording import Recorder
 from taihu.job import Job
+from taihu.kernels.half_sums import warm_up
 from taihu.optimization import LossScale
 from taihu.process.background import TaskThread
 from taihu.process.preparation import give_back_freed_memory
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
-from worker.exchange.recording import Recording
-from worker.exchange.route import ExchangeTotals, Route, RouteEvents
-from worker.exchange.step_actions import Action, Agree, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
-from worker.exchange.step_parameters import Reading
-from worker.exchange.step_protocol import StepProtocol
-from worker.exchange.step_rules import Rules
-from worker.exchange.times import GroupTimes
-from worker.memory.arenas import Arenas
-from worker.memory.group_memory import GroupMemory
+from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.route import ExchangeTotals, Route, RouteEvents
+from taihu.worker.exchange.step_actions import (
+    Action,
+    Agree,
+    Apply,
+    Ask,
+    Cancel,
+    Done,
+    Drop,
+    DropAll,
+    Push,
+    Release,
+    Widen,
+)
+from taihu.worker.exchange.step_parameters import Reading
+from taihu.worker.exchange.step_protocol import StepProtocol
+from taihu.worker.exchange.step_rules import Rules
+from taihu.worker.exchange.times import GroupTimes
+from taihu.worker.memory.arenas import Arenas
+from taihu.worker.memory.group_memory import GroupMemory
 
 __all__ = ["Exchange"]
 

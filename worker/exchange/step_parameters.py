@@ -14,8 +14,8 @@ from itertools import takewhile
 from taihu.errors import FrameError, StaleError
 from taihu.planner.groups import parameter_room
 from taihu.wire.headers import At
-from worker.exchange.step_actions import Action, Ask, Drop, DropAll, Widen
-from worker.exchange.step_rules import PUSHED, Phase, Rules
+from taihu.worker.exchange.step_actions import Action, Ask, Drop, DropAll, Widen
+from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules
 
 __all__ = ["Reading", "StepParameters", "leading_groups"]
 

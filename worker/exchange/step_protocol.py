@@ -14,9 +14,9 @@ from taihu.errors import ExchangeError, FrameError, StaleError
 from taihu.optimization import LossScale
 from taihu.planner.groups import gradient_room
 from taihu.wire.headers import At
-from worker.exchange.step_actions import Action, Agree, Apply, Cancel, Done, Push, Release
-from worker.exchange.step_parameters import StepParameters
-from worker.exchange.step_rules import PUSHED, Phase, Rules
+from taihu.worker.exchange.step_actions import Action, Agree, Apply, Cancel, Done, Push, Release
+from taihu.worker.exchange.step_parameters import StepParameters
+from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules
 
 __all__ = ["StepProtocol"]
 

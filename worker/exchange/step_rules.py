@@ -59,7 +59,7 @@ PUSHED: Final = (Phase.SUMMING, Phase.SUMMED)
 def rules_of(job: Job, elements: int) -> Rules:
     """The rules of a worker's steps, where so many parameters are exchanged; the route adds its own.
 
-    They are those of the memory that `worker.memory.arenas.arenas_of` makes for the job.
+    They are those of the memory that `taihu.worker.memory.arenas.arenas_of` makes for the job.
     """
     half = job.train.precision != "fp32"
     return Rules(

@@ -10,17 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.reduce import all_finite
-from kernels.scatter import scatter_assign
 from taihu.checkpoint.part import Elements, named
 from taihu.coordination.plan import Plan
 from taihu.errors import FrameError
 from taihu.job import Job
+from taihu.kernels.reduce import all_finite
+from taihu.kernels.scatter import scatter_assign
 from taihu.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
 from taihu.planner.partition import FrameSpec
-from worker.exchange.recording import Recording
-from worker.exchange.route import Held
-from worker.memory.arenas import Arenas
+from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.route import Held
+from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["ByEveryWorker", "Optimizer", "Updates", "check_finite", "held_by_all", "optimizer_of"]
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from allreduce.communicator import Communicator
-from allreduce.parts.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.parts.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
 from taihu.measure import spread
 from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, step_seconds
 from taihu.planner.partition import all_bounds
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
-from worker.engine import Array, Run, StepContext
-from worker.fc.mover import Background, PeerMover
-from worker.fc.passes import Scheme
-from worker.fc.probe import probe_links
-from worker.fc.stage import FcWeights, Stage, product
-from worker.fc.tail import Tail
+from taihu.worker.engine import Array, Run, StepContext
+from taihu.worker.fc.mover import Background, PeerMover
+from taihu.worker.fc.passes import Scheme
+from taihu.worker.fc.probe import probe_links
+from taihu.worker.fc.stage import FcWeights, Stage, product
+from taihu.worker.fc.tail import Tail
 
 __all__ = ["ModelledProducts", "time_exchanges", "time_schemes"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taihu.planner.fc_mode import FcLayer
-from worker.engine import Model
-from worker.engine.layers.dense import Dropout, Linear, ReLU
+from taihu.worker.engine import Model
+from taihu.worker.engine.layers.dense import Dropout, Linear, ReLU
 
 __all__ = ["Spreadable", "fully_connected_layers", "spreadable", "tail_start"]
 

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from taihu.planner.partition import all_bounds
-from worker.engine import Layer, Linear, ReLU
-from worker.fc.own_inputs import InputsKept
-from worker.fc.passes import Pass, Scheme, plan_passes
-from worker.fc.stage import FcWeights, Stage, TailMemory
+from taihu.worker.engine import Layer, Linear, ReLU
+from taihu.worker.fc.own_inputs import InputsKept
+from taihu.worker.fc.passes import Pass, Scheme, plan_passes
+from taihu.worker.fc.stage import FcWeights, Stage, TailMemory
 
 __all__ = ["TailFootprint"]
 
@@ -26,7 +26,7 @@ class TailFootprint:
         sharded: names of those that are spread.
         ranks: how many workers there are.
         scheme: of passes.
-        inputs: what stays of inputs, see `worker.fc.tail.Tail`.
+        inputs: what stays of inputs, see `taihu.worker.fc.tail.Tail`.
     """
 
     def __init__(

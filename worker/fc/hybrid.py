@@ -8,21 +8,21 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from kernels.reduce import all_finite
 from taihu.checkpoint.part import SpreadLayer
 from taihu.errors import ConfigError, ModelError, RunError
+from taihu.kernels.reduce import all_finite
 from taihu.layout import LayerSpec, Layout
 from taihu.trace import Tracer
-from worker.engine import Model, StepContext
-from worker.engine.layer import Array, Layer, ParameterLayer, Run
-from worker.engine.layers.dense import Linear
-from worker.engine.model import StepHooks
-from worker.fc.connected import fully_connected_layers, tail_start
-from worker.fc.own_inputs import InputsKept
-from worker.fc.passes import Scheme
-from worker.fc.shards import Shards
-from worker.fc.stage import FcWeights, Stage
-from worker.fc.tail import Mover, Tail
+from taihu.worker.engine import Model, StepContext
+from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run
+from taihu.worker.engine.layers.dense import Linear
+from taihu.worker.engine.model import StepHooks
+from taihu.worker.fc.connected import fully_connected_layers, tail_start
+from taihu.worker.fc.own_inputs import InputsKept
+from taihu.worker.fc.passes import Scheme
+from taihu.worker.fc.shards import Shards
+from taihu.worker.fc.stage import FcWeights, Stage
+from taihu.worker.fc.tail import Mover, Tail
 
 __all__ = ["HybridModel"]
 

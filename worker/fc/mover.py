@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allreduce.communicator import Communicator
-from allreduce.parts.mesh import Transfer, value_type_of
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.parts.mesh import Transfer, value_type_of
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.headers import ValueType
@@ -23,7 +23,7 @@ class Background:
 
 
 class PeerMover:
-    """A `worker.fc.tail.Mover`; `step` is the step that traces name."""
+    """A `taihu.worker.fc.tail.Mover`; `step` is the step that traces name."""
 
     def __init__(self, communicator: Communicator, clock: Clock, tracer: Tracer | None = None) -> None:
         self.rank = communicator.rank

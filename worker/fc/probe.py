@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from allreduce.communicator import Communicator
-from allreduce.parts.shards import gather_rows
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.parts.shards import gather_rows
 from taihu.planner.fc_mode import FcChoice, FcJob, FcLayer, FcLinks, choose_fc
 from taihu.wire.clock import Clock
 from taihu.wire.headers import ValueType
-from worker.fc.mover import PeerMover
+from taihu.worker.fc.mover import PeerMover
 
 __all__ = ["agree_on_fc", "agree_on_links", "probe_links"]
 

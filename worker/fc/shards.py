@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import DTypeLike
 
-from allreduce.parts.mesh import Transfer
+from taihu.allreduce.parts.mesh import Transfer
 from taihu.errors import ConfigError
 from taihu.layout import TensorSpec
 from taihu.planner.partition import all_bounds
-from worker.engine.layer import Array, row_blocks
-from worker.engine.layers.dense import Linear
-from worker.fc.stage import FcWeights
-from worker.fc.tail import Mover
+from taihu.worker.engine.layer import Array, row_blocks
+from taihu.worker.engine.layers.dense import Linear
+from taihu.worker.fc.stage import FcWeights
+from taihu.worker.fc.tail import Mover
 
 __all__ = ["Shards", "split_columns"]
 

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from kernels.nn.elementwise import add_bias, column_sums
-from worker.engine.layer import Array, Layer, Run
-from worker.fc.passes import Pass
+from taihu.kernels.nn.elementwise import add_bias, column_sums
+from taihu.worker.engine.layer import Array, Layer, Run
+from taihu.worker.fc.passes import Pass
 
 __all__ = ["FcWeights", "Multiply", "Stage", "StageMemory", "TailMemory", "product"]
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from allreduce.parts.mesh import Transfer
-from allreduce.parts.shards import (
+from taihu.allreduce.parts.mesh import Transfer
+from taihu.allreduce.parts.shards import (
     columns_to_rows,
     gather_columns,
     gather_rows,
@@ -26,10 +26,10 @@ from allreduce.parts.shards import (
 )
 from taihu.errors import DataError
 from taihu.trace import Tracer
-from worker.engine.layer import Array, Run
-from worker.fc.own_inputs import InputsKept, OwnInputs
-from worker.fc.passes import Pass, Scheme, plan_passes
-from worker.fc.stage import Stage, StageMemory, TailMemory
+from taihu.worker.engine.layer import Array, Run
+from taihu.worker.fc.own_inputs import InputsKept, OwnInputs
+from taihu.worker.fc.passes import Pass, Scheme, plan_passes
+from taihu.worker.fc.stage import Stage, StageMemory, TailMemory
 
 __all__ = ["Mover", "Tail", "TailResult"]
 

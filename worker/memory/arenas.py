@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from taihu.job import Job
 from taihu.wire.headers import ValueType
 from taihu.wire.shared_memory import SharedBuffer, allocate_values
-from worker.memory.half_arenas import HalfArenas
-from worker.memory.pages import Pages
+from taihu.worker.memory.half_arenas import HalfArenas
+from taihu.worker.memory.pages import Pages
 
 __all__ = ["Arenas", "allocate_arenas", "arenas_of"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kernels.half import LARGEST
 from taihu.coordination.plan import Plan
+from taihu.kernels.half import LARGEST
 from taihu.planner.groups import group_bounds
-from worker.memory.arenas import Arenas
+from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["GroupMemory"]
 

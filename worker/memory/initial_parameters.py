@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from taihu.layout import Layout
 from taihu.planner.partition import FrameSpec
-from worker.memory.pages import Pages
+from taihu.worker.memory.pages import Pages
 
 __all__ = ["InitialParameters"]
 

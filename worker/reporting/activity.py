@@ -12,7 +12,7 @@ from taihu.measure import late_after
 from taihu.wire.clock import Clock
 
 if TYPE_CHECKING:
-    from worker.session import Session
+    from taihu.worker.session import Session
 
 __all__ = ["Activity"]
 

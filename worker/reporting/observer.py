@@ -13,12 +13,12 @@ from taihu.coordination.members import Progress
 from taihu.coordination.plan import Plan
 from taihu.planner.profile import Profile
 from taihu.wire.metrics import WorkerMetrics
-from worker.reporting.activity import Activity
-from worker.reporting.compression_log import CompressionLog
-from worker.reporting.progress import ProgressMeter, StepSample
-from worker.reporting.run_log import RunLog
-from worker.training.evaluation import Scores
-from worker.training.step_record import StepRecord
+from taihu.worker.reporting.activity import Activity
+from taihu.worker.reporting.compression_log import CompressionLog
+from taihu.worker.reporting.progress import ProgressMeter, StepSample
+from taihu.worker.reporting.run_log import RunLog
+from taihu.worker.training.evaluation import Scores
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Observer"]
 

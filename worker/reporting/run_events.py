@@ -10,7 +10,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from taihu.whole_file import writing
 from taihu.wire.clock import WallClock
-from worker.reporting.run_rows import EventNote, Scalars
+from taihu.worker.reporting.run_rows import EventNote, Scalars
 
 __all__ = ["EventFile"]
 

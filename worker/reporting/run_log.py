@@ -18,8 +18,8 @@ from taihu.errors import WriteError
 from taihu.run_folder import add_events
 from taihu.whole_file import writing
 from taihu.wire.clock import WallClock
-from worker.reporting.progress import Evaluation, StepSample
-from worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
+from taihu.worker.reporting.progress import Evaluation, StepSample
+from taihu.worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
 
 __all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
 
@@ -144,7 +144,7 @@ def open_writers(
     try:
         made.append(CsvTables(folder, begun_after))
         if events != "none":
-            from worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, most runs do without
+            from taihu.worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, most runs do without
 
             with writing(folder / "events"):
                 made.append(EventFile(folder, wall))

@@ -9,10 +9,10 @@ from functools import partial
 from taihu.checkpoint.keepers import resumed_from
 from taihu.errors import ModelError
 from taihu.job import Job
-from worker.engine import Model, ParameterLayer
-from worker.saved.reading import open_model
-from worker.saved.sources import CheckpointSource, TensorSource
-from worker.saved.writing import BUFFER_PREFIX
+from taihu.worker.engine import Model, ParameterLayer
+from taihu.worker.saved.reading import open_model
+from taihu.worker.saved.sources import CheckpointSource, TensorSource
+from taihu.worker.saved.writing import BUFFER_PREFIX
 
 __all__ = ["begin_from", "beginning_of"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
-from worker.saved.prediction import LoadedModel
+from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["Draw", "continued", "next_chances"]
 

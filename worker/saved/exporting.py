@@ -9,9 +9,9 @@ from taihu.checkpoint.reading import Checkpoint
 from taihu.errors import CheckpointError
 from taihu.tensor_file import TensorSlot, header_of, write_values
 from taihu.whole_file import replaced
-from worker.saved.metadata import SavedModel
-from worker.saved.sources import CheckpointSource
-from worker.saved.writing import METADATA_KEY
+from taihu.worker.saved.metadata import SavedModel
+from taihu.worker.saved.sources import CheckpointSource
+from taihu.worker.saved.writing import METADATA_KEY
 
 __all__ = ["description_of", "export_model"]
 

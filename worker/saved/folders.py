@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from taihu.errors import DataError
-from worker.data.folder_files import IMAGES, Wanted, find_files, words_on
-from worker.saved.metadata import SavedModel
+from taihu.worker.data.folder_files import IMAGES, Wanted, find_files, words_on
+from taihu.worker.saved.metadata import SavedModel
 
 __all__ = ["files_for", "in_folders"]
 

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from taihu.errors import ModelError
 from taihu.settings import DataSettings
-from worker.data.depth import Depth, Kind
-from worker.data.reading import AsTrained, Column, Form, TableReading
-from worker.data.statistics import Statistics
+from taihu.worker.data.depth import Depth, Kind
+from taihu.worker.data.reading import AsTrained, Column, Form, TableReading
+from taihu.worker.data.statistics import Statistics
 
 __all__ = ["LARGEST_METADATA", "LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
 

@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from taihu.checkpoint.places import Place
 from taihu.errors import DataError, ModelError
-from worker.engine import Model, StepContext
-from worker.saved.metadata import SavedModel
-from worker.saved.reading import StoredModel, load_model
+from taihu.worker.engine import Model, StepContext
+from taihu.worker.saved.metadata import SavedModel
+from taihu.worker.saved.reading import StoredModel, load_model
 
 __all__ = ["LoadedModel", "load_model_file"]
 

@@ -18,12 +18,12 @@ from taihu.checkpoint.store import newest_in
 from taihu.errors import ConfigError, ModelError
 from taihu.names import MODEL_NAMES
 from taihu.process.memory_limit import memory_limit_bytes
-from worker.engine import Conv2d, Model, build_from_definition, build_model
-from worker.engine.layer import row_blocks
-from worker.engine.loss import make_loss
-from worker.saved.exporting import export_model
-from worker.saved.metadata import SavedModel, parse_metadata
-from worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
+from taihu.worker.engine import Conv2d, Model, build_from_definition, build_model
+from taihu.worker.engine.layer import row_blocks
+from taihu.worker.engine.loss import make_loss
+from taihu.worker.saved.exporting import export_model
+from taihu.worker.saved.metadata import SavedModel, parse_metadata
+from taihu.worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
 
 __all__ = ["ModelFile", "StoredModel", "load_model", "open_model"]
 

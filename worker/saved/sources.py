@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from taihu.checkpoint.blocks import column_block, tensor_name
 from taihu.checkpoint.part import PARAMETERS
 from taihu.checkpoint.reading import Checkpoint
-from worker.saved.writing import BUFFER_PREFIX
+from taihu.worker.saved.writing import BUFFER_PREFIX
 
 __all__ = ["CheckpointSource", "TensorSource"]
 

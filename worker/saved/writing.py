@@ -14,9 +14,9 @@ from taihu.errors import ModelError
 from taihu.job import Job
 from taihu.tensor_file import TensorSlot, header_of, write_values
 from taihu.whole_file import make_durably, replaced, reserve
-from worker.data.dataset import Dataset
-from worker.engine import Model
-from worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.engine import Model
+from taihu.worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
 
 __all__ = ["BUFFER_PREFIX", "METADATA_KEY", "bound_pieces", "describe_model", "save_model"]
 

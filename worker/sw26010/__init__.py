@@ -1,7 +1,14 @@
 """A model's training step on the SW26010 model: its results, and the time that every layer takes."""
 
-from worker.sw26010.model import ProcessorModel
-from worker.sw26010.times import LayerTime, ModelledStep, in_backward_order, layer_times, modelled_step, step_seconds
+from taihu.worker.sw26010.model import ProcessorModel
+from taihu.worker.sw26010.times import (
+    LayerTime,
+    ModelledStep,
+    in_backward_order,
+    layer_times,
+    modelled_step,
+    step_seconds,
+)
 
 __all__ = [
     "LayerTime",

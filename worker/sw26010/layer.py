@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 import numpy as np
 from typing_extensions import override
 
-from kernels.sw26010 import passes
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.streams import execute_stream, plan_slabs
-from worker.engine.layer import Array, Layer, ParameterLayer, Run
+from taihu.kernels.sw26010 import passes
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.streams import execute_stream, plan_slabs
+from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run
 
 __all__ = ["ParameterProcessorLayer", "ProcessorLayer", "copy_rows", "rows_of"]
 

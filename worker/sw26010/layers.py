@@ -7,14 +7,14 @@ from itertools import accumulate, pairwise
 import numpy as np
 from typing_extensions import override
 
-from kernels.nn.window import Window
-from kernels.sw26010 import passes
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.pieces import pool, pool_gradient
-from kernels.sw26010.streams import Pass, plan_stream
-from worker.engine.layer import Array, Layer, ParameterLayer, Run
-from worker.engine.layers.branches import Auxiliary
-from worker.sw26010.describe import (
+from taihu.kernels.nn.window import Window
+from taihu.kernels.sw26010 import passes
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.pieces import pool, pool_gradient
+from taihu.kernels.sw26010.streams import Pass, plan_stream
+from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run
+from taihu.worker.engine.layers.branches import Auxiliary
+from taihu.worker.sw26010.describe import (
     Branches,
     Chain,
     Classifier,
@@ -30,9 +30,9 @@ from worker.sw26010.describe import (
     Sum,
     describe,
 )
-from worker.sw26010.layer import ProcessorLayer, copy_rows
-from worker.sw26010.parameter_layers import ConvolutionLayer, FullyConnectedLayer, NormLayer
-from worker.sw26010.times import first_of, whole_image
+from taihu.worker.sw26010.layer import ProcessorLayer, copy_rows
+from taihu.worker.sw26010.parameter_layers import ConvolutionLayer, FullyConnectedLayer, NormLayer
+from taihu.worker.sw26010.times import first_of, whole_image
 
 __all__ = ["on_processor"]
 

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kernels.optim import SgdRule
-from kernels.sw26010.layer_costs import LayerCost
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.machine import CORE_GROUPS
-from kernels.sw26010.passes import sgd_update
-from worker.engine.layer import Array, Run, StepContext
-from worker.engine.model import Model, StepHooks
-from worker.sw26010.layer import ProcessorLayer
-from worker.sw26010.layers import on_processor
-from worker.sw26010.times import LayerTime
+from taihu.kernels.optim import SgdRule
+from taihu.kernels.sw26010.layer_costs import LayerCost
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import CORE_GROUPS
+from taihu.kernels.sw26010.passes import sgd_update
+from taihu.worker.engine.layer import Array, Run, StepContext
+from taihu.worker.engine.model import Model, StepHooks
+from taihu.worker.sw26010.layer import ProcessorLayer
+from taihu.worker.sw26010.layers import on_processor
+from taihu.worker.sw26010.times import LayerTime
 
 __all__ = ["ProcessorModel"]
 
@@ -70,11 +70,11 @@ class ProcessorModel:
         return loss
 
     def update(self, parameters: Array, gradient: Array, buffer: Array | None, rule: SgdRule) -> Ledger:
-        """SGD on whole arenas, in place; see `kernels.sw26010.passes.sgd_update`."""
+        """SGD on whole arenas, in place; see `taihu.kernels.sw26010.passes.sgd_update`."""
         return sgd_update(parameters, gradient, buffer, rule, core_groups=self._core_groups)
 
     def layer_times(self) -> tuple[LayerTime, ...]:
-        """Times of the latest step, as it was counted; see `worker.sw26010.times.layer_times`."""
+        """Times of the latest step, as it was counted; see `taihu.worker.sw26010.times.layer_times`."""
         return tuple(
             LayerTime(each.layer.name, each.layer.kind, LayerCost(each.forward_ledger, each.backward_ledger))
             for layer in self._layers

@@ -8,15 +8,15 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from kernels.sw26010.errors import BlockingError
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.kernels.sw26010.errors import BlockingError
 from taihu.trace import Tracer
 from taihu.wire.metrics import modelled_layers
-from worker.engine import Model
-from worker.engine.layer import Shape
-from worker.sw26010 import LayerTime, ModelledStep, in_backward_order, layer_times, modelled_step
-from worker.training.step_record import StepRecord
+from taihu.worker.engine import Model
+from taihu.worker.engine.layer import Shape
+from taihu.worker.sw26010 import LayerTime, ModelledStep, in_backward_order, layer_times, modelled_step
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["ModelledCompute", "model_compute"]
 

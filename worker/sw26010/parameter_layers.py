@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 from typing_extensions import override
 
-from kernels.sw26010 import passes
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.pieces import col2im, im2col
-from kernels.sw26010.product import matrix_product
-from worker.engine.layer import Array, ParameterLayer, Run
-from worker.sw26010.describe import (
+from taihu.kernels.sw26010 import passes
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.pieces import col2im, im2col
+from taihu.kernels.sw26010.product import matrix_product
+from taihu.worker.engine.layer import Array, ParameterLayer, Run
+from taihu.worker.sw26010.describe import (
     Convolution,
     Norm,
 )
-from worker.sw26010.layer import ParameterProcessorLayer, copy_rows, rows_of
+from taihu.worker.sw26010.layer import ParameterProcessorLayer, copy_rows, rows_of
 
 __all__ = ["ConvolutionLayer", "FullyConnectedLayer", "NormLayer"]
 

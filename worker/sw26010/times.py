@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kernels.nn.window import Window
-from kernels.sw26010 import passes
-from kernels.sw26010.layer_costs import (
+from taihu.kernels.nn.window import Window
+from taihu.kernels.sw26010 import passes
+from taihu.kernels.sw26010.layer_costs import (
     LayerCost,
     batch_norm_cost,
     convolution_cost,
@@ -18,12 +18,12 @@ from kernels.sw26010.layer_costs import (
     pooling_cost,
     update_cost,
 )
-from kernels.sw26010.ledger import Ledger
-from kernels.sw26010.machine import CORE_GROUPS
-from worker.engine.layer import Layer, ParameterLayer, Shape
-from worker.engine.layers.containers import Sequential
-from worker.engine.model import Model
-from worker.sw26010.describe import (
+from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import CORE_GROUPS
+from taihu.worker.engine.layer import Layer, ParameterLayer, Shape
+from taihu.worker.engine.layers.containers import Sequential
+from taihu.worker.engine.model import Model
+from taihu.worker.sw26010.describe import (
     Branches,
     Chain,
     Classifier,

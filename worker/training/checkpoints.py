@@ -12,11 +12,11 @@ from taihu.checkpoint.writer import PartWriter
 from taihu.coordination.client import CoordinatorClient
 from taihu.errors import ModelError
 from taihu.job import Job
-from worker.exchange.shell import Exchange
-from worker.saved.exporting import description_of
-from worker.saved.metadata import SavedModel
-from worker.saved.writing import BUFFER_PREFIX
-from worker.training.replica import Replica
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.saved.exporting import description_of
+from taihu.worker.saved.metadata import SavedModel
+from taihu.worker.saved.writing import BUFFER_PREFIX
+from taihu.worker.training.replica import Replica
 
 __all__ = ["Keeper"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.clip import clip_norm
+from taihu.kernels.clip import clip_norm
 from taihu.layout import Layout
 
 __all__ = ["LayerClipping"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.planner.groups import group_bounds
-from worker.exchange.shell import Exchange
+from taihu.worker.exchange.shell import Exchange
 
 __all__ = ["exchanged_sha256", "parameters_sha256"]
 

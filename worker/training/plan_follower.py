@@ -7,9 +7,9 @@ from typing import Protocol
 
 from taihu.coordination.plan import Plan
 from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from worker.exchange.times import GroupTimes
-from worker.training.calibration import Schedule
-from worker.training.step_record import StepRecord
+from taihu.worker.exchange.times import GroupTimes
+from taihu.worker.training.calibration import Schedule
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["PlanFollower", "group_measurement"]
 

@@ -15,8 +15,8 @@ from taihu.planner.groups import cap_groups, plan_groups
 from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from taihu.wire.codec import BYTES_PER_VALUE
 from taihu.wire.headers import ValueType
-from worker.engine import Model
-from worker.fc.connected import Spreadable, spreadable
+from taihu.worker.engine import Model
+from taihu.worker.fc.connected import Spreadable, spreadable
 
 __all__ = ["PlannedMemory", "memory_job", "spread_layers"]
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from allreduce.communicator import Communicator
-from allreduce.parts.shards import gather_rows
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.parts.shards import gather_rows
 from taihu.checkpoint.held_back import read_spread_state
 from taihu.checkpoint.keepers import resumed_from
 from taihu.checkpoint.part import NO_COLUMNS, PARAMETERS, Columns, named
@@ -27,19 +27,27 @@ from taihu.planner.fc_mode import FcChoice, FcJob
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
 from taihu.wire.headers import ValueType
-from worker.data.dataset import Dataset
-from worker.engine import Array, Model, StepContext, StepHooks
-from worker.engine.layer import ignore_layer
-from worker.exchange.shell import Exchange
-from worker.fc.connected import spreadable
-from worker.fc.hybrid import HybridModel
-from worker.fc.mover import PeerMover
-from worker.fc.probe import agree_on_fc
-from worker.memory.arenas import arenas_of
-from worker.saved.writing import bound_pieces
-from worker.session import Exchanged
-from worker.training.evaluation import TESTING, Scores, batch_sizes, evaluate, read_along, samples_at_once, scores
-from worker.training.hashing import exchanged_sha256
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.engine import Array, Model, StepContext, StepHooks
+from taihu.worker.engine.layer import ignore_layer
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.fc.connected import spreadable
+from taihu.worker.fc.hybrid import HybridModel
+from taihu.worker.fc.mover import PeerMover
+from taihu.worker.fc.probe import agree_on_fc
+from taihu.worker.memory.arenas import arenas_of
+from taihu.worker.saved.writing import bound_pieces
+from taihu.worker.session import Exchanged
+from taihu.worker.training.evaluation import (
+    TESTING,
+    Scores,
+    batch_sizes,
+    evaluate,
+    read_along,
+    samples_at_once,
+    scores,
+)
+from taihu.worker.training.hashing import exchanged_sha256
 
 __all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
 

@@ -8,7 +8,7 @@ from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
 from taihu.planner.groups import GroupCountdown
-from worker.exchange.shell import Exchange
+from taihu.worker.exchange.shell import Exchange
 
 __all__ = ["StepDriver", "Wait"]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from taihu.job import Job
-from worker.engine import Model
-from worker.engine.rehearsal import rehearsed_bytes
-from worker.fc.connected import tail_start
-from worker.fc.footprint import TailFootprint
-from worker.training.evaluation import samples_at_once
-from worker.training.replica import recompute
+from taihu.worker.engine import Model
+from taihu.worker.engine.rehearsal import rehearsed_bytes
+from taihu.worker.fc.connected import tail_start
+from taihu.worker.fc.footprint import TailFootprint
+from taihu.worker.training.evaluation import samples_at_once
+from taihu.worker.training.replica import recompute
 
 __all__ = ["StepMemory"]
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from worker.exchange.times import GroupTimes
-from worker.reporting.progress import StepSample
+from taihu.worker.exchange.times import GroupTimes
+from taihu.worker.reporting.progress import StepSample
 
 if TYPE_CHECKING:
     # Of the processor model, which most workers do not need: it takes a while to import.
-    from worker.sw26010 import ModelledStep
+    from taihu.worker.sw26010 import ModelledStep
 
 __all__ = ["StepRecord"]
 

@@ -11,13 +11,13 @@ from taihu.errors import RunError
 from taihu.job import Job
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock
-from worker.data.batches import BatchSource
-from worker.engine import Array, StepContext, StepHooks
-from worker.exchange.shell import Exchange
-from worker.training.calibration import Measuring
-from worker.training.clipping import LayerClipping
-from worker.training.step_driver import StepDriver, Wait
-from worker.training.step_record import StepRecord
+from taihu.worker.data.batches import BatchSource
+from taihu.worker.engine import Array, StepContext, StepHooks
+from taihu.worker.exchange.shell import Exchange
+from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.clipping import LayerClipping
+from taihu.worker.training.step_driver import StepDriver, Wait
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Trainer"]
 

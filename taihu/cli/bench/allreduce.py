@@ -13,9 +13,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce
-from allreduce.communicator import Communicator
-from allreduce.rendezvous import listen_for_peers, meet
+from taihu.allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import check_used, measure_here
 from taihu.coordination.listener import listen_options
 from taihu.errors import ConfigError
@@ -38,7 +38,7 @@ from taihu.settings import ClusterSettings, Transport
 from taihu.wire.address import join_address, split_address
 from taihu.wire.headers import ValueType
 from taihu.words import counted
-from worker.memory.arenas import Arenas, allocate_arenas
+from taihu.worker.memory.arenas import Arenas, allocate_arenas
 
 __all__ = ["allreduce"]
 

@@ -14,16 +14,16 @@ from typing import Annotated, Any, Final, Literal, Protocol, get_args
 import typer
 from threadpoolctl import threadpool_limits
 
-from kernels.nn.peak import multiply_add_rate
 from taihu.cli.bench.torch_twin import TorchLayout, TorchStep, import_torch
 from taihu.errors import ConfigError, RunError
+from taihu.kernels.nn.peak import multiply_add_rate
 from taihu.local.display import waiting
 from taihu.local.processes import LocalProcesses
 from taihu.measure import spread
 from taihu.process.options import JsonOption, SupervisorOption
 from taihu.results import check_writable, write_json
 from taihu.words import counted
-from worker.bench.engine import EngineStep, LayerTime
+from taihu.worker.bench.engine import EngineStep, LayerTime
 
 __all__ = ["engine"]
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from allreduce.rendezvous import listen_for_peers
-from ps_server.daemon import ServerDaemon, ServerOptions
+from taihu.allreduce.rendezvous import listen_for_peers
 from taihu.cli.bench.ranks import assignments_of, check_used, wait_for_all
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
 from taihu.coordination.listener import listen_options
@@ -32,6 +31,7 @@ from taihu.process.options import (
     SupervisorOption,
     supervised_by,
 )
+from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.results import check_writable, read_json, write_json
 from taihu.settings import (
     ClusterSettings,
@@ -42,7 +42,7 @@ from taihu.settings import (
 )
 from taihu.wire.log import configure_logs
 from taihu.words import counted
-from worker.bench.exchange import Rounds, exchange_rounds
+from taihu.worker.bench.exchange import Rounds, exchange_rounds
 
 if TYPE_CHECKING:
     from taihu.wire.frame_link import Carrier

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 import typer
 from threadpoolctl import threadpool_limits
 
-from allreduce.rendezvous import listen_for_peers, meet
+from taihu.allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import measure_here
 from taihu.coordination.listener import listen_options
 from taihu.errors import ConfigError
@@ -33,8 +33,8 @@ from taihu.process.options import (
 from taihu.results import check_writable, write_json
 from taihu.trace import Tracer, merge_parts
 from taihu.words import counted
-from worker.fc.bench import time_exchanges, time_schemes
-from worker.fc.passes import Scheme
+from taihu.worker.fc.bench import time_exchanges, time_schemes
+from taihu.worker.fc.passes import Scheme
 
 __all__ = ["fc"]
 

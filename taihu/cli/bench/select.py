@@ -15,10 +15,10 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from kernels.pack import pack, packed_bound
-from kernels.select import accumulate_select, kth_largest_magnitude
 from taihu.compression.methods import kept_elements
 from taihu.errors import ConfigError
+from taihu.kernels.pack import pack, packed_bound
+from taihu.kernels.select import accumulate_select, kth_largest_magnitude
 from taihu.local.display import waiting
 from taihu.measure import spread
 from taihu.process.options import JsonOption

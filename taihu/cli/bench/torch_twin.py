@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from taihu.errors import ConfigError
-from worker.bench.engine import LEARNING_RATE, MOMENTUM, EngineStep, example_batch
-from worker.engine import (
+from taihu.worker.bench.engine import LEARNING_RATE, MOMENTUM, EngineStep, example_batch
+from taihu.worker.engine import (
     Array,
     AvgPool2d,
     BatchNorm,

@@ -9,13 +9,13 @@ from functools import partial
 from taihu.job import Job
 from taihu.planner.largest_batch import StepBytes
 from taihu.planner.memory import MemoryJob
-from worker.data.dataset import Dataset
-from worker.data.footprint import kept_bytes
-from worker.engine import Model, build_model
-from worker.fc.connected import spreadable
-from worker.training.objective import objective
-from worker.training.planned_memory import memory_job, spread_layers
-from worker.training.step_memory import StepMemory
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.footprint import kept_bytes
+from taihu.worker.engine import Model, build_model
+from taihu.worker.fc.connected import spreadable
+from taihu.worker.training.objective import objective
+from taihu.worker.training.planned_memory import memory_job, spread_layers
+from taihu.worker.training.step_memory import StepMemory
 
 __all__ = ["JobMemory"]
 

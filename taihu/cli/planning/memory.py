@@ -27,7 +27,7 @@ from taihu.planner.memory import (
 from taihu.process.free_memory import free_bytes
 from taihu.results import check_writable, write_json
 from taihu.words import aligned, counted, parse_bytes
-from worker.data.load import load_dataset
+from taihu.worker.data.load import load_dataset
 
 __all__ = ["plan_memory"]
 

@@ -14,8 +14,8 @@ from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from taihu.search.job_file import where
 from taihu.search.ways import Candidate, Way
 from taihu.words import counted
-from worker.data.dataset import Dataset
-from worker.data.load import load_dataset
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.load import load_dataset
 
 __all__ = ["HostMemory"]
 

@@ -12,8 +12,6 @@ from typing import Any, Final
 import numpy as np
 import typer
 
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
 from taihu.errors import ConfigError
 from taihu.local.display import human_bytes
@@ -21,6 +19,8 @@ from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.planner.fc_mode import FcChoice
 from taihu.planner.profile import Compression, Downlink, Method, Profile, Threshold
 from taihu.planner.timeline import Schedule
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 from taihu.results import check_writable, write_json
 from taihu.security.security import Security
 from taihu.wire.channel import open_channel

@@ -10,13 +10,13 @@ from taihu.layout import Layout
 from taihu.model_defaults import smallest_size
 from taihu.names import built_in_data
 from taihu.simulation.compute import Segments
-from worker.data.load import load_dataset
-from worker.engine import Model, build_model
-from worker.engine.layer import Shape
-from worker.fc.connected import Spreadable, spreadable
-from worker.training.objective import objective
-from worker.training.planned_memory import spread_layers
-from worker.training.step_memory import StepMemory
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Model, build_model
+from taihu.worker.engine.layer import Shape
+from taihu.worker.fc.connected import Spreadable, spreadable
+from taihu.worker.training.objective import objective
+from taihu.worker.training.planned_memory import spread_layers
+from taihu.worker.training.step_memory import StepMemory
 
 __all__ = ["DescribedModel"]
 

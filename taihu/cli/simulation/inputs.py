@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernels.sw26010.errors import BlockingError
 from taihu.cli.planning.time import load_measured
 from taihu.cli.simulation.described import DescribedModel
 from taihu.errors import ConfigError
 from taihu.job import Job
+from taihu.kernels.sw26010.errors import BlockingError
 from taihu.layout import Layout
 from taihu.planner.profile import Profile
 from taihu.simulation.compute import Compute, Segments, of_measured, of_modelled
 from taihu.simulation.machine_file import machines_in, named_machines
 from taihu.simulation.machines import Machines, Network, of_profile
-from worker.sw26010 import modelled_step
+from taihu.worker.sw26010 import modelled_step
 
 __all__ = ["Work", "machines_of", "work_of"]
 

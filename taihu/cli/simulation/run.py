@@ -23,7 +23,7 @@ from taihu.simulation.loss import Loss, simulate_loss
 from taihu.simulation.placement import Placement
 from taihu.trace.merging import trace_of
 from taihu.trace.parts import write_trace
-from worker.training.planned_memory import memory_job
+from taihu.worker.training.planned_memory import memory_job
 
 __all__ = ["Asked", "loss_of", "run_simulation", "swept"]
 

@@ -14,7 +14,6 @@ from typing import Any
 import safetensors
 from pydantic_core import core_schema
 
-from kernels import futex
 from taihu.explore.disk import shared_memory
 from taihu.explore.disk.copies import Copies
 from taihu.explore.disk.descriptors import Descriptors
@@ -23,6 +22,7 @@ from taihu.explore.disk.files import BufferLock, Chance, Open, safe_open
 from taihu.explore.disk.os_module import os_module
 from taihu.explore.scheduler import Scheduler
 from taihu.explore.stand_ins.modules import like
+from taihu.kernels import futex
 
 __all__ = ["DiskStandIns", "provide_disk"]
 
@@ -67,7 +67,7 @@ class DiskStandIns:
             "tempfile": temporary,
             "mmap": like(mmap, mmap=shared_memory.map_file),
             "safetensors": like(safetensors, safe_open=safe_open),
-            "kernels.futex": like(
+            "taihu.kernels.futex": like(
                 futex,
                 publish=shared_memory.publish,
                 wait_until=shared_memory.wait_until,

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels import futex
 from taihu.explore.disk.descriptors import FIRST, Descriptors
 from taihu.explore.disk.storage import File
 from taihu.explore.scheduler import RUNNING
 from taihu.explore.stand_ins.waiting import Waiting
+from taihu.kernels import futex
 
 __all__ = ["WordsInMemory", "map_file", "publish", "wait_until"]
 
@@ -42,7 +42,7 @@ class WordsInMemory:
 
 
 def publish(words: Words, index: int, value: int) -> int:
-    """`kernels.futex.publish`."""
+    """`taihu.kernels.futex.publish`."""
     scheduler = RUNNING()
     scheduler.point("publish")
     words[index] = value
@@ -60,5 +60,5 @@ def _within(holds: Callable[[], bool], waiting: Waiting) -> bool:
 
 
 def wait_until(words: Words, index: int, value: int) -> bool:
-    """`kernels.futex.wait_until` and `wait_awake_until`."""
+    """`taihu.kernels.futex.wait_until` and `wait_awake_until`."""
     return _within(lambda: bool(words[index] >= value), RUNNING().find(WordsInMemory).at(words, index))

@@ -7,12 +7,12 @@ from types import ModuleType
 
 import grpc
 
-from kernels import crc32c
 from taihu.explore.network import socket_functions as functions
 from taihu.explore.network.channel import insecure_channel
 from taihu.explore.network.server import server
 from taihu.explore.network.sockets import Socket
 from taihu.explore.stand_ins.modules import like
+from taihu.kernels import crc32c
 
 __all__ = ["modules"]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from allreduce.rendezvous import listen_for_peers
-from ps_server.daemon import ServerDaemon, ServerOptions
+from taihu.allreduce.rendezvous import listen_for_peers
 from taihu.chaos.frames import FaultyFrames
 from taihu.chaos.points import Point, Written
 from taihu.coordination.listener import listen_options
@@ -22,10 +21,11 @@ from taihu.explore.tasks import Process
 from taihu.job import Job
 from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.process.notices import Notices
+from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.run_folder import RunFiles
 from taihu.wire.clock import WallClock
-from worker.daemon import WorkerDaemon
-from worker.participation import WorkerOptions
+from taihu.worker.daemon import WorkerDaemon
+from taihu.worker.participation import WorkerOptions
 
 __all__ = ["FAILED", "Member"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from allreduce.ring.schedule import segment_elements
+from taihu.allreduce.ring.schedule import segment_elements
 from taihu.layout import LayerSpec, Layout, TensorSpec
 from taihu.planner.groups import Group
 from taihu.planner.model_shapes import layer_table

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
 
-from kernels.sw26010.layer_costs import linear_cost
-from kernels.sw26010.machine import CORE_GROUPS
+from taihu.kernels.sw26010.layer_costs import linear_cost
+from taihu.kernels.sw26010.machine import CORE_GROUPS
 from taihu.simulation.events import EventQueue
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series
 from taihu.simulation.machines import Network, taihulight
 from taihu.simulation.network import Fabric
-from worker.fc.passes import Pass, Scheme, plan_passes
+from taihu.worker.fc.passes import Pass, Scheme, plan_passes
 
 __all__ = ["Timed", "one_weird_trick", "product_seconds", "timed"]
 

@@ -1,6 +1,6 @@
 """Figures of docs/methods.md section 6: swDNN's convolutions and large products on the SW26010.
 
-Both come from the model of the processor (`kernels.sw26010`), as `taihu bench sw26010` shows it.
+Both come from the model of the processor (`taihu.kernels.sw26010`), as `taihu bench sw26010` shows it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from kernels.sw26010.grids import PUBLISHED_LOG, PUBLISHED_SWDNN, paper_grid, rows_of, swdnn_grid
+from taihu.kernels.sw26010.grids import PUBLISHED_LOG, PUBLISHED_SWDNN, paper_grid, rows_of, swdnn_grid
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series
 
 __all__ = ["convolutions", "products"]

@@ -16,8 +16,8 @@ from taihu.simulation.figures.figure import Figure, Panel, Row, Series
 from taihu.simulation.job import simulate_job
 from taihu.simulation.machines import ethernet
 from taihu.simulation.placement import Placement
-from worker.engine import build_model
-from worker.sw26010 import modelled_step
+from taihu.worker.engine import build_model
+from taihu.worker.sw26010 import modelled_step
 
 __all__ = ["MODELS", "Setting", "Step", "sparse_methods", "step_of", "work_of"]
 

@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from allreduce.parts.mesh import PartsOperation, Transfer
-from allreduce.parts.messages import Receive
-from allreduce.ring.kernel_ring import KernelRing
-from allreduce.ring.operation import IsFailed, reduce_kind
-from allreduce.same_host.staged import StagedSums, share
+from taihu.allreduce.parts.mesh import PartsOperation, Transfer
+from taihu.allreduce.parts.messages import Receive
+from taihu.allreduce.ring.kernel_ring import KernelRing
+from taihu.allreduce.ring.operation import IsFailed, reduce_kind
+from taihu.allreduce.same_host.staged import StagedSums, share
 from taihu.errors import ExchangeError, MemberLostError, TaihuError
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.calls import Call, Words

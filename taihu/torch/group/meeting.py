@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from allreduce.communicator import Communicator
-from allreduce.peer_service import PEER_SERVICE
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.coordination.listener import Listener, ListenOptions, open_listener
 from taihu.errors import ConfigError
 from taihu.security.security import Security

@@ -37,7 +37,7 @@ class World:
         self.results: dict[int, list[bytes]] = {rank: [] for rank in range(RANKS)}
 
     def rank(self, rank: int) -> None:
-        from allreduce.same_host.allreduce import SharedAllreduce  # noqa: PLC0415 - simulated
+        from taihu.allreduce.same_host.allreduce import SharedAllreduce  # noqa: PLC0415 - simulated
         from taihu.wire.shared_memory import SharedBuffer, open_shared  # noqa: PLC0415 - simulated
 
         with SharedBuffer.create(VALUES * 4) as own:

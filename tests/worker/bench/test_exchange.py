@@ -17,8 +17,8 @@ from taihu.errors import ConfigError
 from taihu.job import Job
 from taihu.wire.address import free_port
 from taihu.wire.codec import BYTES_PER_VALUE
-from worker.bench.exchange import Rounds, exchange_rounds
-from worker.bench.gradients import DrawnGradients
+from taihu.worker.bench.exchange import Rounds, exchange_rounds
+from taihu.worker.bench.gradients import DrawnGradients
 
 LAYOUT = layout_of(3000, 40_000, 7, 20_000)
 CLUSTER: dict[str, object] = {"servers": 2, "workers": 2}

@@ -11,8 +11,8 @@ from support.peers import Peers
 
 from taihu.planner.fc_mode import FcLayer
 from taihu.trace import Tracer
-from worker.fc.bench import ModelledProducts, time_schemes
-from worker.fc.passes import Scheme
+from taihu.worker.fc.bench import ModelledProducts, time_schemes
+from taihu.worker.fc.passes import Scheme
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 

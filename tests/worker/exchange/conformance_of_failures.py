@@ -15,7 +15,7 @@ from support.worker import Values, Worker
 
 from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
 from taihu.planner.sparse_route import Route
-from worker.memory.arenas import allocate_arenas
+from taihu.worker.memory.arenas import allocate_arenas
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 3000)
 

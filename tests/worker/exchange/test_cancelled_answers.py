@@ -9,7 +9,7 @@ from support.frames import initial_header
 from taihu.planner.groups import Group
 from taihu.planner.partition import Framing, Shard
 from taihu.wire.headers import At, ValueType
-from worker.exchange.servers.answers import ByServers, ServerAnswers
+from taihu.worker.exchange.servers.answers import ByServers, ServerAnswers
 
 LAYOUT = layout_of(8)
 

@@ -16,7 +16,7 @@ from taihu.job import Job
 from taihu.wire.codec import encode_frame
 from taihu.wire.headers import Frame, FrameHeader, ValueType
 from taihu.wire.kinds import Gradients, Parameters
-from worker.exchange.making import through_servers
+from taihu.worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 8)
 

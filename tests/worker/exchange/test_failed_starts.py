@@ -12,17 +12,17 @@ import pytest
 from support.cluster import Cluster, initial_parameters, layout_of, make_job
 from support.frames import initial_header
 
-from allreduce.communicator import Communicator
-from protos import parameter_server_pb2 as pb
+from taihu.allreduce.communicator import Communicator
 from taihu.coordination.messages import state_from_message
 from taihu.coordination.planning import first_plan
 from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
+from taihu.protos import parameter_server_pb2 as pb
 from taihu.wire import direct_connection
 from taihu.wire.codec import encode_frame, layout_to_message
 from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.wire.sink import Origin
-from worker.exchange.making import Beside, between_workers, through_servers
-from worker.memory.arenas import arenas_of
+from taihu.worker.exchange.making import Beside, between_workers, through_servers
+from taihu.worker.memory.arenas import arenas_of
 
 LAYOUT = layout_of(8, 3)
 SERVICE = "/taihu.v1.ParameterServerService"

@@ -17,7 +17,7 @@ from support.worker import Values, Worker
 
 from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
 from taihu.wire.identity import identity_to_metadata
-from worker.exchange.shell import Exchange
+from taihu.worker.exchange.shell import Exchange
 
 kinds = pytest.mark.parametrize("kind", ["server", "ring"])
 

@@ -15,7 +15,7 @@ from support.ways import WAYS, Way
 
 from taihu.errors import DamagedFrameError, RunError
 from taihu.wire.repetition import DAMAGED
-from worker.exchange.servers import calls as calls_of_workers
+from taihu.worker.exchange.servers import calls as calls_of_workers
 
 # Sums of a ring in shared memory take no link.
 ON_LINKS = [way for way in WAYS if way != Way("ring", 0, transport="same-host")]

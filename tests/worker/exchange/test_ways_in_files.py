@@ -18,7 +18,7 @@ from support.worker import Worker
 
 from taihu.job import Job
 from taihu.planner.sparse_route import Route
-from worker.training.step_driver import StepDriver
+from taihu.worker.training.step_driver import StepDriver
 
 ROOT = Path(__file__).parents[3]
 LAYOUT = layout_of(32, 32)
@@ -131,7 +131,7 @@ def files_run(way: Way) -> set[str]:
         run_workers(job, LAYOUT, driven(job, threading.Barrier(2, timeout=600), listen))
     finally:
         threading.setprofile(before)
-    inside = [Path(name).relative_to(ROOT).as_posix() for name in seen if name.startswith(f"{ROOT}/")]
+    inside = [Path(name).resolve().relative_to(ROOT).as_posix() for name in seen if name.startswith(f"{ROOT}/")]
     return {name for name in inside if name.startswith(("worker/", "allreduce/", "ps_server/", "taihu/", "kernels/"))}
 
 

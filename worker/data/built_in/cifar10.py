@@ -6,9 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
-from worker.data.files import check_size, read_file
-from worker.data.sources import CIFAR10_RECORD_BYTES, CIFAR10_REMEDY, CIFAR10_TEST, CIFAR10_TRAIN, cifar10_folder
+from taihu.worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
+from taihu.worker.data.files import check_size, read_file
+from taihu.worker.data.sources import (
+    CIFAR10_RECORD_BYTES,
+    CIFAR10_REMEDY,
+    CIFAR10_TEST,
+    CIFAR10_TRAIN,
+    cifar10_folder,
+)
 
 __all__ = ["load_cifar10"]
 

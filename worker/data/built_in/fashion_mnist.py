@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from taihu.errors import DataError
-from worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
-from worker.data.files import check_size, read_file
-from worker.data.sources import FASHION_MNIST_REMEDY, fashion_mnist_file
+from taihu.worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
+from taihu.worker.data.files import check_size, read_file
+from taihu.worker.data.sources import FASHION_MNIST_REMEDY, fashion_mnist_file
 
 __all__ = ["load_fashion_mnist"]
 

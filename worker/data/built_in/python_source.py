@@ -11,10 +11,10 @@ import numpy as np
 
 from taihu.errors import DataError
 from taihu.names import TEXT_DATA
-from worker.data.dataset import Dataset
-from worker.data.files import read_file
-from worker.data.statistics import spread_rows
-from worker.data.text import TextExamples, sequences, sequences_of, text_dataset
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.files import read_file
+from taihu.worker.data.statistics import spread_rows
+from taihu.worker.data.text import TextExamples, sequences, sequences_of, text_dataset
 
 __all__ = ["count_python_source", "load_python_source", "python_files"]
 

@@ -16,10 +16,10 @@ from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
 from taihu.words import listed
-from worker.data.dataset import Dataset
-from worker.data.own.assemble import Part, assemble
-from worker.data.own.inputs import array_inputs
-from worker.data.own.text_labels import plain_labels
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.own.assemble import Part, assemble
+from taihu.worker.data.own.inputs import array_inputs
+from taihu.worker.data.own.text_labels import plain_labels
 
 __all__ = ["count_own_arrays", "load_own_arrays"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from taihu.errors import DataError
-from worker.data.defects import Fault
+from taihu.worker.data.defects import Fault
 
 __all__ = ["BadImageError"]
 

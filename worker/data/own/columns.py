@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from worker.data.defects import Fault
-from worker.data.own.dress import (
+from taihu.worker.data.defects import Fault
+from taihu.worker.data.own.dress import (
     MISSING_MARKS,
     Decimal,
     Number,
@@ -22,7 +22,7 @@ from worker.data.own.dress import (
     proven,
     seconds_of,
 )
-from worker.data.reading import Form
+from taihu.worker.data.reading import Form
 
 __all__ = ["Converted", "Survey", "column_form", "convert", "decimal_of", "survey", "typed_form"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from taihu.errors import DataError
-from worker.data.files import check_readable
+from taihu.worker.data.files import check_readable
 
 __all__ = ["read_csv_text"]
 

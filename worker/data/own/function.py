@@ -15,9 +15,9 @@ from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
 from taihu.user_code import load_function
-from worker.data.dataset import Dataset
-from worker.data.own.assemble import Part, assemble
-from worker.data.own.inputs import Inputs, UserCode, array_inputs, item_inputs
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.own.assemble import Part, assemble
+from taihu.worker.data.own.inputs import Inputs, UserCode, array_inputs, item_inputs
 
 __all__ = ["dataset_of", "load_own_function"]
 

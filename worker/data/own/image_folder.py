@@ -14,11 +14,11 @@ from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
 from taihu.words import counted, listed
-from worker.data.dataset import Dataset
-from worker.data.defects import Defects
-from worker.data.depth import Depth
-from worker.data.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
-from worker.data.own.assemble import Part, assemble
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.defects import Defects
+from taihu.worker.data.depth import Depth
+from taihu.worker.data.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
+from taihu.worker.data.own.assemble import Part, assemble
 
 __all__ = ["ImageFolder", "count_own_images", "load_own_images"]
 
@@ -113,8 +113,8 @@ def load_own_images(settings: DataSettings, own: OwnData, depth: Depth | None = 
         DataError: there are none, a class is empty or unknown to training, or some of the images looked at are
             damaged or of another size.
     """
-    from worker.data.own.image_survey import most_looked_over, survey  # noqa: PLC0415
-    from worker.data.own.images import ImageInputs  # noqa: PLC0415 - Pillow is an extra, and counting needs none
+    from taihu.worker.data.own.image_survey import most_looked_over, survey  # noqa: PLC0415
+    from taihu.worker.data.own.images import ImageInputs  # noqa: PLC0415 - Pillow is an extra, and counting needs none
 
     folder = ImageFolder.of(own.path)
     defects = Defects(f"data {settings.name}", "image")

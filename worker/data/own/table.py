@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
-from worker.data.dataset import Dataset
-from worker.data.defects import Defects, Fault, check_all
-from worker.data.own.assemble import Part, assemble, split_rows
-from worker.data.own.fills import fill_of, fill_value
-from worker.data.own.inputs import ArrayInputs
-from worker.data.own.table_files import TableFile, count_rows, open_table
-from worker.data.own.table_plan import Plan, plan_columns
-from worker.data.own.table_scan import Forms, Known, Portions, Scanned, decide_forms, portions_of, scan
-from worker.data.own.table_targets import TargetClasses, classes_of, known_classes, numbered, target_values
-from worker.data.reading import Column, Form, TableReading
-from worker.data.sources import table_files
-from worker.data.statistics import Moments
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.defects import Defects, Fault, check_all
+from taihu.worker.data.own.assemble import Part, assemble, split_rows
+from taihu.worker.data.own.fills import fill_of, fill_value
+from taihu.worker.data.own.inputs import ArrayInputs
+from taihu.worker.data.own.table_files import TableFile, count_rows, open_table
+from taihu.worker.data.own.table_plan import Plan, plan_columns
+from taihu.worker.data.own.table_scan import Forms, Known, Portions, Scanned, decide_forms, portions_of, scan
+from taihu.worker.data.own.table_targets import TargetClasses, classes_of, known_classes, numbered, target_values
+from taihu.worker.data.reading import Column, Form, TableReading
+from taihu.worker.data.sources import table_files
+from taihu.worker.data.statistics import Moments
 
 __all__ = ["count_own_table", "load_own_table", "read_features", "table_defects"]
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from taihu.errors import DataError
 from taihu.settings import DataSettings
-from worker.data.defects import Defects, Fault
-from worker.data.own.csv_form import CsvForm, NoNamesError, form_of
-from worker.data.own.csv_text import read_csv_text
+from taihu.worker.data.defects import Defects, Fault
+from taihu.worker.data.own.csv_form import CsvForm, NoNamesError, form_of
+from taihu.worker.data.own.csv_text import read_csv_text
 
 __all__ = ["TableFile", "count_rows", "open_table"]
 

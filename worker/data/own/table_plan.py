@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from taihu.settings import DataSettings
-from worker.data.defects import Fault
-from worker.data.own.table_files import TableFile
+from taihu.worker.data.defects import Fault
+from taihu.worker.data.own.table_files import TableFile
 
 __all__ = ["Plan", "plan_columns"]
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from worker.data.defects import Fault
-from worker.data.own.columns import (
+from taihu.worker.data.defects import Fault
+from taihu.worker.data.own.columns import (
     Converted,
     Survey,
     column_form,
@@ -23,9 +23,9 @@ from worker.data.own.columns import (
     survey,
     typed_form,
 )
-from worker.data.own.dress import Decimal
-from worker.data.own.table_files import TableFile
-from worker.data.reading import Column, Form
+from taihu.worker.data.own.dress import Decimal
+from taihu.worker.data.own.table_files import TableFile
+from taihu.worker.data.reading import Column, Form
 
 __all__ = ["Forms", "Known", "Portions", "Scanned", "decide_forms", "portions_of", "scan"]
 

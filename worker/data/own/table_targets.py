@@ -11,10 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from taihu.settings import DataSettings
-from worker.data.defects import Fault
-from worker.data.own.table_files import TableFile
-from worker.data.own.table_scan import Forms, Scanned
-from worker.data.reading import Form
+from taihu.worker.data.defects import Fault
+from taihu.worker.data.own.table_files import TableFile
+from taihu.worker.data.own.table_scan import Forms, Scanned
+from taihu.worker.data.reading import Form
 
 __all__ = ["TargetClasses", "classes_of", "known_classes", "numbered", "target_values"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.errors import DataError
-from worker.data.dataset import TargetKind, Targets
-from worker.data.own.text_labels import numbered, plain_labels
+from taihu.worker.data.dataset import TargetKind, Targets
+from taihu.worker.data.own.text_labels import numbered, plain_labels
 
 __all__ = ["Given", "Task", "Understood", "understand"]
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from taihu.errors import DataError
 from taihu.names import OwnData
 from taihu.settings import DataSettings
-from worker.data.dataset import Dataset
-from worker.data.files import check_readable, read_file
-from worker.data.folder_files import Wanted, find_files, words_on
-from worker.data.own.assemble import split_rows
-from worker.data.text import TextExamples, sequences, sequences_of, text_dataset
+from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.files import check_readable, read_file
+from taihu.worker.data.folder_files import Wanted, find_files, words_on
+from taihu.worker.data.own.assemble import split_rows
+from taihu.worker.data.text import TextExamples, sequences, sequences_of, text_dataset
 
 __all__ = ["count_own_text", "load_own_text"]
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from kernels.nn.attention import causal_softmax, causal_softmax_gradient
 from taihu.errors import ModelError
-from worker.engine.layer import Array, Layer, Run, Shape, shape_error
+from taihu.kernels.nn.attention import causal_softmax, causal_softmax_gradient
+from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error
 
 __all__ = ["CausalAttention"]
 

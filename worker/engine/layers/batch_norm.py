@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.nn.batch_norm import (
+from taihu.errors import ModelError
+from taihu.kernels.nn.batch_norm import (
     channel_moments,
     fold,
     gradient_moments,
@@ -12,9 +13,8 @@ from kernels.nn.batch_norm import (
     row_blocks,
     scale_and_shift,
 )
-from taihu.errors import ModelError
 from taihu.layout import TensorSpec
-from worker.engine.layer import Array, ParameterLayer, Run, Shape
+from taihu.worker.engine.layer import Array, ParameterLayer, Run, Shape
 
 __all__ = ["BatchNorm"]
 

@@ -8,11 +8,11 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from kernels.nn.elementwise import add, grains
 from taihu.errors import ModelError
-from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape
-from worker.engine.loss import Loss
-from worker.engine.workspace import Workspace
+from taihu.kernels.nn.elementwise import add, grains
+from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape
+from taihu.worker.engine.loss import Loss
+from taihu.worker.engine.workspace import Workspace
 
 __all__ = ["Auxiliary", "Concat"]
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from kernels.nn.elementwise import add, add_rectified, grains
 from taihu.errors import ModelError
-from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
+from taihu.kernels.nn.elementwise import add, add_rectified, grains
+from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
 
 __all__ = ["PaddedShortcut", "Residual", "Sequential"]
 

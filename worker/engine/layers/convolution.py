@@ -7,17 +7,17 @@ from typing import Final, Literal
 
 import numpy as np
 
-from kernels.nn.batch_norm import blocked_column_sums, fold, row_blocks
-from kernels.nn.blocks import Blocks, Phase, Result, Source, phases_of, result_of, source_of, window_offsets
-from kernels.nn.convolution import convolve
-from kernels.nn.elementwise import add_bias
-from kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
-from kernels.nn.weight_gradient import packed_elements, weight_gradient
-from kernels.nn.window import Window
 from taihu.errors import ModelError
+from taihu.kernels.nn.batch_norm import blocked_column_sums, fold, row_blocks
+from taihu.kernels.nn.blocks import Blocks, Phase, Result, Source, phases_of, result_of, source_of, window_offsets
+from taihu.kernels.nn.convolution import convolve
+from taihu.kernels.nn.elementwise import add_bias
+from taihu.kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
+from taihu.kernels.nn.weight_gradient import packed_elements, weight_gradient
+from taihu.kernels.nn.window import Window
 from taihu.layout import TensorSpec
-from worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
-from worker.engine.layers.products import even_side, multiply, multiply_rows
+from taihu.worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
+from taihu.worker.engine.layers.products import even_side, multiply, multiply_rows
 
 __all__ = ["Conv2d"]
 

@@ -7,11 +7,20 @@ import zlib
 
 import numpy as np
 
-from kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, grains, relu, relu_gradient
 from taihu.errors import ModelError
+from taihu.kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, grains, relu, relu_gradient
 from taihu.layout import TensorSpec
-from worker.engine.layer import Array, Layer, ParameterLayer, Rectification, Run, Shape, fill_normal, shape_error
-from worker.engine.layers.products import multiply, multiply_rows
+from taihu.worker.engine.layer import (
+    Array,
+    Layer,
+    ParameterLayer,
+    Rectification,
+    Run,
+    Shape,
+    fill_normal,
+    shape_error,
+)
+from taihu.worker.engine.layers.products import multiply, multiply_rows
 
 __all__ = ["Dropout", "Flatten", "Linear", "ReLU"]
 

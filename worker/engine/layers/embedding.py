@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from kernels.nn.embedding import add_rows, first_stranger, take_rows
 from taihu.errors import ModelError
+from taihu.kernels.nn.embedding import add_rows, first_stranger, take_rows
 from taihu.layout import TensorSpec
-from worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, fill_normal, shape_error
-from worker.engine.layers.products import multiply, multiply_rows
-from worker.engine.workspace import Workspace
+from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, fill_normal, shape_error
+from taihu.worker.engine.layers.products import multiply, multiply_rows
+from taihu.worker.engine.workspace import Workspace
 
 __all__ = ["Embedding", "PositionEmbedding", "TiedLinear"]
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 
-from kernels.nn.gelu import gelu, gelu_with_slope, scaled, unary_grains
 from taihu.errors import ModelError
-from worker.engine.layer import Array, Layer, Run, Shape
+from taihu.kernels.nn.gelu import gelu, gelu_with_slope, scaled, unary_grains
+from taihu.worker.engine.layer import Array, Layer, Run, Shape
 
 __all__ = ["GELU"]
 

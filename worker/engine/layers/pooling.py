@@ -6,11 +6,11 @@ from abc import abstractmethod
 
 import numpy as np
 
-from kernels.nn.pooling import avg_pool, avg_pool_gradient, max_pool, max_pool_gradient
-from kernels.nn.window import Window
 from taihu.errors import ModelError
-from worker.engine.layer import Array, Layer, Run, Shape, shape_error
-from worker.engine.team import Team
+from taihu.kernels.nn.pooling import avg_pool, avg_pool_gradient, max_pool, max_pool_gradient
+from taihu.kernels.nn.window import Window
+from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error
+from taihu.worker.engine.team import Team
 
 __all__ = ["AvgPool2d", "GlobalAvgPool", "MaxPool2d"]
 

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from kernels.nn.response_norm import Response, response_norm, response_norm_gradient
 from taihu.errors import ModelError
-from worker.engine.layer import Array, Layer, Run, Shape, shape_error
+from taihu.kernels.nn.response_norm import Response, response_norm, response_norm_gradient
+from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error
 
 __all__ = ["LocalResponseNorm"]
 

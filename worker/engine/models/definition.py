@@ -8,18 +8,18 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from taihu.errors import ModelError
-from worker.engine.layer import Layer
-from worker.engine.layers.attention import CausalAttention
-from worker.engine.layers.batch_norm import BatchNorm
-from worker.engine.layers.branches import Auxiliary, Concat
-from worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
-from worker.engine.layers.convolution import Conv2d
-from worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
-from worker.engine.layers.embedding import Embedding, PositionEmbedding, TiedLinear
-from worker.engine.layers.gelu import GELU
-from worker.engine.layers.layer_norm import LayerNorm
-from worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
-from worker.engine.layers.response_norm import LocalResponseNorm
+from taihu.worker.engine.layer import Layer
+from taihu.worker.engine.layers.attention import CausalAttention
+from taihu.worker.engine.layers.batch_norm import BatchNorm
+from taihu.worker.engine.layers.branches import Auxiliary, Concat
+from taihu.worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
+from taihu.worker.engine.layers.convolution import Conv2d
+from taihu.worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
+from taihu.worker.engine.layers.embedding import Embedding, PositionEmbedding, TiedLinear
+from taihu.worker.engine.layers.gelu import GELU
+from taihu.worker.engine.layers.layer_norm import LayerNorm
+from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from taihu.worker.engine.layers.response_norm import LocalResponseNorm
 
 __all__ = ["BUILT_IN", "build_from_definition"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from worker.engine.layer import Layer, Shape
-from worker.engine.layers.batch_norm import BatchNorm
-from worker.engine.layers.branches import Auxiliary, Concat
-from worker.engine.layers.containers import Residual, Sequential
-from worker.engine.layers.convolution import Conv2d
-from worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
-from worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
-from worker.engine.layers.response_norm import LocalResponseNorm
+from taihu.worker.engine.layer import Layer, Shape
+from taihu.worker.engine.layers.batch_norm import BatchNorm
+from taihu.worker.engine.layers.branches import Auxiliary, Concat
+from taihu.worker.engine.layers.containers import Residual, Sequential
+from taihu.worker.engine.layers.convolution import Conv2d
+from taihu.worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
+from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from taihu.worker.engine.layers.response_norm import LocalResponseNorm
 
 __all__ = ["alexnet", "alexnet_lrn", "fully_connected", "googlenet", "resnet50", "vgg16"]
 

@@ -10,10 +10,10 @@ from taihu.errors import ModelError
 from taihu.model_defaults import check_model_fits
 from taihu.names import check_model_name, layers_file, own_model
 from taihu.user_code import load_function
-from worker.engine.layer import Layer, Shape
-from worker.engine.model import Model
-from worker.engine.models.definition import build_from_definition
-from worker.engine.models.zoo import MODELS
+from taihu.worker.engine.layer import Layer, Shape
+from taihu.worker.engine.model import Model
+from taihu.worker.engine.models.definition import build_from_definition
+from taihu.worker.engine.models.zoo import MODELS
 
 __all__ = ["build_layers", "build_model"]
 

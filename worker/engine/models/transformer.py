@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from worker.engine.layer import Layer
-from worker.engine.layers.attention import CausalAttention
-from worker.engine.layers.containers import Residual, Sequential
-from worker.engine.layers.dense import Dropout, Linear
-from worker.engine.layers.embedding import Embedding, PositionEmbedding, TiedLinear
-from worker.engine.layers.gelu import GELU
-from worker.engine.layers.layer_norm import LayerNorm
+from taihu.worker.engine.layer import Layer
+from taihu.worker.engine.layers.attention import CausalAttention
+from taihu.worker.engine.layers.containers import Residual, Sequential
+from taihu.worker.engine.layers.dense import Dropout, Linear
+from taihu.worker.engine.layers.embedding import Embedding, PositionEmbedding, TiedLinear
+from taihu.worker.engine.layers.gelu import GELU
+from taihu.worker.engine.layers.layer_norm import LayerNorm
 
 __all__ = ["transformer"]
 

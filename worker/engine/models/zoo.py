@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from worker.engine.layer import Layer, Shape
-from worker.engine.layers.batch_norm import BatchNorm
-from worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
-from worker.engine.layers.convolution import Conv2d
-from worker.engine.layers.dense import Flatten, Linear, ReLU
-from worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
-from worker.engine.models.imagenet import alexnet, alexnet_lrn, googlenet, resnet50, vgg16
-from worker.engine.models.transformer import transformer
+from taihu.worker.engine.layer import Layer, Shape
+from taihu.worker.engine.layers.batch_norm import BatchNorm
+from taihu.worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
+from taihu.worker.engine.layers.convolution import Conv2d
+from taihu.worker.engine.layers.dense import Flatten, Linear, ReLU
+from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from taihu.worker.engine.models.imagenet import alexnet, alexnet_lrn, googlenet, resnet50, vgg16
+from taihu.worker.engine.models.transformer import transformer
 
 __all__ = ["MODELS", "alexnet", "cifar10_quick", "mlp", "resnet20", "small_cnn", "small_gpt", "vgg16_cifar"]
 

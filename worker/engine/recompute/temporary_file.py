@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from taihu.errors import RunError
-from worker.engine.layer import Array
+from taihu.worker.engine.layer import Array
 
 __all__ = ["TemporaryFile"]
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from allreduce.communicator import Communicator
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Chunks, Ring, cut_chunks
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Chunks, Ring, cut_chunks
 from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
@@ -21,10 +21,10 @@ from taihu.planner.partition import FrameSpec
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
-from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import Held, Route, RouteEvents
-from worker.exchange.updates import ByEveryWorker, check_finite
-from worker.memory.arenas import Arenas
+from taihu.worker.exchange.ring.peer_path import PeerPath
+from taihu.worker.exchange.route import Held, Route, RouteEvents
+from taihu.worker.exchange.updates import ByEveryWorker, check_finite
+from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["Means", "Replicas", "RingRoute", "RingUpdates"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from allreduce.communicator import Communicator
+from taihu.allreduce.communicator import Communicator
 from taihu.coordination.plan import Plan
 from taihu.planner.carriage import carrier_in
 from taihu.settings import Transport
 from taihu.wire.headers import At, ValueType
 from taihu.wire.shared_memory import SharedBuffer
-from worker.exchange.route import ExchangeTotals, RouteEvents, RoutePath
+from taihu.worker.exchange.route import ExchangeTotals, RouteEvents, RoutePath
 
 __all__ = ["PeerPath"]
 

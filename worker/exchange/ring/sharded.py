@@ -17,23 +17,23 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from allreduce.communicator import Communicator
-from allreduce.ring.operation import Operation, OperationKey
-from allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
-from kernels.half import from_half, to_half
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
 from taihu.checkpoint.part import Elements, named
 from taihu.coordination.plan import Plan
 from taihu.job import Job
+from taihu.kernels.half import from_half, to_half
 from taihu.optimization import OptimizerState, WholeNorm, in_steps
 from taihu.planner.groups import Group, group_bounds
 from taihu.planner.partition import FrameSpec, Piece, Shard
 from taihu.wire.headers import At, ValueType
-from worker.exchange.recording import Recording
-from worker.exchange.ring.dense import RingUpdates
-from worker.exchange.route import Held, RouteEvents
-from worker.exchange.updates import check_finite
-from worker.memory.arenas import Arenas
-from worker.memory.initial_parameters import InitialParameters
+from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.ring.dense import RingUpdates
+from taihu.worker.exchange.route import Held, RouteEvents
+from taihu.worker.exchange.updates import check_finite
+from taihu.worker.memory.arenas import Arenas
+from taihu.worker.memory.initial_parameters import InitialParameters
 
 __all__ = ["Owners"]
 

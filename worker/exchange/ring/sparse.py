@@ -10,29 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from allreduce.communicator import Communicator
-from allreduce.ring.operation import OperationKey
-from allreduce.sparse.allgather import SparseAllgather
-from allreduce.sparse.exchange import RankOrderSum, Slice, SparseExchange
-from allreduce.sparse.mesh import SparseOperation
-from allreduce.sparse.reduce_scatter import SparseReduceScatter
-from allreduce.sparse.tree import GtopkTree
-from kernels.scatter import scatter_assign
-from kernels.select import clear
+from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.sparse.allgather import SparseAllgather
+from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.mesh import SparseOperation
+from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
+from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.compression import GroupCompressor, Selection
 from taihu.coordination.plan import Plan
 from taihu.errors import RunError
 from taihu.job import Job
+from taihu.kernels.scatter import scatter_assign
+from taihu.kernels.select import clear
 from taihu.planner.partition import FrameSpec, Framing, Shard
 from taihu.planner.sparse_route import Route as Way
 from taihu.trace import Tracer
 from taihu.wire.clock import Clock, SystemClock
 from taihu.wire.headers import At
-from worker.exchange.recording import Recording
-from worker.exchange.ring.peer_path import PeerPath
-from worker.exchange.route import Held, Route, RouteEvents
-from worker.exchange.updates import check_finite, held_by_all, optimizer_of
-from worker.memory.arenas import Arenas
+from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.ring.peer_path import PeerPath
+from taihu.worker.exchange.route import Held, Route, RouteEvents
+from taihu.worker.exchange.updates import check_finite, held_by_all, optimizer_of
+from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["SparseRoute"]
 

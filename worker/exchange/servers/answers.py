@@ -9,13 +9,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.pack import unpack
-from kernels.scatter import scatter_assign
 from taihu.errors import FrameError
+from taihu.kernels.pack import unpack
+from taihu.kernels.scatter import scatter_assign
 from taihu.planner.partition import FrameSpec, Framing
 from taihu.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
 from taihu.wire.kinds import Encoding, Summed
-from worker.exchange.updates import Updates
+from taihu.worker.exchange.updates import Updates
 
 __all__ = ["ByServers", "FrameWindow", "FramesUnderWay", "ServerAnswers"]
 

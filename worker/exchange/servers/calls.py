@@ -11,11 +11,11 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from protos import parameter_server_pb2 as pb
 from taihu.errors import ExchangeError, FrameError, SharedMemoryError
 from taihu.job import Job
 from taihu.layout import Layout
 from taihu.planner.partition import FrameSpec
+from taihu.protos import parameter_server_pb2 as pb
 from taihu.wire.clock import SystemClock
 from taihu.wire.codec import decode_frame, encode_frame, layout_to_message
 from taihu.wire.headers import At, FrameHeader

@@ -30,10 +30,10 @@ from taihu.wire.identity import Sender, WorkerIdentity
 from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
 from taihu.wire.shared_memory import SharedBuffer
 from taihu.wire.sink import Origin, Sink
-from worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
-from worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
-from worker.exchange.updates import Updates
-from worker.memory.arenas import Arenas
+from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
+from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
+from taihu.worker.exchange.updates import Updates
+from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["LinkEvents", "ServerLink"]
 

@@ -18,13 +18,13 @@ from taihu.wire.frame_faults import FrameFaults
 from taihu.wire.headers import At, FrameHeader
 from taihu.wire.identity import WorkerIdentity
 from taihu.wire.kinds import Summed
-from worker.exchange.recording import Recording
-from worker.exchange.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
-from worker.exchange.servers.answers import ByServers
-from worker.exchange.servers.link import LinkEvents, ServerLink
-from worker.exchange.updates import ByEveryWorker, Updates, optimizer_of
-from worker.memory.arenas import Arenas
-from worker.memory.initial_parameters import InitialParameters
+from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
+from taihu.worker.exchange.servers.answers import ByServers
+from taihu.worker.exchange.servers.link import LinkEvents, ServerLink
+from taihu.worker.exchange.updates import ByEveryWorker, Updates, optimizer_of
+from taihu.worker.memory.arenas import Arenas
+from taihu.worker.memory.initial_parameters import InitialParameters
 
 __all__ = ["ServerRoute"]
 
