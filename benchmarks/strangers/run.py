@@ -184,7 +184,7 @@ def started(job: Job, steps: int) -> Iterator[Run]:
         address = _address(job.folder / "server-0.log", processes[0])
         for rank in range(_WORKERS):
             words = ("--coordinator", address, "--steps", str(steps))
-            processes.append(job.start("taihu.worker", rank, *words))
+            processes.append(job.start("worker", rank, *words))
         yield Run(job, address, tuple(processes))
     finally:
         for process in processes:
