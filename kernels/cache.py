@@ -95,8 +95,11 @@ def _read(path: Path) -> Any:
     pickled = memoryview(written)[start:]
     if not written.startswith(_HEADER) or written[len(_HEADER) : start] != _checksum(pickled):
         return None
-    # Code that this user, or who installed taihu, has compiled here; the checksum is of what was written.
-    return pickle.loads(pickled)  # noqa: S301
+    try:
+        # Code that this user, or who installed taihu, has compiled here; the checksum is of what was written.
+        return pickle.loads(pickled)  # noqa: S301
+    except (ImportError, AttributeError):  # it is made of modules that are called otherwise now
+        return None
 
 
 def _checksum(data: bytes | memoryview) -> bytes:

@@ -21,6 +21,11 @@ from taihu.kernels.jit import kernel
 config: Any = numba_config
 
 
+def checked(pickled: bytes) -> bytes:
+    """A whole file with this in it."""
+    return module._HEADER + module._checksum(pickled) + pickled
+
+
 def triple(x: int) -> int:
     return 3 * x
 
@@ -86,8 +91,10 @@ def test_a_file_that_was_cut_off_or_changed_is_written_anew(
         lambda path: path.write_bytes(os.urandom(5000)),
         lambda path: path.write_bytes(b"\x80\x05."),
         lambda path: path.write_bytes(module._HEADER.replace(b"numba 0", b"numba 9") + path.read_bytes()[40:]),
+        lambda path: path.write_bytes(checked(b"cmodule_of_before\nname\n.")),
+        lambda path: path.write_bytes(checked(b"cpickle\nname_of_before\n.")),
     ],
-    ids=["gone", "anything", "a pickle", "another version"],
+    ids=["gone", "anything", "a pickle", "another version", "a module of before", "a name of before"],
 )
 def test_what_is_in_its_place_is_no_kernel(cached: Cache, which: int, damage: Callable[[Path], object]) -> None:
     cached.put_back()
