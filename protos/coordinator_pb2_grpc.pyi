@@ -60,7 +60,7 @@ class CoordinatorServiceStub:
     GetProfile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]
     """The costs that the present plan was computed from."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
-    """What is known of every member."""
+    """The state of every member."""
     FixLastStep: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]
     """Worker 0 of a run that is asked to stop fixes its last step; answered when all workers are known to have learnt it."""
     Stop: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.StopRequest, _coordinator_pb2.StopResponse]
@@ -100,7 +100,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     GetProfile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]  # type: ignore[assignment]
     """The costs that the present plan was computed from."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """What is known of every member."""
+    """The state of every member."""
     FixLastStep: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]  # type: ignore[assignment]
     """Worker 0 of a run that is asked to stop fixes its last step; answered when all workers are known to have learnt it."""
     Stop: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.StopRequest, _coordinator_pb2.StopResponse]  # type: ignore[assignment]
@@ -209,7 +209,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetStatusResponse, _abc.Awaitable[_coordinator_pb2.GetStatusResponse]]:
-        """What is known of every member."""
+        """The state of every member."""
 
     @_abc_1.abstractmethod
     def FixLastStep(
