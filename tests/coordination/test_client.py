@@ -12,10 +12,11 @@ from support.cluster import make_job
 from support.daemons import free_port
 
 from taihu.coordination import client as module
+from taihu.coordination import messages
 from taihu.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.coordination.members import MemberId, Progress, Role, RunState
 from taihu.coordination.stopping import StopNotice
-from taihu.errors import MemberLostError, StaleError
+from taihu.errors import MemberLostError, PeerUnreachableError, StaleError
 from taihu.job import Job
 from taihu.protos import coordinator_pb2 as pb
 from taihu.wire.channel import open_channel
@@ -55,6 +56,45 @@ def test_a_heartbeat_that_is_hurried_is_followed_by_others_until_the_run_has_end
     assert client.heartbeats == 3
 
 
+def serving(**handlers: grpc.RpcMethodHandler) -> tuple[grpc.Server, str]:
+    """A coordinator that answers these calls alone, and its address."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("taihu.v1.CoordinatorService", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+def test_an_answer_to_a_join_that_comes_too_late_leaves_the_missing_members_named() -> None:
+    ended = threading.Event()
+
+    def joined(request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:
+        ended.wait(60)
+        return pb.JoinResponse()
+
+    def status(request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
+        present = [pb.MemberStatus(member=messages.member_to_message(MemberId(Role.WORKER, 2), 1))]
+        return pb.GetStatusResponse(workers=3, members=present)
+
+    server, address = serving(
+        Join=grpc.unary_unary_rpc_method_handler(
+            joined, pb.JoinRequest.FromString, pb.JoinResponse.SerializeToString
+        ),
+        GetStatus=grpc.unary_unary_rpc_method_handler(
+            status, pb.GetStatusRequest.FromString, pb.GetStatusResponse.SerializeToString
+        ),
+    )
+    told = {"workers": 3, "connect_timeout_s": 0.5, "lost_after_s": 0.4, "heartbeat_s": 0.1}
+    job = Job.model_validate({"cluster": told, "exchange": {"kind": "ring"}})
+    with (
+        CoordinatorClient(address, job, MemberId(Role.WORKER, 0), 1) as client,
+        pytest.raises(PeerUnreachableError, match="^worker 1 did not join within 0.5 s; start all members"),
+    ):
+        client.join()
+    ended.set()
+    server.stop(None).wait()
+
+
 def begun(request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:
     """The answer of a coordinator whose generation is the seventh, from step 3 on."""
     return pb.BeginResponse(generation=7, step=3)
@@ -70,15 +110,11 @@ def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkey
         return open_channel(known[-1], patience)
 
     former = f"127.0.0.1:{free_port()}"
-    server = grpc.server(ThreadPoolExecutor(1))
-    handler = grpc.unary_unary_rpc_method_handler(
-        begun, pb.BeginRequest.FromString, pb.BeginResponse.SerializeToString
+    server, successor = serving(
+        Begin=grpc.unary_unary_rpc_method_handler(
+            begun, pb.BeginRequest.FromString, pb.BeginResponse.SerializeToString
+        )
     )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler("taihu.v1.CoordinatorService", {"Begin": handler}),)
-    )
-    successor = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
     monkeypatch.setattr(module, "open_channel", resolved)
     with CoordinatorClient("server:7070", make_job(1, 2), MemberId(Role.WORKER, 1), 1) as client:
         assert client.begin() == (7, 3)
