@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := protos kernels taihu allreduce ps_server worker
+PACKAGES := protos kernels core taihu allreduce ps_server worker
 JOB ?=
 PROGRAMS ?= tests/programs
 TORCH ?= torch==2.13.0

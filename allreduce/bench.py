@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.communicator import Communicator
-from taihu.measure import spread
-from taihu.planner.carriage import carrier_in, faster_carrier
-from taihu.planner.measurement import StepMeasurement
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.frame_link import Carrier
-from taihu.wire.headers import ValueType
+from taihu.core.base.measure import spread
+from taihu.core.planner.carriage import carrier_in, faster_carrier
+from taihu.core.planner.measurement import StepMeasurement
+from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.frame_link import Carrier
+from taihu.core.wire.headers import ValueType
 
 __all__ = [
     "AllreduceRow",

@@ -27,21 +27,21 @@ from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.allreduce.turns import TurnEvents
-from taihu.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
-from taihu.planner.groups import Group
-from taihu.security.identity import member_name
-from taihu.security.security import Security
-from taihu.settings import Transport
-from taihu.wire.clock import SystemClock
-from taihu.wire.direct_connection import DirectListener
-from taihu.wire.frame_faults import FrameFaults
-from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.wire.identity import Sender, WorkerIdentity
-from taihu.wire.kinds import Encoding, Farewell
-from taihu.wire.shared_memory import SharedBuffer
-from taihu.wire.sink import Origin, Sink
-from taihu.words import said_by
+from taihu.core.base.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
+from taihu.core.base.words import said_by
+from taihu.core.planner.groups import Group
+from taihu.core.security.identity import member_name
+from taihu.core.security.security import Security
+from taihu.core.settings import Transport
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.direct_connection import DirectListener
+from taihu.core.wire.frame_faults import FrameFaults
+from taihu.core.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.identity import Sender, WorkerIdentity
+from taihu.core.wire.kinds import Encoding, Farewell
+from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.sink import Origin, Sink
 
 __all__ = ["Communicator"]
 

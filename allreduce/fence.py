@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from taihu.allreduce.ring.operation import OperationKey
-from taihu.errors import FrameError, StaleError
-from taihu.wire.headers import FrameHeader
-from taihu.wire.kinds import RingSegment
+from taihu.core.base.errors import FrameError, StaleError
+from taihu.core.wire.headers import FrameHeader
+from taihu.core.wire.kinds import RingSegment
 
 __all__ = ["Fence"]
 

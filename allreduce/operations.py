@@ -20,12 +20,12 @@ from taihu.allreduce.ring.schedule import Segment
 from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation
-from taihu.errors import MemberLostError
-from taihu.wire.frame_link import Carrier, FrameLink
-from taihu.wire.headers import Frame, FrameHeader
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Part, RingSegment, SparseMessage
-from taihu.wire.sink import Sink
+from taihu.core.base.errors import MemberLostError
+from taihu.core.wire.frame_link import Carrier, FrameLink
+from taihu.core.wire.headers import Frame, FrameHeader
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Part, RingSegment, SparseMessage
+from taihu.core.wire.sink import Sink
 
 __all__ = ["AnyOperation", "Operations"]
 

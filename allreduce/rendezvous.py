@@ -10,27 +10,27 @@ from typing import Final
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.early import EARLY_BYTES
 from taihu.allreduce.peer_service import PEER_SERVICE
-from taihu.coordination.client import (
+from taihu.core.base.errors import TaihuError
+from taihu.core.coordination.client import (
     CoordinatorClient,
     HeartbeatThread,
     coordinator_address,
     failure_reported,
 )
-from taihu.coordination.generations import ONLY, Generation
-from taihu.coordination.host import hosted_coordinator
-from taihu.coordination.listener import Listener, ListenOptions, open_listener
-from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
-from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
-from taihu.coordination.stopping import StopNotice
-from taihu.errors import TaihuError
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.carriage import carrier_in, first_carriage
-from taihu.run_length import RunLength
-from taihu.wire.address import is_loopback
-from taihu.wire.codec import BYTES_PER_VALUE
-from taihu.wire.frame_faults import FrameFaults
-from taihu.wire.identity import WorkerIdentity
+from taihu.core.coordination.generations import ONLY, Generation
+from taihu.core.coordination.host import hosted_coordinator
+from taihu.core.coordination.listener import Listener, ListenOptions, open_listener
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.model.run_length import RunLength
+from taihu.core.planner.carriage import carrier_in, first_carriage
+from taihu.core.wire.address import is_loopback
+from taihu.core.wire.codec import BYTES_PER_VALUE
+from taihu.core.wire.frame_faults import FrameFaults
+from taihu.core.wire.identity import WorkerIdentity
 
 __all__ = ["Meeting", "listen_for_peers", "meet"]
 

@@ -12,8 +12,8 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.ring.operation import reduce_kind
 from taihu.allreduce.same_host.board import SharedBoard, open_board
-from taihu.settings import Transport
-from taihu.wire.headers import ValueType
+from taihu.core.settings import Transport
+from taihu.core.wire.headers import ValueType
 
 __all__ = ["SmallSums"]
 

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Final
 
 from taihu.allreduce.ring.operation import IsFailed, Operation
-from taihu.errors import StaleError, TaihuError
+from taihu.core.base.errors import StaleError, TaihuError
 
 __all__ = ["InTurn", "TurnEvents"]
 

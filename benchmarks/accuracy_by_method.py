@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rows import in_page, load_rows, row_of_a_cell, save_rows
-from taihu.job import Job
-from taihu.job.reading import load_job, parse_assignments
+from taihu.core.job import Job
+from taihu.core.job.reading import load_job, parse_assignments
 
 if TYPE_CHECKING:
     from taihu.worker.data.batches import Batches
@@ -166,9 +166,9 @@ class _Workers:
     """The workers of a job and its server, in turns: one model stands for all replicas, which are the same bits."""
 
     def __init__(self, job: Job, model: Model, batches: Sequence[Batches]) -> None:
-        from taihu.coordination.planning import first_plan  # noqa: PLC0415
-        from taihu.optimization import OptimizerShard, in_steps  # noqa: PLC0415
-        from taihu.run_length import RunLength  # noqa: PLC0415
+        from taihu.core.coordination.planning import first_plan  # noqa: PLC0415
+        from taihu.core.model.run_length import RunLength  # noqa: PLC0415
+        from taihu.core.optimization import OptimizerShard, in_steps  # noqa: PLC0415
         from taihu.worker.exchange.making import compressor_of  # noqa: PLC0415
         from taihu.worker.memory.arenas import arenas_of  # noqa: PLC0415
         from taihu.worker.reporting.compression_log import CompressionLog  # noqa: PLC0415

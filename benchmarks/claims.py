@@ -22,7 +22,7 @@ from benchmarks import fc_batch, fc_schemes, figures, lags_and_topk, ps_and_ring
 from benchmarks.compression import settings_of
 from benchmarks.rows import in_page
 from benchmarks.thresholds import COMPUTE, ratio_of
-from taihu.words import counted
+from taihu.core.base.words import counted
 
 __all__ = ["CLAIMS", "Claim", "table"]
 

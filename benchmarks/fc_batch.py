@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy_by_method import First
 from benchmarks.rows import in_page, load_rows, row_of_a_cell, save_rows
-from taihu.job import Job
+from taihu.core.job import Job
 from taihu.worker.fc.passes import Scheme, plan_passes
 
 if TYPE_CHECKING:
     from taihu.allreduce.parts.mesh import Transfer
-    from taihu.settings import OptimizerSettings
+    from taihu.core.settings import OptimizerSettings
     from taihu.worker.engine import Array, Model
     from taihu.worker.fc.stage import Stage
 
@@ -98,7 +98,7 @@ class InOneProcess:
     def __init__(
         self, model: Model, parameters: Array, optimizer: OptimizerSettings, passes: Sequence[NDArray[np.int64]]
     ) -> None:
-        from taihu.optimization import OptimizerShard  # noqa: PLC0415 - who starts cells needs none of this
+        from taihu.core.optimization import OptimizerShard  # noqa: PLC0415 - who starts cells needs none of this
         from taihu.worker.fc.connected import fully_connected_layers  # noqa: PLC0415
         from taihu.worker.fc.tail import Tail  # noqa: PLC0415
 
@@ -171,8 +171,8 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
 
     The data set's files are in the folder `path`, if they are not where the job looks.
     """
-    from taihu.optimization import in_steps  # noqa: PLC0415
-    from taihu.run_length import RunLength  # noqa: PLC0415
+    from taihu.core.model.run_length import RunLength  # noqa: PLC0415
+    from taihu.core.optimization import in_steps  # noqa: PLC0415
     from taihu.worker.data.batches import Batches  # noqa: PLC0415
     from taihu.worker.data.load import load_dataset  # noqa: PLC0415
     from taihu.worker.engine import build_model  # noqa: PLC0415

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from benchmarks.memory import measure, options_of, planned
 from benchmarks.rows import in_page, load_rows, save_rows
-from taihu.planner.memory import worker_memory
+from taihu.core.planner.memory import worker_memory
 
 __all__ = ["SOURCE", "WAYS", "accuracies", "options_for", "table", "told"]
 

@@ -27,8 +27,8 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Final, Self
 
-from taihu.process.preparation import allow_open_files
-from taihu.wire.address import free_port
+from taihu.core.process.preparation import allow_open_files
+from taihu.core.wire.address import free_port
 
 __all__ = ["Strangers", "main"]
 

@@ -22,11 +22,11 @@ from typing import Any, Final
 from benchmarks.roles import run_job
 from benchmarks.rows import in_page, load_rows, save_rows
 from taihu.cli.planning.job_memory import JobMemory
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job, parse_assignments
-from taihu.planner.largest_batch import largest_batch
-from taihu.planner.memory import MemoryJob, worker_memory
-from taihu.words import parse_bytes
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import parse_bytes
+from taihu.core.job import Job, load_job, parse_assignments
+from taihu.core.planner.largest_batch import largest_batch
+from taihu.core.planner.memory import MemoryJob, worker_memory
 from taihu.worker.data.load import load_dataset
 
 __all__ = ["SOURCE", "planned", "planned_bytes", "settings_of", "table"]

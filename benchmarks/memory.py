@@ -2,8 +2,8 @@
 
 Each run is a job of real processes on this machine, over TCP, whose resident memory is sampled from outside. What a
 process holds without parameters is measured by the same run of a narrow model; what the stage adds for the whole one
-is computed by `taihu.planner.memory`. A row compares the sum of both with what was measured in the second half of the
-steps; `peak` is the most that a process ever held, with its start and its end. `--limit-mb` puts every
+is computed by `taihu.core.planner.memory`. A row compares the sum of both with what was measured in the second half
+of the steps; `peak` is the most that a process ever held, with its start and its end. `--limit-mb` puts every
 process into a memory cgroup (version 1) of its own with this limit; needs root.
 """
 
@@ -26,9 +26,9 @@ from typing import IO, Any
 from benchmarks.network import last_line
 from benchmarks.rows import load_rows, save_rows
 from taihu.cli.planning.job_memory import JobMemory
-from taihu.job import load_job, parse_assignments
-from taihu.planner.memory import MemoryJob, server_memory, worker_memory
-from taihu.wire.address import free_port
+from taihu.core.job import load_job, parse_assignments
+from taihu.core.planner.memory import MemoryJob, server_memory, worker_memory
+from taihu.core.wire.address import free_port
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import build_model
 from taihu.worker.fc.connected import spreadable

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.pictures import TURNS, WAYS, Way, shown_by_pillow
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset, Examples
 from taihu.worker.data.load import load_dataset
 

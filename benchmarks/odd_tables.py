@@ -32,8 +32,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 

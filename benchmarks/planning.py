@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 
+from taihu.core.planner.merging import TIE, merge_exact, merge_greedy
+from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
+from taihu.core.planner.timeline import simulate, step_costs
 from taihu.kernels import group_search
-from taihu.planner.merging import TIE, merge_exact, merge_greedy
-from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
-from taihu.planner.timeline import simulate, step_costs
 
 __all__ = ["random_profile"]
 

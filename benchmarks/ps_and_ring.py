@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import allreduce, exchange
 from benchmarks.rows import load_rows, publish, save_rows
-from taihu.planner.model_shapes import layer_table
+from taihu.core.planner.model_shapes import layer_table
 
 __all__ = ["allreduce_ratio", "columns_ratio", "measure", "paper_ratio", "table"]
 

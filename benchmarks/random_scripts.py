@@ -37,13 +37,13 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from benchmarks.random_loops import Loop, loops, smaller, source_of
-from taihu.coordination.listener import ListenOptions
-from taihu.errors import TaihuError
-from taihu.job import Job
+from taihu.core.base.errors import TaihuError
+from taihu.core.coordination.listener import ListenOptions
+from taihu.core.job import Job
+from taihu.core.wire.address import free_port
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.place import Place
 from taihu.torch.world import World
-from taihu.wire.address import free_port
 
 __all__ = ["Outcome", "drawn", "main", "outcome_by_command", "outcome_of"]
 

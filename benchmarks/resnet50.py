@@ -21,8 +21,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from taihu.cli.bench.torch_twin import TorchStep, import_torch, torch_twin
+from taihu.core.process.results import write_json
 from taihu.kernels.nn.peak import multiply_add_rate
-from taihu.results import write_json
 from taihu.worker.bench.engine import EngineStep
 from taihu.worker.engine import Array, Model, StepContext, StepHooks, build_model
 

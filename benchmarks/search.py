@@ -30,8 +30,8 @@ from benchmarks.roles import run_job
 from benchmarks.rows import in_page, load_rows, save_rows
 from taihu.cli.planning.search import AskedSearch, searched
 from taihu.cli.planning.search_tables import exchange_in_words
-from taihu.job import Job, load_job, parse_assignments
-from taihu.job.toml import toml_value
+from taihu.core.job import Job, load_job, parse_assignments
+from taihu.core.job.toml import toml_value
 from taihu.search.search import Found
 from taihu.search.ways import Way
 

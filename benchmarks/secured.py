@@ -29,8 +29,8 @@ from typing import Any, Final
 from benchmarks.containers import compose, drill_job, finished, pods
 from benchmarks.network import ShapedNetwork, run_together
 from benchmarks.rows import in_page
-from taihu.job import load_job
-from taihu.job.environment import without_settings
+from taihu.core.job import load_job
+from taihu.core.job.environment import without_settings
 
 __all__ = ["Ended", "complaints", "on_hosts", "table"]
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rows import save_rows
-from taihu.coordination.plan import Plan
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.groups import plan_groups
-from taihu.planner.model_shapes import layer_table
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import plan_groups
+from taihu.core.planner.model_shapes import layer_table
 from taihu.worker.exchange.making import compressor_of
 from taihu.worker.memory.arenas import arenas_of
 

@@ -40,8 +40,8 @@ from benchmarks.machine import (
 from benchmarks.roles import run_job
 from benchmarks.rows import in_page, load_rows, save_rows
 from taihu.cli.planning.link_rate import parse_rate
-from taihu.job import Job, load_job, parse_assignments
-from taihu.planner.profile import Profile
+from taihu.core.job import Job, load_job, parse_assignments
+from taihu.core.planner.profile import Profile
 from taihu.simulation.compute import of_measured
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.machines import ethernet

@@ -30,8 +30,8 @@ from typing import Any, Final
 
 from benchmarks.chaos import daemons_of
 from benchmarks.rows import load_rows, publish, save_rows
-from taihu.chaos.memory import ChaosMemory
-from taihu.chaos.points import Point
+from taihu.core.chaos.memory import ChaosMemory
+from taihu.core.chaos.points import Point
 
 __all__ = ["Cell", "cells", "judged", "table"]
 

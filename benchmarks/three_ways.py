@@ -69,7 +69,7 @@ def missing(rows: Sequence[dict[str, Any]], seeds: int) -> Iterator[tuple[str, i
 
 def write_images(path: Path, images: int, tested: int) -> None:
     """Write the first of Fashion-MNIST's training and test images, with their classes, as arrays."""
-    from taihu.settings import DataSettings  # noqa: PLC0415 - drawing needs none of this
+    from taihu.core.settings import DataSettings  # noqa: PLC0415 - drawing needs none of this
     from taihu.worker.data.load import load_dataset  # noqa: PLC0415
 
     dataset = load_dataset(DataSettings(name="fashion-mnist"))

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import taihu.torch
-from taihu.settings import DataSettings
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import read_normalised
 from taihu.worker.data.load import load_dataset
 

@@ -10,17 +10,17 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from taihu.process.preparation import prepare_process
+from taihu.core.process.preparation import prepare_process
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from taihu.compression import GroupCompressor, Selection
-    from taihu.coordination.plan import Plan
-    from taihu.job import Job
-    from taihu.planner.groups import Group
-    from taihu.planner.partition import FrameSpec
+    from taihu.core.compression import GroupCompressor, Selection
+    from taihu.core.coordination.plan import Plan
+    from taihu.core.job import Job
+    from taihu.core.planner.groups import Group
+    from taihu.core.planner.partition import FrameSpec
     from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["BLOCK", "THRESHOLDS", "InTurns", "turn_of"]

@@ -15,9 +15,9 @@ from statistics import fmean
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from taihu.job import load_job
-from taihu.names import MODEL_NAMES
-from taihu.optimization import OptimizerShard
+from taihu.core.job import load_job
+from taihu.core.model.names import MODEL_NAMES
+from taihu.core.optimization import OptimizerShard
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import StepContext, StepHooks, build_model

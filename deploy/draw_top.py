@@ -12,11 +12,11 @@ from collections import deque
 from rich.console import Console
 
 from taihu.cli.top import render
-from taihu.coordination.messages import state_from_message
-from taihu.coordination.overview import overview_of
-from taihu.coordination.status import fetch_status
-from taihu.job.environment import resolve_job
-from taihu.job.security import security_of_onlooker
+from taihu.core.coordination.messages import state_from_message
+from taihu.core.coordination.overview import overview_of
+from taihu.core.coordination.status import fetch_status
+from taihu.core.job.environment import resolve_job
+from taihu.core.job.security import security_of_onlooker
 
 _LOOKS = 30
 

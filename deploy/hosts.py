@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from taihu.job import load_job, parse_assignments
-from taihu.settings import ClusterSettings
+from taihu.core.job import load_job, parse_assignments
+from taihu.core.settings import ClusterSettings
 
 _PREFIX = "taihu-host"
 _SWITCH = "taihu-switch"

@@ -80,7 +80,7 @@ class _RouteEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Route.ValueType
     ROUTE_GTOPK: _Route.ValueType  # 3
 
 class Route(_Route, metaclass=_RouteEnumTypeWrapper):
-    """An allreduce of sparse gradients, see taihu/planner/sparse_route.py."""
+    """An allreduce of sparse gradients, see core/planner/sparse_route.py."""
 
 ROUTE_UNSPECIFIED: Route.ValueType  # 0
 ROUTE_ALLGATHER: Route.ValueType  # 1
@@ -103,7 +103,7 @@ class _CarriageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Carriage.Val
     """Both in turns, step by step, to compare them."""
 
 class Carriage(_Carriage, metaclass=_CarriageEnumTypeWrapper):
-    """What values between machines take, see taihu/planner/carriage.py."""
+    """What values between machines take, see core/planner/carriage.py."""
 
 CARRIAGE_UNSPECIFIED: Carriage.ValueType  # 0
 CARRIAGE_GRPC: Carriage.ValueType  # 1

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from taihu.errors import FrameError, GivenUpError, MemberLostError, StaleError
-from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import At, FrameHeader
-from taihu.wire.identity import Sender
+from taihu.core.base.errors import FrameError, GivenUpError, MemberLostError, StaleError
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import At, FrameHeader
+from taihu.core.wire.identity import Sender
 
 __all__ = ["Aggregator", "Complete", "Outcome"]
 

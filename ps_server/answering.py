@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from taihu.job import Job
+from taihu.core.job import Job
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import FrameHeader, ValueType
+from taihu.core.wire.kinds import Encoding
+from taihu.core.wire.repetition import OutgoingFrame
 from taihu.kernels.half import HalfKind, to_half
 from taihu.kernels.pack import pack
 from taihu.kernels.scatter import gather
-from taihu.planner.partition import FrameSpec
 from taihu.ps_server.summing import Scratch, SparseSum, Total
-from taihu.wire.headers import FrameHeader, ValueType
-from taihu.wire.kinds import Encoding
-from taihu.wire.repetition import OutgoingFrame
 
 __all__ = ["Answer", "Answering", "make_answering"]
 

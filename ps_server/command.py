@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from taihu.errors import FinishedError
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.process.options import (
+from taihu.core.base.errors import FinishedError
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.core.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -29,9 +29,9 @@ from taihu.process.options import (
     make_tracer,
     supervised_by,
 )
-from taihu.process.preparation import importing_much
-from taihu.process.streams import outlive_output
-from taihu.results import check_writable, write_json
+from taihu.core.process.preparation import importing_much
+from taihu.core.process.results import check_writable, write_json
+from taihu.core.process.streams import outlive_output
 
 __all__ = ["server"]
 
@@ -82,14 +82,14 @@ def server(
     supervised_by(supervisor, interrupts)
     outlive_output()
     with importing_much():
-        from taihu.checkpoint.keepers import recovers, tell_finished
-        from taihu.coordination.members import RunState
-        from taihu.job.chaos import chaos_of
-        from taihu.launch.discovery import find_coordinator, find_rank
-        from taihu.process.notices import Notices
+        from taihu.core.checkpoint.keepers import recovers, tell_finished
+        from taihu.core.coordination.discovery import find_coordinator, find_rank
+        from taihu.core.coordination.members import RunState
+        from taihu.core.job.chaos import chaos_of
+        from taihu.core.process.notices import Notices
+        from taihu.core.wire.clock import WallClock
+        from taihu.core.wire.log import configure_logs
         from taihu.ps_server.daemon import ServerDaemon, ServerOptions
-        from taihu.wire.clock import WallClock
-        from taihu.wire.log import configure_logs
 
     own: dict[str, dict[str, object]] = {"cluster": {"coordinator": coordinator}, "checkpoint": {"resume": resume}}
     job = flags.resolve(job_file, own, launched=True)
@@ -132,9 +132,9 @@ def server(
 
 def _stay(metrics_port: int, bind: str, interrupts: Interrupts) -> None:
     """Be a server whose run has finished, alive and not ready, until SIGTERM: it would be started again for ever."""
-    from taihu.wire.address import host_of
-    from taihu.wire.health import Health
-    from taihu.wire.metrics import MetricsPage, ServerMetrics
+    from taihu.core.wire.address import host_of
+    from taihu.core.wire.health import Health
+    from taihu.core.wire.metrics import MetricsPage, ServerMetrics
 
     interrupts.are_no_error()
     health = Health()

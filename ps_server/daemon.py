@@ -9,21 +9,21 @@ from typing import Any, Self
 
 import structlog
 
-from taihu.chaos.points import Chaos, NoChaos, Point
-from taihu.coordination.generations import ONLY, Generation, in_generations
-from taihu.coordination.listener import listen_options, open_listener
-from taihu.coordination.members import MemberId, Role, RunState
-from taihu.errors import ConfigError, RecoveringError, WriteError
-from taihu.job import Job
-from taihu.process.entry import Interrupts
-from taihu.process.memory_use import MemoryGrowth
-from taihu.process.notices import Notices
+from taihu.core.base.errors import ConfigError, RecoveringError, WriteError
+from taihu.core.base.words import counted
+from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.coordination.generations import ONLY, Generation, in_generations
+from taihu.core.coordination.listener import listen_options, open_listener
+from taihu.core.coordination.members import MemberId, Role, RunState
+from taihu.core.job import Job
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.notices import Notices
+from taihu.core.process.results import RESULTS_FORMAT
+from taihu.core.trace import Tracer
+from taihu.core.wire.address import host_of
+from taihu.core.wire.metrics import MetricsPage, RefusedCalls, ServerMetrics
 from taihu.ps_server.participation import Participation
-from taihu.results import RESULTS_FORMAT
-from taihu.trace import Tracer
-from taihu.wire.address import host_of
-from taihu.wire.metrics import MetricsPage, RefusedCalls, ServerMetrics
-from taihu.words import counted
 
 __all__ = ["ServerDaemon", "ServerOptions"]
 

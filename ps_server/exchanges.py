@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import (
+from taihu.core.base.errors import (
     FrameError,
     GivenUpError,
     MemberLostError,
@@ -21,22 +21,22 @@ from taihu.errors import (
     StaleError,
     TaihuError,
 )
-from taihu.process.preparation import give_back_freed_memory
+from taihu.core.process.preparation import give_back_freed_memory
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.direct_connection import is_open
+from taihu.core.wire.frame_faults import FrameFaults
+from taihu.core.wire.frame_link import FrameConnection
+from taihu.core.wire.headers import Frame, frame_of
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Question, Rates
+from taihu.core.wire.metrics import ServerMetrics
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.stream import StreamReader, StreamSender
 from taihu.ps_server.aggregator import Outcome
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.shard_holder import ShardHolder
-from taihu.trace import Tracer
-from taihu.wire.clock import SystemClock
-from taihu.wire.direct_connection import is_open
-from taihu.wire.frame_faults import FrameFaults
-from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Frame, frame_of
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Encoding, Farewell, Gradients, Question, Rates
-from taihu.wire.metrics import ServerMetrics
-from taihu.wire.patience import Patience
-from taihu.wire.sink import Origin, Sink
-from taihu.wire.stream import StreamReader, StreamSender
 
 __all__ = ["Exchanges", "WorkerExchange"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.coordination.plan import Plan
-from taihu.errors import FrameError, StaleError
-from taihu.planner.partition import Shard
-from taihu.wire.headers import FrameHeader
-from taihu.wire.kinds import Parameters
-from taihu.wire.shared_memory import allocate_values
+from taihu.core.base.errors import FrameError, StaleError
+from taihu.core.coordination.plan import Plan
+from taihu.core.planner.partition import Shard
+from taihu.core.wire.headers import FrameHeader
+from taihu.core.wire.kinds import Parameters
+from taihu.core.wire.shared_memory import allocate_values
 
 __all__ = ["Initialization"]
 

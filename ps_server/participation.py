@@ -8,36 +8,36 @@ from contextlib import contextmanager
 
 import structlog
 
-from taihu.chaos.points import Chaos, Point
-from taihu.checkpoint.files import PartFile
-from taihu.checkpoint.writer import LeftOut, Stored, maybe_writing
-from taihu.coordination.awaited import awaited_in_words
-from taihu.coordination.client import (
+from taihu.core.base.errors import RecoveringError, RunError
+from taihu.core.chaos.points import Chaos, Point
+from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.writer import LeftOut, Stored, maybe_writing
+from taihu.core.coordination.awaited import awaited_in_words
+from taihu.core.coordination.client import (
     CoordinatorClient,
     HeartbeatThread,
     coordinator_address,
     failure_reported,
 )
-from taihu.coordination.generations import Generation
-from taihu.coordination.host import hosted_coordinator
-from taihu.coordination.listener import Listener
-from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
-from taihu.coordination.metrics import CoordinatorMetrics
-from taihu.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
-from taihu.coordination.stopping import StopNotice
-from taihu.coordination.vouching import vouched_once
-from taihu.coordination.waiting import telling_who_is_awaited
-from taihu.errors import RecoveringError, RunError
-from taihu.history.recording import Recorder, recorded_history
-from taihu.history.records import End
-from taihu.job import Job
-from taihu.process.entry import InterruptedRunError, Interrupts, LeavingError
-from taihu.process.notices import Notices
+from taihu.core.coordination.generations import Generation
+from taihu.core.coordination.host import hosted_coordinator
+from taihu.core.coordination.listener import Listener
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.metrics import CoordinatorMetrics
+from taihu.core.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.vouching import vouched_once
+from taihu.core.coordination.waiting import telling_who_is_awaited
+from taihu.core.history.recording import Recorder, recorded_history
+from taihu.core.history.records import End
+from taihu.core.job import Job
+from taihu.core.process.entry import InterruptedRunError, Interrupts, LeavingError
+from taihu.core.process.notices import Notices
+from taihu.core.trace import Tracer
+from taihu.core.trace.clock_offset import ClockOffset
+from taihu.core.wire.metrics import ServerMetrics
 from taihu.ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from taihu.ps_server.shard_holder import ShardHolder
-from taihu.trace import Tracer
-from taihu.trace.clock_offset import ClockOffset
-from taihu.wire.metrics import ServerMetrics
 
 __all__ = ["Participation"]
 

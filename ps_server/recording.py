@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.compression.balance import Weighed
-from taihu.history.digest import Digest, bits_of, digest_at, digest_of
-from taihu.history.recording import Recorder, as_fp32, balance_of
-from taihu.history.records import Sum, Update
+from taihu.core.compression.balance import Weighed
+from taihu.core.history.digest import Digest, bits_of, digest_at, digest_of
+from taihu.core.history.recording import Recorder, as_fp32, balance_of
+from taihu.core.history.records import Sum, Update
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import At
 from taihu.kernels.half import HalfKind
-from taihu.planner.partition import FrameSpec
 from taihu.ps_server.answering import Answering
 from taihu.ps_server.summing import Contribution, DenseSum, HalfContribution, SparseContribution, SparseSum, Total
-from taihu.wire.headers import At
 
 __all__ = ["Recording"]
 

@@ -9,18 +9,24 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.chaos.points import Chaos, NoChaos, Point
-from taihu.checkpoint.part import PARAMETERS, Elements, State
-from taihu.checkpoint.reading import Checkpoint
-from taihu.coordination.plan import Plan
-from taihu.errors import FrameError, ModelError, SharedMemoryError, StaleError
-from taihu.history.recording import Recorder
-from taihu.job import Job
+from taihu.core.base.errors import FrameError, ModelError, SharedMemoryError, StaleError
+from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.checkpoint.part import PARAMETERS, Elements, State
+from taihu.core.checkpoint.reading import Checkpoint
+from taihu.core.coordination.plan import Plan
+from taihu.core.history.recording import Recorder
+from taihu.core.job import Job
+from taihu.core.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
+from taihu.core.planner.partition import FrameSpec, Shard
+from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.codec import BYTES_PER_VALUE, encode_frame
+from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, Gradients, Parameters, Rates, Summed
+from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 from taihu.kernels.reduce import warm_up
 from taihu.kernels.scatter import scatter_assign
 from taihu.kernels.select import clear
-from taihu.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
-from taihu.planner.partition import FrameSpec, Shard
 from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
 from taihu.ps_server.answering import Answer, make_answering
 from taihu.ps_server.frame_buffers import FrameBuffers
@@ -38,12 +44,6 @@ from taihu.ps_server.summing import (
     make_summing,
     values_of,
 )
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.codec import BYTES_PER_VALUE, encode_frame
-from taihu.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Parameters, Rates, Summed
-from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["ServerShard"]
 

@@ -12,31 +12,31 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from taihu.chaos.points import Chaos, NoChaos, Point
-from taihu.checkpoint.part import Part
-from taihu.checkpoint.writer import PartWriter
-from taihu.coordination.vouching import Vouch
-from taihu.errors import (
+from taihu.core.base.errors import (
     DamagedFrameError,
     FrameError,
     SharedMemoryError,
     StaleError,
     TaihuError,
 )
-from taihu.job import Job
+from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.checkpoint.part import Part
+from taihu.core.checkpoint.writer import PartWriter
+from taihu.core.coordination.vouching import Vouch
+from taihu.core.job import Job
+from taihu.core.trace import Tracer
+from taihu.core.wire.codec import frame_from_message, layout_from_message
+from taihu.core.wire.direct_connection import DirectListener
+from taihu.core.wire.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.metrics import ServerMetrics
+from taihu.core.wire.server import remaining_s
+from taihu.core.wire.shared_memory import buffer_from_message, buffer_to_message
+from taihu.core.wire.status import abort
 from taihu.protos import connection_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges
 from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.shard_holder import ShardHolder
-from taihu.trace import Tracer
-from taihu.wire.codec import frame_from_message, layout_from_message
-from taihu.wire.direct_connection import DirectListener
-from taihu.wire.identity import WorkerIdentity, identity_from_metadata
-from taihu.wire.metrics import ServerMetrics
-from taihu.wire.server import remaining_s
-from taihu.wire.shared_memory import buffer_from_message, buffer_to_message
-from taihu.wire.status import abort
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
 

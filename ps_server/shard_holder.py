@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from taihu.chaos.points import Chaos
-from taihu.checkpoint.keepers import resumed_from
-from taihu.coordination.plan import Plan
-from taihu.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
-from taihu.history.recording import Recorder
-from taihu.job import Job, settled
-from taihu.layout import Layout
-from taihu.planner.partition import Shard
+from taihu.core.base.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
+from taihu.core.chaos.points import Chaos
+from taihu.core.checkpoint.keepers import resumed_from
+from taihu.core.coordination.plan import Plan
+from taihu.core.history.recording import Recorder
+from taihu.core.job import Job, settled
+from taihu.core.model.layout import Layout
+from taihu.core.planner.partition import Shard
+from taihu.core.wire.clock import Clock
 from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.server_shard import ServerShard
-from taihu.wire.clock import Clock
 
 __all__ = ["ShardHolder"]
 

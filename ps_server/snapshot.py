@@ -8,8 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taihu.errors import ModelError
-from taihu.words import counted
+from taihu.core.base.errors import ModelError
+from taihu.core.base.words import counted
 
 __all__ = ["Snapshot"]
 

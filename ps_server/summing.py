@@ -17,19 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from taihu.compression import Compressor, Unit, method_of
-from taihu.compression.balance import Weighed, Weighing
-from taihu.errors import FrameError
-from taihu.job import Job
+from taihu.core.base.errors import FrameError
+from taihu.core.compression import Compressor, Unit, method_of
+from taihu.core.compression.balance import Weighed, Weighing
+from taihu.core.job import Job
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import Frame, ValueType, dense_values
+from taihu.core.wire.kinds import Encoding, Gradients
 from taihu.kernels.half import HalfKind, from_half
 from taihu.kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
 from taihu.kernels.pack import packed_bound, unpack
 from taihu.kernels.reduce import all_finite, sum_in_rank_order
 from taihu.kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
 from taihu.kernels.select import clear
-from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import Frame, ValueType, dense_values
-from taihu.wire.kinds import Encoding, Gradients
 
 __all__ = [
     "Contribution",

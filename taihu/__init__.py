@@ -10,6 +10,8 @@ From Python (docs/python.md):
 from __future__ import annotations
 
 # Little is imported here: a command can tell of Ctrl-C behind it, and not before.
+from taihu.core import __version__
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
     from taihu.api import LoadedModel, Result, load, train
 
 __all__ = ["LoadedModel", "Result", "__version__", "load", "train"]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

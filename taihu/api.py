@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from rich.console import Console
 
-from taihu.errors import ConfigError, DataError, ModelError
-from taihu.job import Job
-from taihu.job.environment import resolve_job, tables_of
+from taihu.core.base.errors import ConfigError, DataError, ModelError
+from taihu.core.job import Job
+from taihu.core.job.environment import resolve_job, tables_of
+from taihu.core.job.run_folder import describe_run
+from taihu.core.process.entry import InterruptedRunError, Interrupts
 from taihu.local.display import make_display
 from taihu.local.run import LocalRun, check_job, prepare
 from taihu.local.training import LocalTraining
-from taihu.process.entry import InterruptedRunError, Interrupts
-from taihu.run_folder import describe_run
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Layer, Model
 from taihu.worker.saved.prediction import LoadedModel, load_model_file

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from support.daemons import Start
     from support.tests_deploy import Write
 
-    from taihu.checkpoint.places import Place
+    from taihu.core.checkpoint.places import Place
 
 # Collecting thousands of tests leaves no garbage, and looking for it takes a quarter of that time.
 gc.disable()
@@ -193,7 +193,7 @@ def _command(function: Callable[..., object], capsys: pytest.CaptureFixture[str]
     """A command in this process; returns exit code, stdout, stderr."""
     import typer
 
-    from taihu.process.entry import run_app
+    from taihu.core.process.entry import run_app
 
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(function)
@@ -256,7 +256,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """An empty place of checkpoints: a folder of this machine, or in a store that fsspec knows."""
     from uuid import uuid4
 
-    from taihu.checkpoint.places import place_of
+    from taihu.core.checkpoint.places import place_of
 
     urls = {"file": f"file://{tmp_path}/of/a/store", "memory": f"memory://{uuid4().hex}/checkpoints"}
     made = place_of(urls[request.param]) if request.param in urls else tmp_path

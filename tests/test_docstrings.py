@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("kernels", "taihu", "allreduce", "ps_server", "worker", "benchmarks", "deploy", "tests")
+FOLDERS = ("kernels", "core", "taihu", "allreduce", "ps_server", "worker", "benchmarks", "deploy", "tests")
 # What begins so is half of a sentence ("How frames are cut"), or sends the reader elsewhere ("See `Base.method`").
 # Texts are searched, not syntax trees: parsing all files takes seconds.
 _WORDS = r"((In|By|To|From|For|Of|With) )?(What|How|Which|Where|When|Whom?|Why)\b|So (that|many|long)\b|See `"

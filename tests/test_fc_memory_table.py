@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.fc_memory import WAYS, accuracies, options_for, table
 from benchmarks.memory import planned
-from taihu.planner.memory import worker_memory
+from taihu.core.planner.memory import worker_memory
 
 
 def row(way: str, zero: int, seeds: list[float]) -> dict[str, Any]:

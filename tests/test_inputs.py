@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.job.environment import without_settings
-from taihu.process.entry import run_app
+from taihu.core.job.environment import without_settings
+from taihu.core.process.entry import run_app
 
 FOLDER = Path(__file__).parent / "testdata" / "inputs"
 ROWS = [

@@ -13,7 +13,7 @@ import pytest
 from support.readme import README, commands, files
 from support.wheel import install_wheel
 
-from taihu.job.environment import without_settings
+from taihu.core.job.environment import without_settings
 
 JOURNEYS = (README.parent / "docs" / "journeys.md").read_text()
 SECTION = re.search(r"^## a\. .*?(?=^## b\. )", JOURNEYS, re.M | re.S)

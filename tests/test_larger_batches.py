@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.larger_batches import planned, planned_bytes, settings_of, table
 from benchmarks.models.paced import build
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.worker.engine import Model
 
 LIMIT = 15e6

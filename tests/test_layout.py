@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
 quick = settings(deadline=None)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.measure import spread
+from taihu.core.base.measure import spread
 
 VALUES = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30)
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from taihu.cli.train import opening
-from taihu.errors import ConfigError, DataError, ModelError
-from taihu.job import Job, job_to_toml, load_job
-from taihu.model_defaults import MODEL_DEFAULTS, check_model_fits, smallest_size
-from taihu.names import DATA_NAMES, MODEL_NAMES, built_in_data
-from taihu.settings import DataSettings, OptimizerSettings
+from taihu.core.base.errors import ConfigError, DataError, ModelError
+from taihu.core.job import Job, job_to_toml, load_job
+from taihu.core.model.model_defaults import MODEL_DEFAULTS, check_model_fits, smallest_size
+from taihu.core.model.names import DATA_NAMES, MODEL_NAMES, built_in_data
+from taihu.core.settings import DataSettings, OptimizerSettings
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import MODELS, Model, build_model
 from taihu.worker.preflight import check_inputs

@@ -12,8 +12,8 @@ import pytest
 from support.command_lines import parse
 from support.readme import README, Command, commands, files, taihu_arguments
 
-from taihu.job import load_job
-from taihu.job.reading import parse_assignments
+from taihu.core.job import load_job
+from taihu.core.job.reading import parse_assignments
 
 TEXT = README.read_text()
 COMMANDS = list(commands(TEXT))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 METHODS = ROOT / "docs" / "methods.md"
-FOLDERS = ("kernels", "taihu", "allreduce", "ps_server", "worker", "tests", "benchmarks", "docs")
-PACKAGES = ("kernels", "taihu", "allreduce", "ps_server", "worker")
+FOLDERS = ("kernels", "core", "taihu", "allreduce", "ps_server", "worker", "tests", "benchmarks", "docs")
+PACKAGES = ("kernels", "core", "taihu", "allreduce", "ps_server", "worker")
 PLACE = re.compile(r"`((?:[\w.-]+/)+(?!__pycache__)[\w.-]*)`")
 MODULE = re.compile(r"`(\w+\.py)`")
 # "docs/methods.md section 1.3", and the short forms that once were: "methods section 3", "Methods 1.1".

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job
-from taihu.run_folder import RunFiles, add_events, note_failure, prepare_run, run_files, run_folder, run_name
-from taihu.settings import RunSettings
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job, load_job
+from taihu.core.job.run_folder import RunFiles, add_events, note_failure, prepare_run, run_files, run_folder, run_name
+from taihu.core.settings import RunSettings
 
 DEFAULT = Path("runs/{name}-{time}")
 NOON = datetime(2026, 7, 28, 12, 0, 5)
@@ -95,7 +95,7 @@ def test_runs_that_start_in_one_second_have_folders_of_their_own(
         def now(cls, tz: object = None) -> Noon:
             return cls(2026, 7, 28, 12)
 
-    monkeypatch.setattr("taihu.run_folder.datetime", Noon)
+    monkeypatch.setattr("taihu.core.job.run_folder.datetime", Noon)
     folders = [prepare_run(Job(), None, default=tmp_path / DEFAULT).folder for _ in range(3)]
     name = "small_cnn-on-digits-20260728-120000"
     assert folders == [tmp_path / "runs" / f"{name}{number}" for number in ("", "-2", "-3")]
@@ -146,7 +146,7 @@ def test_what_cannot_be_written_is_said_before_training(
 def test_a_missing_tensorboard_writer_is_said_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taihu.run_folder.find_spec", lambda name: None)
+    monkeypatch.setattr("taihu.core.job.run_folder.find_spec", lambda name: None)
     job = Job(run=RunSettings(dir=tmp_path / "run", events="tensorboard"))
     with pytest.raises(ConfigError, match=r"tensorboardX is not installed; pip install 'taihu\[tensorboard\]'"):
         prepare_run(job, None)

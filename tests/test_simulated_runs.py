@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.machine import MACHINE, Processors
 from benchmarks.simulated import RUNS, Run, compared, table
-from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 
 NOTHING = LinearCost(0.0, 0.0)
 PROFILE = Profile(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from taihu.errors import ConfigError, DataError, RunError
-from taihu.user_code import explained, load_function, own_mistakes_told, user_line
+from taihu.core.base.errors import ConfigError, DataError, RunError
+from taihu.core.process.user_code import explained, load_function, own_mistakes_told, user_line
 
 
 @pytest.fixture(autouse=True)

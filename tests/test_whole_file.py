@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.limits import largest_file
 
-from taihu.errors import WriteError
-from taihu.whole_file import make_folder, replaced, reserve, write_bytes, write_text, writing
+from taihu.core.base.errors import WriteError
+from taihu.core.base.whole_file import make_folder, replaced, reserve, write_bytes, write_text, writing
 
 
 @pytest.mark.parametrize("before", [None, b"before"])

@@ -11,16 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from taihu.coordination.messages import plain
-from taihu.errors import RunError
-from taihu.process.entry import run_app
+from taihu.core.base.errors import RunError
+from taihu.core.base.words import one_line, told
+from taihu.core.coordination.messages import plain
+from taihu.core.process.entry import run_app
+from taihu.core.wire.codec import encode_frame, read_frame
+from taihu.core.wire.headers import Address, At, FrameHeader
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, Farewell
+from taihu.core.wire.log import configure_logs
 from taihu.protos import coordinator_pb2 as pb
-from taihu.wire.codec import encode_frame, read_frame
-from taihu.wire.headers import Address, At, FrameHeader
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Farewell
-from taihu.wire.log import configure_logs
-from taihu.words import one_line, told
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\r\nerror: all is well\x9b2J\ud800"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from taihu.process.guard import check_surroundings
-from taihu.process.preparation import prepare_process
-from taihu.process.streams import open_streams
+from taihu.core.process.guard import check_surroundings
+from taihu.core.process.preparation import prepare_process
+from taihu.core.process.streams import open_streams
 
 __all__ = ["main", "run"]
 
@@ -22,8 +22,8 @@ def main() -> None:
 def run() -> NoReturn:
     """Run the command in a process that is prepared, and exit."""
     open_streams()
-    from taihu.process.command_line import command_of  # noqa: PLC0415
-    from taihu.process.entry import run_app  # noqa: PLC0415
+    from taihu.core.process.command_line import command_of  # noqa: PLC0415
+    from taihu.core.process.entry import run_app  # noqa: PLC0415
     from taihu.worker.command import worker  # noqa: PLC0415
 
     run_app(command_of(worker))

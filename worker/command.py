@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taihu.errors import ConfigError, WriteError
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.process.options import (
+from taihu.core.base.errors import ConfigError, WriteError
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.core.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -32,14 +32,14 @@ from taihu.process.options import (
     make_tracer,
     supervised_by,
 )
-from taihu.process.preparation import importing_much
-from taihu.process.streams import outlive_output
-from taihu.results import check_writable, write_json
+from taihu.core.process.preparation import importing_much
+from taihu.core.process.results import check_writable, write_json
+from taihu.core.process.streams import outlive_output
 
 if TYPE_CHECKING:
-    from taihu.coordination.listener import Listener, ListenOptions
-    from taihu.job import Job
-    from taihu.wire.server import RpcServer
+    from taihu.core.coordination.listener import Listener, ListenOptions
+    from taihu.core.job import Job
+    from taihu.core.wire.server import RpcServer
 
 __all__ = ["worker"]
 
@@ -92,14 +92,14 @@ def worker(
     supervised_by(supervisor, interrupts)
     outlive_output()
     with importing_much():
-        from taihu.checkpoint.keepers import recovers, tell_finished
-        from taihu.coordination.listener import listen_options
-        from taihu.job.chaos import chaos_of
-        from taihu.launch.discovery import find_coordinator, find_rank
-        from taihu.process.notices import Notices
-        from taihu.run_folder import RunFiles, prepare_run
-        from taihu.wire.clock import WallClock
-        from taihu.wire.log import configure_logs
+        from taihu.core.checkpoint.keepers import recovers, tell_finished
+        from taihu.core.coordination.discovery import find_coordinator, find_rank
+        from taihu.core.coordination.listener import listen_options
+        from taihu.core.job.chaos import chaos_of
+        from taihu.core.job.run_folder import RunFiles, prepare_run
+        from taihu.core.process.notices import Notices
+        from taihu.core.wire.clock import WallClock
+        from taihu.core.wire.log import configure_logs
         from taihu.worker.daemon import WorkerDaemon
         from taihu.worker.participation import WorkerOptions
         from taihu.worker.preflight import check_trains
@@ -162,7 +162,7 @@ def worker(
 def _listening(job: Job, rank: int, options: ListenOptions) -> tuple[Listener | None, RpcServer | None]:
     """The listener for peers where workers meet; without one, the gRPC health server that `--bind` asks for."""
     from taihu.allreduce.rendezvous import listen_for_peers
-    from taihu.wire.server import RpcServer
+    from taihu.core.wire.server import RpcServer
 
     if job.workers_meet:
         listener = listen_for_peers(job, rank, options)

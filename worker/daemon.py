@@ -9,18 +9,18 @@ from typing import Any
 import structlog
 from threadpoolctl import threadpool_limits
 
-from taihu.chaos.points import Point
-from taihu.coordination.client import coordinator_address
-from taihu.coordination.generations import Generation, in_generations
-from taihu.coordination.members import MemberId, Role
-from taihu.coordination.stopping import StopNotice
-from taihu.errors import ConfigError, RecoveringError
-from taihu.job import Job
-from taihu.job.machine import check_threads
-from taihu.process.entry import LeavingError
-from taihu.wire.address import host_of, is_loopback, split_address
-from taihu.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
-from taihu.words import counted
+from taihu.core.base.errors import ConfigError, RecoveringError
+from taihu.core.base.words import counted
+from taihu.core.chaos.points import Point
+from taihu.core.coordination.client import coordinator_address
+from taihu.core.coordination.generations import Generation, in_generations
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.job import Job
+from taihu.core.job.machine import check_threads
+from taihu.core.process.entry import LeavingError
+from taihu.core.wire.address import host_of, is_loopback, split_address
+from taihu.core.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.worker.data.load import load_dataset
 from taihu.worker.participation import Participation, WorkerOptions, threads_of
 

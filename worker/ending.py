@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import structlog
 
-from taihu.errors import ModelError, WriteError
-from taihu.job import Job
-from taihu.process.notices import Notices
-from taihu.run_folder import RunFiles, run_name, stopped_model
+from taihu.core.base.errors import ModelError, WriteError
+from taihu.core.job import Job
+from taihu.core.job.run_folder import RunFiles, run_name, stopped_model
+from taihu.core.process.notices import Notices
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.engine import Array, Model
 from taihu.worker.saved.metadata import SavedModel

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from taihu.errors import TaihuError
-from taihu.job import Job
-from taihu.names import built_in_data, layers_file, own_model
+from taihu.core.base.errors import TaihuError
+from taihu.core.job import Job
+from taihu.core.model.names import built_in_data, layers_file, own_model
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import StepContext, StepHooks
 from taihu.worker.training.evaluation import TESTING

@@ -13,37 +13,37 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import structlog
 
 from taihu.allreduce.communicator import Communicator
-from taihu.chaos.points import Chaos, NoChaos, Point
-from taihu.checkpoint.files import PartFile
-from taihu.checkpoint.keepers import resumed_from
-from taihu.checkpoint.writer import maybe_writing
-from taihu.coordination.generations import Generation
-from taihu.coordination.listener import Listener, ListenOptions
-from taihu.coordination.members import MemberId, Role
-from taihu.coordination.metrics import CoordinatorMetrics
-from taihu.coordination.service import Coordinator
-from taihu.coordination.stopping import StopNotice
-from taihu.errors import ConfigError, RecoveringError, WriteError
-from taihu.history.recording import recorded_history
-from taihu.history.records import End
-from taihu.job import Job
-from taihu.job.advice import advice
-from taihu.optimization import in_steps, learning_rate
-from taihu.planner.groups import group_of_layer
-from taihu.process.entry import Interrupts
-from taihu.process.last_will import LastWill
-from taihu.process.memory_use import MemoryGrowth
-from taihu.process.notices import Notices
-from taihu.results import RESULTS_FORMAT
-from taihu.run_folder import RunFiles
-from taihu.run_length import RunLength
-from taihu.trace import Tracer
-from taihu.trace.clock_offset import ClockOffset
-from taihu.user_code import own_mistakes_told
-from taihu.wire.clock import SystemClock, WallClock
-from taihu.wire.metrics import WorkerMetrics
-from taihu.wire.server import RpcServer
-from taihu.words import one_line
+from taihu.core.base.errors import ConfigError, RecoveringError, WriteError
+from taihu.core.base.words import one_line
+from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.keepers import resumed_from
+from taihu.core.checkpoint.writer import maybe_writing
+from taihu.core.coordination.generations import Generation
+from taihu.core.coordination.listener import Listener, ListenOptions
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.metrics import CoordinatorMetrics
+from taihu.core.coordination.service import Coordinator
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.history.recording import recorded_history
+from taihu.core.history.records import End
+from taihu.core.job import Job
+from taihu.core.job.advice import advice
+from taihu.core.job.run_folder import RunFiles
+from taihu.core.model.run_length import RunLength
+from taihu.core.optimization import in_steps, learning_rate
+from taihu.core.planner.groups import group_of_layer
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.last_will import LastWill
+from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.notices import Notices
+from taihu.core.process.results import RESULTS_FORMAT
+from taihu.core.process.user_code import own_mistakes_told
+from taihu.core.trace import Tracer
+from taihu.core.trace.clock_offset import ClockOffset
+from taihu.core.wire.clock import SystemClock, WallClock
+from taihu.core.wire.metrics import WorkerMetrics
+from taihu.core.wire.server import RpcServer
 from taihu.worker.data.ahead import LoadAhead
 from taihu.worker.data.batches import Batches, BatchSource
 from taihu.worker.data.dataset import Dataset

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from taihu.errors import ConfigError, ModelError
-from taihu.job import Job
-from taihu.losses import find_loss
-from taihu.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
-from taihu.names import TEXT_DATA, TOKENS, built_in_data, layers_file, own_data, own_model
+from taihu.core.base.errors import ConfigError, ModelError
+from taihu.core.job import Job
+from taihu.core.model.losses import find_loss
+from taihu.core.model.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
+from taihu.core.model.names import TEXT_DATA, TOKENS, built_in_data, layers_file, own_data, own_model
 from taihu.worker.data.counting import count_training_samples
 from taihu.worker.data.sources import check_batch, check_sources, folder_kind
 

@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.rendezvous import Meeting, listen_for_peers, meet
-from taihu.chaos.points import Chaos, NoChaos, Point
-from taihu.compression import Outcome
-from taihu.coordination.client import (
+from taihu.core.base.errors import TaihuError
+from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.compression import Outcome
+from taihu.core.coordination.client import (
     CoordinatorClient,
     HeartbeatThread,
     coordinator_address,
     failure_reported,
 )
-from taihu.coordination.generations import ONLY, Generation
-from taihu.coordination.listener import Listener, listen_options
-from taihu.coordination.members import MemberId, Progress, Role, RunState, error_of
-from taihu.coordination.plan import Plan
-from taihu.coordination.service import Coordinator, new_incarnation
-from taihu.coordination.stopping import StopNotice
-from taihu.errors import TaihuError
-from taihu.history.recording import Recorder
-from taihu.job import Job, settled
-from taihu.layout import Layout
-from taihu.run_length import RunLength
-from taihu.trace import Tracer
-from taihu.update_rules import UpdateRules
-from taihu.wire.identity import WorkerIdentity
+from taihu.core.coordination.generations import ONLY, Generation
+from taihu.core.coordination.listener import Listener, listen_options
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.service import Coordinator, new_incarnation
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.history.recording import Recorder
+from taihu.core.job import Job, settled
+from taihu.core.model.layout import Layout
+from taihu.core.model.run_length import RunLength
+from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.trace import Tracer
+from taihu.core.wire.identity import WorkerIdentity
 from taihu.worker.exchange.making import Beside, between_workers, through_servers
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas

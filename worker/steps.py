@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from taihu.chaos.points import Chaos, Point
-from taihu.coordination.client import CoordinatorClient
-from taihu.coordination.stopping import StopNotice
-from taihu.job import Job
-from taihu.wire.clock import Clock
+from taihu.core.chaos.points import Chaos, Point
+from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.job import Job
+from taihu.core.wire.clock import Clock
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.reporting.activity import Activity

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.early import EarlyFrames, Held
 from taihu.allreduce.ring.operation import OperationKey
-from taihu.errors import FrameError
-from taihu.planner.partition import slice_bounds
-from taihu.wire.headers import At, FrameHeader, ValueType
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Part
+from taihu.core.base.errors import FrameError
+from taihu.core.planner.partition import slice_bounds
+from taihu.core.wire.headers import At, FrameHeader, ValueType
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Part
 
 __all__ = ["PartsMesh", "PartsOperation", "Transfer", "value_type_of"]
 

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.early import Held, waiting_bytes
-from taihu.errors import FrameError
-from taihu.planner.partition import slice_bounds
-from taihu.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Part
+from taihu.core.base.errors import FrameError
+from taihu.core.planner.partition import slice_bounds
+from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Part
 
 __all__ = ["MESSAGES", "MessagesMesh", "Receive"]
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.ring.operation import IsFailed
 from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass
-from taihu.errors import FrameError, MemberLostError, TaihuError
+from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
+from taihu.core.wire.repetition import DAMAGED, damaged_error
 from taihu.kernels.crc32c import HAS_INSTRUCTION
 from taihu.kernels.ring_pass import STATE, Status, run_pass
 from taihu.kernels.sums import ReduceKind, dtype_of
-from taihu.wire.repetition import DAMAGED, damaged_error
 
 __all__ = ["IS_POSSIBLE", "KernelRing", "sum_number", "warm_up"]
 

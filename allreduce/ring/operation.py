@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.ring.schedule import Action, Arrival, Segment
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.kinds import RingSegment, SparseMessage
 from taihu.kernels.half import add_half, scale_half
 from taihu.kernels.sums import ReduceKind
-from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.wire.kinds import RingSegment, SparseMessage
 
 __all__ = ["IsFailed", "Operation", "OperationKey", "Schedule", "reduce_kind"]
 

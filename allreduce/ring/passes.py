@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.ring.schedule import Chunks
-from taihu.planner.partition import slice_bounds
+from taihu.core.planner.partition import slice_bounds
 
 __all__ = ["LARGEST_FRAME_BYTES", "Pass", "flat_pass", "pass_of"]
 

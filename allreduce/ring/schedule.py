@@ -7,7 +7,7 @@ segment goes on as soon as it has been added, so that sending, receiving and add
 
 Chunk c is summed in the order of ranks c, c + 1, ..., c - 1 (mod P), whatever arrives first, by one rank; all others
 take its bits over. So all ranks hold the same bits, and a rerun gives them again. Chunk c of a group is what server c
-of P would own of it (`taihu.planner.partition`): merging layers in another way changes no bit either.
+of P would own of it (`taihu.core.planner.partition`): merging layers in another way changes no bit either.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from enum import Enum
 from functools import cached_property
 from typing import Literal
 
-from taihu.errors import FrameError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.partition import FrameSpec, Shard
+from taihu.core.base.errors import FrameError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec, Shard
 
 __all__ = [
     "Action",

@@ -9,9 +9,9 @@ import structlog
 from numpy.typing import NDArray
 
 from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, encode_descriptor, open_all
-from taihu.errors import SharedMemoryError
-from taihu.wire.headers import ValueType
-from taihu.wire.shared_memory import SharedBuffer
+from taihu.core.base.errors import SharedMemoryError
+from taihu.core.wire.headers import ValueType
+from taihu.core.wire.shared_memory import SharedBuffer
 
 __all__ = ["Sums", "share_new", "share_with_all"]
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.ring.operation import IsFailed
 from taihu.allreduce.same_host.agreement import Sums, share_new
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.wire.shared_memory import SharedBuffer
 from taihu.kernels.futex import publish, wait_until
-from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["BOARD_BYTES", "SharedBoard", "open_board"]
 

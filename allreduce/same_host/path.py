@@ -15,8 +15,8 @@ from taihu.allreduce.ring.operation import IsFailed, Operation, reduce_kind
 from taihu.allreduce.ring.schedule import Ring
 from taihu.allreduce.same_host.allreduce import SharedAllreduce
 from taihu.allreduce.turns import InTurn, TurnEvents
-from taihu.errors import SharedMemoryError
-from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
+from taihu.core.base.errors import SharedMemoryError
+from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["DESCRIPTOR_BYTES", "SameHostPath", "decode_descriptor", "encode_descriptor", "open_all"]
 

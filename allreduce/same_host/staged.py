@@ -18,9 +18,9 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.ring.operation import IsFailed
 from taihu.allreduce.same_host.agreement import share_new
 from taihu.allreduce.same_host.allreduce import Mark, SharedAllreduce
+from taihu.core.planner.partition import slice_bounds
+from taihu.core.wire.shared_memory import SharedBuffer
 from taihu.kernels.sums import ReduceKind, dtype_of
-from taihu.planner.partition import slice_bounds
-from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["StagedSums", "share"]
 

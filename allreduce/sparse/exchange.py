@@ -6,7 +6,7 @@ depends on that order: results are the same bits on all ranks, and in every reru
 
 Messages belong to numbered rounds, in each of which a rank sends one message at most and receives one at most, so
 that every round can use the full-duplex link of every rank both ways. Rounds are a schedule and an address, not a
-barrier: a message may be sent as soon as an exchange hands it out. `taihu.planner.sparse_route` counts them.
+barrier: a message may be sent as soon as an exchange hands it out. `taihu.core.planner.sparse_route` counts them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import ExchangeError, FrameError
+from taihu.core.base.errors import ExchangeError, FrameError
 from taihu.kernels.scatter import make_marks, sum_sparse_in_rank_order
 from taihu.kernels.slice_sum import is_ascending
 

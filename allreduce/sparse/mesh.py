@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from taihu.allreduce.early import EarlyFrames, Held
 from taihu.allreduce.ring.operation import OperationKey
 from taihu.allreduce.sparse.exchange import Message, SparseExchange
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.wire.headers import Frame, FrameHeader, ValueType
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Encoding, SparseMessage
 from taihu.kernels.pack import pack, packed_bound, unpack
-from taihu.wire.headers import Frame, FrameHeader, ValueType
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Encoding, SparseMessage
 
 __all__ = ["SparseMesh", "SparseOperation"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from taihu.allreduce.sparse.exchange import Expected, Message, RankOrderSum, Slice, SparseExchange, ring_offset_rounds
-from taihu.planner.partition import slice_bounds
+from taihu.core.planner.partition import slice_bounds
 
 __all__ = ["SparseReduceScatter"]
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from taihu.allreduce.sparse.exchange import Expected, Message, Slice, SparseExchange
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.kernels.slice_sum import keep_largest, merge_add
 
 __all__ = ["GtopkTree"]

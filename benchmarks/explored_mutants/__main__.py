@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.explored_mutants.changes import Change, chosen, read_changes
 from benchmarks.explored_mutants.proving import Book, Proof, confirm, prove
 from taihu.cli.progress import Progress
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 __all__ = ["main", "table"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 __all__ = ["AREAS", "Change", "chosen", "read_changes"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.explored_mutants.changes import Change
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
 from taihu.explore.campaign import explore, explored
 from taihu.explore.work import Found, Smaller, Work
 

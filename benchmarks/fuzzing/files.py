@@ -12,19 +12,19 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from benchmarks.fuzzing.target import Target
-from taihu.checkpoint.files import file_name, open_part, write_part
-from taihu.checkpoint.manifest import parse_manifest
-from taihu.checkpoint.part import Columns, Elements, Part, State
-from taihu.errors import CheckpointError, ConfigError, ModelError
-from taihu.history.files import read_histories
-from taihu.history.records import Begin, End, Read, Record, Skip, Update
-from taihu.job.reading import load_job
-from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.base.errors import CheckpointError, ConfigError, ModelError
+from taihu.core.base.tensor_file import TensorSlot, header_of, write_values
+from taihu.core.checkpoint.files import file_name, open_part, write_part
+from taihu.core.checkpoint.manifest import parse_manifest
+from taihu.core.checkpoint.part import Columns, Elements, Part, State
+from taihu.core.history.files import read_histories
+from taihu.core.history.records import Begin, End, Read, Record, Skip, Update
+from taihu.core.job.reading import load_job
+from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.trace.parts import read_part
 from taihu.report.page import page_of
 from taihu.report.reading import read_run
 from taihu.simulation.machine_file import EXAMPLE, machines_in
-from taihu.tensor_file import TensorSlot, header_of, write_values
-from taihu.trace.parts import read_part
 from taihu.worker.engine import build_model
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.reading import load_model

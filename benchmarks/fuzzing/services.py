@@ -14,27 +14,27 @@ from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.fuzzing.target import Target
 from benchmarks.fuzzing.wire import header, sealed_frame, unsealed
-from taihu.coordination.members import MemberId, Role
-from taihu.coordination.membership import Membership
-from taihu.coordination.messages import updates_from_message, updates_to_message
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import Planning
-from taihu.coordination.service import Coordinator, CoordinatorServicer
-from taihu.errors import DamagedFrameError, FrameError, TaihuError
-from taihu.job import Job
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.partition import Shard
+from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.messages import updates_from_message, updates_to_message
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.service import Coordinator, CoordinatorServicer
+from taihu.core.job import Job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import Shard
+from taihu.core.settings import OptimizerSettings
+from taihu.core.wire.codec import encode_frame, frame_from_message
+from taihu.core.wire.headers import Address, At, FrameHeader, ValueType, frame_of
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, Gradients, Parameters, Question, Rates
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos import parameter_server_pb2
 from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.server_shard import ServerShard
-from taihu.settings import OptimizerSettings
-from taihu.update_rules import UpdateRules
-from taihu.wire.codec import encode_frame, frame_from_message
-from taihu.wire.headers import Address, At, FrameHeader, ValueType, frame_of
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Parameters, Question, Rates
 
 __all__ = ["TARGETS"]
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from taihu.layout import TensorSpec
-from taihu.model_defaults import usual_input
+from taihu.core.model.layout import TensorSpec
+from taihu.core.model.model_defaults import usual_input
 from taihu.worker.engine import (
     Array,
     Conv2d,

@@ -33,7 +33,7 @@ from typing import Any, Final
 from benchmarks.strangers import calls, raw
 from benchmarks.strangers.kinds import Kind, counted_kinds
 from benchmarks.strangers.run import Job, Others, Run, started
-from taihu.process.preparation import allow_open_files
+from taihu.core.process.preparation import allow_open_files
 
 __all__ = ["main"]
 

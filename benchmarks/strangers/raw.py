@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.strangers.calls import METHODS, Statuses, broken
 from benchmarks.strangers.http2 import Connection, message, raw_socket
 from benchmarks.strangers.target import Target, handshake
-from taihu.security.files import CertificateFiles
+from taihu.core.security.files import CertificateFiles
 
 __all__ = ["compressed", "frames", "half_open", "handshakes", "no_http2", "slow", "taking_nothing"]
 

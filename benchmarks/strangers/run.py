@@ -18,11 +18,11 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from benchmarks.strangers.target import Target
-from taihu.coordination.status import fetch_status
-from taihu.errors import TaihuError
-from taihu.security.files import CertificateFiles
-from taihu.security.identity import COORDINATOR, dns_name
-from taihu.security.security import Security
+from taihu.core.base.errors import TaihuError
+from taihu.core.coordination.status import fetch_status
+from taihu.core.security.files import CertificateFiles
+from taihu.core.security.identity import COORDINATOR, dns_name
+from taihu.core.security.security import Security
 
 __all__ = ["Job", "Others", "Run", "memory_mb", "started"]
 

@@ -11,7 +11,7 @@ from typing import Final
 import grpc
 
 from benchmarks.strangers.http2 import Connection
-from taihu.security.files import CertificateFiles
+from taihu.core.security.files import CertificateFiles
 
 __all__ = ["Target"]
 

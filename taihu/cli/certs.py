@@ -8,13 +8,20 @@ from typing import Annotated
 
 import typer
 
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.job.security import Certified, certified
-from taihu.process.options import JobArgument
-from taihu.security.certificates import Authority, Validity, is_good, load_authority, write_certificate, write_pair
-from taihu.whole_file import make_folder, writing
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.whole_file import make_folder, writing
+from taihu.core.job import Job
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.security import Certified, certified
+from taihu.core.process.options import JobArgument
+from taihu.core.security.certificates import (
+    Authority,
+    Validity,
+    is_good,
+    load_authority,
+    write_certificate,
+    write_pair,
+)
 
 __all__ = ["certs"]
 

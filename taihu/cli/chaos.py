@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 import typer
 
-from taihu.chaos.faults import ANY, GRAMMAR, Fault, FaultKind, fault_from, is_member
-from taihu.chaos.schedule import drawn, named
-from taihu.errors import ConfigError, RunError
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.base.words import counted
+from taihu.core.chaos.faults import ANY, GRAMMAR, Fault, FaultKind, fault_from, is_member
+from taihu.core.chaos.schedule import drawn, named
 from taihu.local.disturbing import Disturbance
-from taihu.words import counted
 
 __all__ = ["chaos"]
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taihu.errors import DataError
-from taihu.job import load_job, parse_assignments
+from taihu.core.base.errors import DataError
+from taihu.core.base.words import counted, one_line
+from taihu.core.job import load_job, parse_assignments
+from taihu.core.process.options import JsonOption, SetOption
+from taihu.core.process.results import check_writable, write_json
 from taihu.local.display import waiting
-from taihu.process.options import JsonOption, SetOption
-from taihu.results import check_writable, write_json
-from taihu.words import counted, one_line
 
 if TYPE_CHECKING:
     from taihu.worker.data.checking import CheckedData

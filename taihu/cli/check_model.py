@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taihu.errors import ConfigError, RunError
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.process.options import JsonOption
+from taihu.core.process.results import check_writable, write_json
 from taihu.local.display import waiting
-from taihu.process.options import JsonOption
-from taihu.results import check_writable, write_json
 
 if TYPE_CHECKING:
     from taihu.worker.engine.model_check import CheckedModel, PlacedLayer

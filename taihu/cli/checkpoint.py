@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from taihu.checkpoint.places import Place, place_of
-from taihu.checkpoint.resharding import reshard
-from taihu.checkpoint.store import CheckpointStore, newest_in
-from taihu.errors import CheckpointError
+from taihu.core.base.errors import CheckpointError
+from taihu.core.base.whole_file import writing
+from taihu.core.base.words import aligned, counted
+from taihu.core.checkpoint.places import Place, place_of
+from taihu.core.checkpoint.resharding import reshard
+from taihu.core.checkpoint.store import CheckpointStore, newest_in
+from taihu.core.job.run_folder import CHECKPOINTS
+from taihu.core.process.results import check_writable
 from taihu.local.display import human_bytes
-from taihu.results import check_writable
-from taihu.run_folder import CHECKPOINTS
-from taihu.whole_file import writing
-from taihu.words import aligned, counted
 from taihu.worker.saved.exporting import export_model
 
 __all__ = ["export", "ls", "reshard_checkpoint", "verify"]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from taihu.errors import ConfigError
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.options import BindOption, CoordinatorOption, JobArgument, JsonOption, refuse
+from taihu.core.base.errors import ConfigError
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.process.options import BindOption, CoordinatorOption, JobArgument, JsonOption, refuse
 
 if TYPE_CHECKING:
+    from taihu.core.job import Job
+    from taihu.core.planner.memory import MemoryJob
     from taihu.doctor.examination import Examination, Subject
-    from taihu.job import Job
-    from taihu.planner.memory import MemoryJob
 
 __all__ = ["doctor"]
 
@@ -82,7 +82,7 @@ def doctor(
       taihu doctor job.toml --peers 10.0.0.2:7070,10.0.0.3:7070 --rate 1gbit
       taihu doctor job.toml --certificate worker-0.pem --key worker-0.key --ca ca.pem --json findings.json
     """  # noqa: D301
-    from taihu.results import check_writable
+    from taihu.core.process.results import check_writable
 
     addresses = _addresses(peers or [])
     if listen:
@@ -115,7 +115,7 @@ def doctor(
         found = _examined(subject, tell)
     _show(found)
     if json_file is not None:
-        from taihu.results import write_json
+        from taihu.core.process.results import write_json
 
         write_json(json_file, found.to_json())
     from taihu.doctor.findings import would_fail
@@ -132,7 +132,7 @@ def _examined(subject: Subject, tell: Callable[[str], None]) -> Examination:
 
 def _addresses(peers: list[str]) -> tuple[str, ...]:
     """The peers, each checked and once."""
-    from taihu.wire.address import split_address
+    from taihu.core.wire.address import split_address
 
     addresses = tuple(dict.fromkeys(address for text in peers for address in text.split(",")))
     for address in addresses:
@@ -160,9 +160,9 @@ def _memory(job: Job) -> MemoryJob | None:
 
 
 def _listen(bind: str) -> None:
+    from taihu.core.process.entry import InterruptedRunError, raise_on_terminate
+    from taihu.core.wire.address import join_address, split_address
     from taihu.doctor.service import ListeningDoctor
-    from taihu.process.entry import InterruptedRunError, raise_on_terminate
-    from taihu.wire.address import join_address, split_address
 
     raise_on_terminate()
     with suppress(InterruptedRunError), ListeningDoctor(bind) as listening:
@@ -176,7 +176,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
     """Yields what is told of each thing that is looked at: a line that changes, or plain ones after two seconds."""
     from rich.console import Console
 
-    from taihu.wire.clock import SystemClock
+    from taihu.core.wire.clock import SystemClock
 
     console, clock = Console(stderr=True), SystemClock()
     start = clock.now()
@@ -193,7 +193,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _show(found: Examination) -> None:
-    from taihu.words import aligned, counted
+    from taihu.core.base.words import aligned, counted
 
     if found.links:
         for line in aligned([_COLUMNS, *_link_rows(found)], left=1):

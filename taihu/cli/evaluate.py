@@ -7,16 +7,16 @@ from typing import Annotated, Final
 
 import typer
 
-from taihu.checkpoint.places import Place, place_of
 from taihu.cli.model_argument import ModelArgument
-from taihu.errors import ModelError
-from taihu.job import load_job
-from taihu.names import DATA_NAMES
-from taihu.process.options import JsonOption, OwnModelOption
-from taihu.results import write_json
-from taihu.scores import ACCURACY, score_lines
-from taihu.settings import DataSettings
-from taihu.words import counted
+from taihu.core.base.errors import ModelError
+from taihu.core.base.words import counted
+from taihu.core.checkpoint.places import Place, place_of
+from taihu.core.job import load_job
+from taihu.core.model.names import DATA_NAMES
+from taihu.core.model.scores import ACCURACY, score_lines
+from taihu.core.process.options import JsonOption, OwnModelOption
+from taihu.core.process.results import write_json
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.load import load_dataset, with_statistics
 from taihu.worker.saved.metadata import SavedModel

@@ -12,14 +12,14 @@ from typing import Annotated, Final
 import typer
 
 from taihu.cli.progress import Progress
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
+from taihu.core.base.words import counted
+from taihu.core.process.results import write_json
 from taihu.explore.campaign import Summary, explore, explored
 from taihu.explore.carriers import CARRIERS
 from taihu.explore.coverage import table_of
 from taihu.explore.shrinking import shrunk
 from taihu.explore.work import Found, Smaller, Work
-from taihu.results import write_json
-from taihu.words import counted
 
 __all__ = ["explore_command"]
 

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from taihu.checkpoint.places import place_of
 from taihu.cli.model_argument import ModelArgument
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.checkpoint.places import place_of
+from taihu.core.process.options import OwnModelOption
+from taihu.core.process.results import check_writable
 from taihu.export.to_torch import write_torch
-from taihu.process.options import OwnModelOption
-from taihu.results import check_writable
 from taihu.worker.saved.prediction import LoadedModel, load_model_file
 
 __all__ = ["export"]

@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
-from taihu.errors import RunError
-from taihu.history.checking import Verdict, check_histories
-from taihu.history.files import read_histories
-from taihu.words import counted
+from taihu.core.base.errors import RunError
+from taihu.core.base.words import counted
+from taihu.core.history.checking import Verdict, check_histories
+from taihu.core.history.files import read_histories
 
 __all__ = ["history"]
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from taihu.errors import ConfigError
-from taihu.job import job_to_toml
-from taihu.job.advice import advice
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.job.reference import defaults_toml, explain
-from taihu.process.options import JobArgument
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import job_to_toml
+from taihu.core.job.advice import advice
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.reference import defaults_toml, explain
+from taihu.core.process.options import JobArgument
 
 __all__ = ["job"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from taihu.process.command_line import command_of
-from taihu.process.preparation import importing_much
-from taihu.process.starting import begun
+from taihu.core.process.command_line import command_of
+from taihu.core.process.preparation import importing_much
+from taihu.core.process.starting import begun
 
 __all__ = ["LazyCommand"]
 

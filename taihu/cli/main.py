@@ -10,10 +10,10 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_install_completion_arguments
 
-import taihu
 from taihu.cli.lazy import LazyCommand
-from taihu.process.command_line import CONTEXT_SETTINGS, version_option
-from taihu.process.entry import run_app
+from taihu.core import __version__
+from taihu.core.process.command_line import CONTEXT_SETTINGS, version_option
+from taihu.core.process.entry import run_app
 
 __all__ = ["make_app", "run", "version"]
 
@@ -181,7 +181,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was named, unless a variable of ours means nothing."""
         if any(name.startswith("TAIHU_") for name in os.environ):
-            from taihu.job.variables import check_variables  # noqa: PLC0415 - costs the time to import all settings
+            from taihu.core.job.variables import check_variables  # noqa: PLC0415 - costs the time to import all settings
 
             check_variables(os.environ)
         return super().invoke(ctx)
@@ -214,7 +214,7 @@ def _group(name: str, summary: str, commands: Sequence[tuple[str, str, str]]) ->
 
 def version() -> None:
     """Print the version."""
-    typer.echo(taihu.__version__)
+    typer.echo(__version__)
 
 
 def run() -> NoReturn:

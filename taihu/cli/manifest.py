@@ -10,17 +10,17 @@ from typing import Annotated, Final
 import typer
 import yaml
 
-from taihu.errors import ConfigError, DataError
-from taihu.job import Job, Overrides, load_job
-from taihu.job.flags import JobFlags, takes_job_flags
+from taihu.core.base.errors import ConfigError, DataError
+from taihu.core.base.whole_file import make_folder, write_text
+from taihu.core.base.words import counted
+from taihu.core.job import Job, Overrides, load_job
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.model.names import own_data, own_model
+from taihu.core.process.options import refuse
+from taihu.core.process.user_code import split_function
 from taihu.launch.kubernetes.manifest import manifest
 from taihu.launch.kubernetes.options import DATA_FOLDER, Issuer, ManifestOptions, Resources, Script
 from taihu.launch.place import script_job
-from taihu.names import own_data, own_model
-from taihu.process.options import refuse
-from taihu.user_code import split_function
-from taihu.whole_file import make_folder, write_text
-from taihu.words import counted
 from taihu.worker.preflight import check_trains
 
 __all__ = ["manifest_command"]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from taihu.errors import RunError, TaihuError
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.entry import InterruptedRunError
-from taihu.process.lives import passing_folder
-from taihu.process.options import (
+from taihu.core.base.errors import RunError, TaihuError
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.process.entry import InterruptedRunError
+from taihu.core.process.lives import passing_folder
+from taihu.core.process.options import (
     DirectPortOption,
     JobArgument,
     JsonOption,
@@ -26,10 +26,10 @@ from taihu.process.options import (
     SaveOption,
     VerboseOption,
 )
-from taihu.process.streams import outlive_output
+from taihu.core.process.streams import outlive_output
 
 if TYPE_CHECKING:
-    from taihu.job import Job
+    from taihu.core.job import Job
     from taihu.launch.meeting import Meeting
     from taihu.launch.place import Launch, NodeRole
 
@@ -67,7 +67,7 @@ def node(
       torchrun --no-python --nproc-per-node 5 --max-restarts 3 taihu node job.toml --resume auto
     """  # noqa: D301
     outlive_output()
-    from taihu.checkpoint.keepers import tell_finished
+    from taihu.core.checkpoint.keepers import tell_finished
     from taihu.launch.meeting import find_meeting
     from taihu.launch.place import find_launch, fit_to_size, role_of
 
@@ -137,11 +137,11 @@ def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -
     from rich.console import Console
 
     from taihu.cli.train import opening, summarise
-    from taihu.job.security import security_of
+    from taihu.core.job.security import security_of
+    from taihu.core.process.results import is_stdout, read_json, write_json
     from taihu.local.display import PlainDisplay
     from taihu.local.results import results_of
     from taihu.local.watching import watching
-    from taihu.results import is_stdout, read_json, write_json
 
     security = security_of(job, "worker", role.place)
     # mpirun gives terminals to the processes, but their lines are mixed in one log.

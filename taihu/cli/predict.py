@@ -11,14 +11,14 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from taihu.checkpoint.places import place_of
 from taihu.cli.model_argument import ModelArgument
 from taihu.cli.predict_text import TextOptions, predict_text
 from taihu.cli.progress import Progress
-from taihu.errors import ConfigError, DataError
-from taihu.process.options import JsonOption, OwnModelOption
-from taihu.results import check_writable, write_json
-from taihu.words import counted, one_line
+from taihu.core.base.errors import ConfigError, DataError
+from taihu.core.base.words import counted, one_line
+from taihu.core.checkpoint.places import place_of
+from taihu.core.process.options import JsonOption, OwnModelOption
+from taihu.core.process.results import check_writable, write_json
 from taihu.worker.data.defects import Defects
 from taihu.worker.data.own.bad_image import BadImageError
 from taihu.worker.saved.folders import in_folders

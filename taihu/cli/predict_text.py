@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.saved.continuation import Draw, continued, next_chances
 from taihu.worker.saved.prediction import LoadedModel
 

@@ -8,11 +8,11 @@ from typing import Annotated, Final
 
 import typer
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.whole_file import write_text
+from taihu.core.process.results import check_writable
 from taihu.report.page import comparison_of, page_of
 from taihu.report.reading import read_run, read_trace
-from taihu.results import check_writable
-from taihu.whole_file import write_text
 
 __all__ = ["report"]
 

@@ -12,21 +12,21 @@ import typer
 from rich.console import Console
 
 from taihu.cli.train import summarise
-from taihu.errors import ConfigError, TaihuError
-from taihu.job import Job
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.job.machine import check_processes
+from taihu.core.base.errors import ConfigError, TaihuError
+from taihu.core.base.words import counted, one_line
+from taihu.core.job import Job
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.machine import check_processes
+from taihu.core.job.run_folder import note_failure, prepare_run
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.guard import file_in_the_way
+from taihu.core.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
+from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
+from taihu.core.process.streams import outlive_output
 from taihu.launch.place import script_job
 from taihu.local.display import Display, PlainDisplay, make_display
 from taihu.local.run import RUN_FOLDER
 from taihu.local.scripts import GRACE_S, ScriptRun, check_script
-from taihu.process.entry import Interrupts
-from taihu.process.guard import file_in_the_way
-from taihu.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
-from taihu.process.streams import outlive_output
-from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
-from taihu.run_folder import note_failure, prepare_run
-from taihu.words import counted, one_line
 
 __all__ = ["run_script"]
 

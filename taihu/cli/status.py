@@ -10,17 +10,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from taihu.coordination.awaited import awaited_in_words, missing_of
-from taihu.coordination.messages import member_from_message, progress_from_message, state_from_message
-from taihu.coordination.overview import member_as_json
-from taihu.coordination.status import fetch_status
-from taihu.job.environment import resolve_job
-from taihu.job.security import security_of_onlooker
-from taihu.process.options import JobOption, JsonOption, SetOption
+from taihu.core.base.words import aligned
+from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.messages import member_from_message, progress_from_message, state_from_message
+from taihu.core.coordination.overview import member_as_json
+from taihu.core.coordination.status import fetch_status
+from taihu.core.job.environment import resolve_job
+from taihu.core.job.security import security_of_onlooker
+from taihu.core.process.options import JobOption, JsonOption, SetOption
+from taihu.core.process.results import write_json
+from taihu.core.wire.host_names import check_host
 from taihu.protos import coordinator_pb2 as pb
-from taihu.results import write_json
-from taihu.wire.host_names import check_host
-from taihu.words import aligned
 
 __all__ = ["status"]
 

@@ -14,19 +14,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from taihu.coordination.members import RunState
-from taihu.coordination.messages import state_from_message
-from taihu.coordination.overview import COLUMNS, MemberView, Overview, overview_of
-from taihu.coordination.status import fetch_status
-from taihu.errors import PeerUnreachableError
-from taihu.job.environment import resolve_job
-from taihu.job.security import security_of_onlooker
+from taihu.core.base.errors import PeerUnreachableError
+from taihu.core.coordination.members import RunState
+from taihu.core.coordination.messages import state_from_message
+from taihu.core.coordination.overview import COLUMNS, MemberView, Overview, overview_of
+from taihu.core.coordination.status import fetch_status
+from taihu.core.job.environment import resolve_job
+from taihu.core.job.security import security_of_onlooker
+from taihu.core.process.entry import raise_on_terminate
+from taihu.core.process.options import JobOption, SetOption
+from taihu.core.process.results import check_writable, json_lines
+from taihu.core.security.security import Security
+from taihu.core.wire.host_names import check_host
 from taihu.local.display import human_bytes
-from taihu.process.entry import raise_on_terminate
-from taihu.process.options import JobOption, SetOption
-from taihu.results import check_writable, json_lines
-from taihu.security.security import Security
-from taihu.wire.host_names import check_host
 
 __all__ = ["render", "top"]
 

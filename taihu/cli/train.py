@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from taihu.errors import ConfigError, WriteError
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
-from taihu.model_defaults import smallest_size
-from taihu.names import built_in_data
-from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.process.options import (
+from taihu.core.base.errors import ConfigError, WriteError
+from taihu.core.base.words import counted, one_line
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.model.model_defaults import smallest_size
+from taihu.core.model.names import built_in_data
+from taihu.core.model.scores import score_lines
+from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.core.process.options import (
     JobArgument,
     JsonOption,
     RunDirOption,
@@ -25,16 +26,15 @@ from taihu.process.options import (
     from_here,
     make_tracer,
 )
-from taihu.process.preparation import importing_much
-from taihu.process.streams import outlive_output
-from taihu.results import check_folder_writable, check_writable, is_stdout, write_json
-from taihu.scores import score_lines
-from taihu.words import counted, one_line
+from taihu.core.process.preparation import importing_much
+from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
+from taihu.core.process.streams import outlive_output
+from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
 
 if TYPE_CHECKING:
-    from taihu.checkpoint.places import Place
-    from taihu.job import Job
-    from taihu.settings import ClusterSettings
+    from taihu.core.checkpoint.places import Place
+    from taihu.core.job import Job
+    from taihu.core.settings import ClusterSettings
 
 __all__ = ["opening", "summarise", "train"]
 
@@ -86,11 +86,11 @@ def train(
     """  # noqa: D301
     outlive_output()
     with importing_much():
-        from taihu.checkpoint.places import setting_of
+        from taihu.core.checkpoint.places import setting_of
+        from taihu.core.job.run_folder import RunFiles
         from taihu.local.resuming import check_folder, find_checkpoint
         from taihu.local.run import RUN_FOLDER, check_job, prepare
         from taihu.local.training import LocalTraining
-        from taihu.run_folder import RunFiles
 
     # All that can be known to be wrong is said before anything starts.
     files = {"dir": run_dir, "save": from_here(save), "results": from_here(json_file)}

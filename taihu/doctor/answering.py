@@ -12,16 +12,16 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.base.errors import FrameError, TaihuError
+from taihu.core.wire.frame_link import FrameConnection
+from taihu.core.wire.headers import Frame, FrameHeader
+from taihu.core.wire.identity import Sender, WorkerIdentity
+from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
+from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.stream import StreamReader, StreamSender
 from taihu.doctor.link import MOST_BYTES
-from taihu.errors import FrameError, TaihuError
-from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Frame, FrameHeader
-from taihu.wire.identity import Sender, WorkerIdentity
-from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
-from taihu.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.wire.patience import Patience
-from taihu.wire.sink import Origin, Sink
-from taihu.wire.stream import StreamReader, StreamSender
 
 __all__ = ["AnsweredExchange"]
 

@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 
+from taihu.core.job import Job
+from taihu.core.job.security import certified
 from taihu.doctor.findings import Finding, fails, notes
-from taihu.job import Job
-from taihu.job.security import certified
 
 __all__ = ["CertificateFacts", "NamedFiles", "certificate_facts", "check_certificates", "named_files"]
 

@@ -13,10 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from taihu.core.base.errors import ConfigError
+from taihu.core.process.free_memory import free_bytes
 from taihu.doctor.facts import Interface, MachineFacts
-from taihu.errors import ConfigError
 from taihu.launch.interfaces import named_interfaces, own_interfaces
-from taihu.process.free_memory import free_bytes
 
 __all__ = ["free_disk_bytes", "interface_towards", "machine_facts", "resolved"]
 

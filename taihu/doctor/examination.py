@@ -11,6 +11,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
+from taihu.core.base.errors import TaihuError
+from taihu.core.job import Job
+from taihu.core.planner.memory import MemoryJob
+from taihu.core.wire.address import is_loopback, join_address, split_address
+from taihu.core.wire.clock import WallClock
 from taihu.doctor.certificates import CertificateFacts, NamedFiles, certificate_facts, check_certificates
 from taihu.doctor.collecting import free_disk_bytes, machine_facts, resolved
 from taihu.doctor.facts import ClockFacts, LinkFacts, MachineFacts, Port, PortFacts
@@ -29,11 +34,6 @@ from taihu.doctor.members import check_alike
 from taihu.doctor.needs import Needs, needs_of
 from taihu.doctor.network import check_clock, check_links, check_port
 from taihu.doctor.remote import RemoteDoctor, look_at_port
-from taihu.errors import TaihuError
-from taihu.job import Job
-from taihu.planner.memory import MemoryJob
-from taihu.wire.address import is_loopback, join_address, split_address
-from taihu.wire.clock import WallClock
 
 __all__ = ["HERE", "Examination", "Subject", "examine"]
 

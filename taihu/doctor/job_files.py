@@ -7,11 +7,11 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from taihu.checkpoint.places import place_of
+from taihu.core.base.errors import ConfigError
+from taihu.core.checkpoint.places import place_of
+from taihu.core.job import Job
+from taihu.core.process.results import check_folder_writable
 from taihu.doctor.findings import Finding, fails
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.results import check_folder_writable
 from taihu.worker.preflight import check_inputs
 
 __all__ = ["check_files", "finding_of"]

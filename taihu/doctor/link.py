@@ -10,18 +10,18 @@ from typing import Final
 
 import numpy as np
 
-from taihu.coordination.service import new_incarnation
+from taihu.core.base.errors import PeerUnreachableError, TaihuError
+from taihu.core.coordination.service import new_incarnation
+from taihu.core.wire.address import split_address
+from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.headers import Address, At, Frame, FrameHeader
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Kind, Parameters, Question, Summed
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.sink import Origin, Sink
 from taihu.doctor.collecting import interface_towards
 from taihu.doctor.facts import Interface, LinkFacts
-from taihu.errors import PeerUnreachableError, TaihuError
-from taihu.wire.address import split_address
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import Address, At, Frame, FrameHeader
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Encoding, Farewell, Gradients, Kind, Parameters, Question, Summed
-from taihu.wire.patience import Patience
-from taihu.wire.sink import Origin, Sink
 
 __all__ = ["DOCTOR_SERVICE", "MOST_BYTES", "measure_link"]
 

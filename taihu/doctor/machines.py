@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
+from taihu.core.base.words import listed
+from taihu.core.wire.address import is_every_host, split_address
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.findings import Finding, fails, notes, slows
 from taihu.doctor.needs import Needs
 from taihu.local.display import human_bytes
-from taihu.wire.address import is_every_host, split_address
-from taihu.words import listed
 
 __all__ = [
     "check_coordinator",

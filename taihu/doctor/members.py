@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from taihu.core.base.words import listed
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.findings import Finding, fails, notes
-from taihu.words import listed
 
 __all__ = ["check_alike"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taihu.job import Job
-from taihu.planner.memory import MemoryJob, job_memory, server_memory, worker_memory
+from taihu.core.job import Job
+from taihu.core.planner.memory import MemoryJob, job_memory, server_memory, worker_memory
 
 __all__ = ["Needs", "needs_of"]
 

@@ -9,22 +9,22 @@ from typing import Any, Final
 
 import grpc
 
+from taihu.core.base.errors import ConfigError, RunError, StaleError, TaihuError
+from taihu.core.wire.address import host_of_peer, split_address
+from taihu.core.wire.clock import WallClock
+from taihu.core.wire.direct_connection import DirectListener
+from taihu.core.wire.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.server import RpcServer
+from taihu.core.wire.status import abort
 from taihu.doctor.answering import AnsweredExchange
 from taihu.doctor.collecting import interface_towards, machine_facts
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.link import DOCTOR_SERVICE
 from taihu.doctor.messages import facts_to_message, interface_to_message, link_to_message
 from taihu.doctor.remote import RemoteDoctor
-from taihu.errors import ConfigError, RunError, StaleError, TaihuError
 from taihu.protos import connection_pb2
 from taihu.protos import doctor_pb2 as pb
-from taihu.wire.address import host_of_peer, split_address
-from taihu.wire.clock import WallClock
-from taihu.wire.direct_connection import DirectListener
-from taihu.wire.identity import WorkerIdentity, identity_from_metadata
-from taihu.wire.patience import Patience
-from taihu.wire.server import RpcServer
-from taihu.wire.status import abort
 
 __all__ = ["ListeningDoctor"]
 

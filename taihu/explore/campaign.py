@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Event, Thread
 
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
 from taihu.explore.work import Found, Work
 
 __all__ = ["Summary", "explore", "explored"]

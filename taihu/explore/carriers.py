@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.explore.tasks import Ended, Task
 
 __all__ = ["CARRIERS", "Batons", "Carrier", "Greenlets"]

@@ -27,7 +27,7 @@ STATES: Final = (
     "save",
     "farewell",
 )
-"""The points that members pass, in their order (taihu.chaos.points)."""
+"""The points that members pass, in their order (taihu.core.chaos.points)."""
 
 _STATES: Final = frozenset(STATES)
 _RECEIVE: Final = "receive "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.explore.carriers import CARRIERS
 from taihu.explore.cases import Case, Shape, brought_together, faults_of, order_of, shape_of, supervisor_of
 from taihu.explore.faults import fault_from

@@ -31,13 +31,13 @@ _BETWEEN_TASKS: Final = frozenset({"_pick"})
 
 # What daemons share between their threads; `lines_of` takes modules of them that have locks.
 _ROOMS: Final = (
-    "taihu.chaos",
-    "taihu.checkpoint",
-    "taihu.coordination",
-    "taihu.history",
+    "taihu.core.chaos",
+    "taihu.core.checkpoint",
+    "taihu.core.coordination",
+    "taihu.core.history",
     "taihu.allreduce",
     "taihu.ps_server",
-    "taihu.wire",
+    "taihu.core.wire",
     "taihu.worker.exchange",
     "taihu.worker.reporting",
 )

@@ -10,12 +10,12 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any, Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 __all__ = ["Simulation", "SourceChange", "changes_of"]
 
 # They are never simulated: the simulation itself, and arithmetic.
-_REAL: Final = ("taihu.explore", "taihu.errors", "taihu.words", "taihu.kernels", "taihu.protos")
+_REAL: Final = ("taihu.explore", "taihu.core.base.errors", "taihu.core.base.words", "taihu.kernels", "taihu.protos")
 # What makes the daemons' objects and hands them paths lives in their world.
 _SIMULATED: Final = "taihu.explore.world"
 

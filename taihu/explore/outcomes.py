@@ -19,7 +19,7 @@ class End:
         words: its last ones.
         traceback: of an error that is none of the project's.
         parameters: the hash of the parameters that a worker told; empty for none.
-        was_stuck: whether it has ended itself because nothing moved in it any more (`taihu.process.last_will`).
+        was_stuck: whether it has ended itself because nothing moved in it any more (`taihu.core.process.last_will`).
     """
 
     name: str

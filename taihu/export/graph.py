@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.worker.engine import (
     Array,
     Auxiliary,

@@ -12,9 +12,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
+from taihu.core.base.whole_file import write_bytes
 from taihu.export.graph import INPUT, Graph, Node, graph_of
-from taihu.whole_file import write_bytes
 from taihu.worker.engine import Array
 from taihu.worker.saved.prediction import LoadedModel
 

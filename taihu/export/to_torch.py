@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
+from taihu.core.base.whole_file import write_bytes, write_text
 from taihu.export.graph import INPUT, Graph, Node, graph_of
-from taihu.whole_file import write_bytes, write_text
 from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["torch_source", "torch_state", "write_torch"]

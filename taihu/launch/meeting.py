@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.wire.address import free_port, is_loopback, join_address
 from taihu.launch.interfaces import own_interfaces
 from taihu.launch.mpi import gather
 from taihu.launch.place import Launch, choose_address, coordinator_at
-from taihu.wire.address import free_port, is_loopback, join_address
 
 __all__ = ["Meeting", "find_meeting"]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 __all__ = ["gather"]
 

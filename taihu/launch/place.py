@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Literal
 
-from taihu.errors import ConfigError
-from taihu.job import Job, revised
-from taihu.wire.address import split_address
-from taihu.words import counted
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import counted
+from taihu.core.job import Job, revised
+from taihu.core.wire.address import split_address
 
 __all__ = [
     "Launch",

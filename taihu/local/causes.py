@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from taihu.errors import ConfigError
-from taihu.words import blamed, said_by
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import blamed, said_by
 
 __all__ = ["Ended", "cause_of", "end_in_words"]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from taihu.chaos.acts import SIGNALS, send_signal
-from taihu.chaos.faults import ANY, Fault
-from taihu.chaos.memory import ChaosMemory
-from taihu.errors import ConfigError, RunError
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.chaos.acts import SIGNALS, send_signal
+from taihu.core.chaos.faults import ANY, Fault
+from taihu.core.chaos.memory import ChaosMemory
+from taihu.core.job.run_folder import CHAOS
 from taihu.local.finding import held, processes_of
-from taihu.run_folder import CHAOS
 
 __all__ = ["Disturbance"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from taihu.job import Job
-from taihu.job.security import security_of
-from taihu.security.security import Security
-from taihu.security.token import forget_token, keep_token, new_token
+from taihu.core.job import Job
+from taihu.core.job.security import security_of
+from taihu.core.security.security import Security
+from taihu.core.security.token import forget_token, keep_token, new_token
 
 __all__ = ["kept_for_commands", "security_of_run"]
 

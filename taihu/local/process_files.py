@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from taihu.errors import RunError, WriteError
-from taihu.process.entry import InterruptedRunError
-from taihu.run_folder import RunFiles
-from taihu.trace import merge_parts
-from taihu.whole_file import make_folder
+from taihu.core.base.errors import RunError, WriteError
+from taihu.core.base.whole_file import make_folder
+from taihu.core.job.run_folder import RunFiles
+from taihu.core.process.entry import InterruptedRunError
+from taihu.core.trace import merge_parts
 
 __all__ = ["ProcessFiles", "log_folder"]
 

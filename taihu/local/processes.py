@@ -18,16 +18,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-from taihu.errors import RunError
-from taihu.job.environment import without_settings
+from taihu.core.base.errors import RunError
+from taihu.core.job.environment import without_settings
+from taihu.core.process.entry import EXIT_INTERRUPTED
+from taihu.core.process.forking import ForkedProcess, can_fork
+from taihu.core.process.notices import read_notices
+from taihu.core.process.preparation import importing_much
+from taihu.core.process.spare import SpareProcess
+from taihu.core.security.token import TOKEN_VARIABLE, Token
 from taihu.local.causes import Ended, cause_of, end_in_words
 from taihu.local.stuck import LastingNames
-from taihu.process.entry import EXIT_INTERRUPTED
-from taihu.process.forking import ForkedProcess, can_fork
-from taihu.process.notices import read_notices
-from taihu.process.preparation import importing_much
-from taihu.process.spare import SpareProcess
-from taihu.security.token import TOKEN_VARIABLE, Token
 
 __all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
 

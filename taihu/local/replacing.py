@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taihu.coordination.restarts import Restarts
+from taihu.core.coordination.restarts import Restarts
 
 __all__ = ["Replacing"]
 

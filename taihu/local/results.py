@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
-from taihu.job import Job
-from taihu.results import RESULTS_FORMAT
+from taihu.core.job import Job
+from taihu.core.process.results import RESULTS_FORMAT
 
 __all__ = ["results_of"]
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from taihu.checkpoint.ended import forget_end
-from taihu.checkpoint.keepers import checkpoint_folder
-from taihu.checkpoint.manifest import MANIFEST
-from taihu.checkpoint.places import Place, RemotePath, place_of
-from taihu.checkpoint.reading import Checkpoint, open_checkpoint
-from taihu.checkpoint.store import CheckpointStore
-from taihu.errors import CheckpointError, ConfigError
-from taihu.job import Job
-from taihu.run_folder import CHECKPOINTS, SETTINGS
+from taihu.core.base.errors import CheckpointError, ConfigError
+from taihu.core.checkpoint.ended import forget_end
+from taihu.core.checkpoint.keepers import checkpoint_folder
+from taihu.core.checkpoint.manifest import MANIFEST
+from taihu.core.checkpoint.places import Place, RemotePath, place_of
+from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.job import Job
+from taihu.core.job.run_folder import CHECKPOINTS, SETTINGS
 
 __all__ = ["AUTO", "Resumed", "check_folder", "find_checkpoint"]
 

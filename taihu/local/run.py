@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.errors import TaihuError, WriteError
-from taihu.job import Job
-from taihu.job.advice import advice
-from taihu.job.machine import check_processes, check_threads
+from taihu.core.base.errors import TaihuError, WriteError
+from taihu.core.base.words import one_line
+from taihu.core.job import Job
+from taihu.core.job.advice import advice
+from taihu.core.job.machine import check_processes, check_threads
+from taihu.core.job.run_folder import RunFiles, note_failure, prepare_run, usual_results
+from taihu.core.process.aside import asked_aside
+from taihu.core.process.results import write_json
 from taihu.local.display import Display
 from taihu.local.training import LocalTraining
-from taihu.process.aside import asked_aside
-from taihu.results import write_json
-from taihu.run_folder import RunFiles, note_failure, prepare_run, usual_results
-from taihu.words import one_line
 from taihu.worker.preflight import check_inputs
 
 __all__ = ["RUN_FOLDER", "LocalRun", "check_job", "prepare"]

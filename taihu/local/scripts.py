@@ -10,23 +10,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from taihu.errors import ConfigError, RunError
-from taihu.job import Job, job_to_toml
-from taihu.job.machine import share_of_threads
-from taihu.job.variables import variable_of
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.base.whole_file import write_text
+from taihu.core.job import Job, job_to_toml
+from taihu.core.job.machine import share_of_threads
+from taihu.core.job.run_folder import RunFiles
+from taihu.core.job.variables import variable_of
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.lives import passing_folder
+from taihu.core.process.results import read_json
+from taihu.core.settings import RunSettings
+from taihu.core.wire.address import free_port
 from taihu.local.display import Display
 from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.results import results_of
 from taihu.local.watching import StatusWatch
-from taihu.process.entry import Interrupts
-from taihu.process.lives import passing_folder
-from taihu.results import read_json
-from taihu.run_folder import RunFiles
-from taihu.settings import RunSettings
-from taihu.whole_file import write_text
-from taihu.wire.address import free_port
 
 __all__ = ["GRACE_S", "ScriptRun", "check_script"]
 

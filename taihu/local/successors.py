@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from taihu.job import Job
+from taihu.core.job import Job
+from taihu.core.job.run_folder import add_events
 from taihu.local.display import Display
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.replacing import Replacing
-from taihu.run_folder import add_events
 
 __all__ = ["Successors"]
 
@@ -42,15 +42,15 @@ class Successors:
     def recovers(self) -> bool:
         """Whether other processes take the places of lost ones."""
         # Who only looks on needs no arrays.
-        from taihu.checkpoint.keepers import recovers  # noqa: PLC0415
+        from taihu.core.checkpoint.keepers import recovers  # noqa: PLC0415
 
         return recovers(self._job)
 
     @property
     def last_step(self) -> int:
         """The step of the newest checkpoint of this run; 0 for none."""
-        from taihu.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415 - see above
-        from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415
+        from taihu.core.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415 - see above
+        from taihu.core.checkpoint.store import CheckpointStore  # noqa: PLC0415
 
         checkpoints = checkpoint_folder(self._job)
         return 0 if checkpoints is None else next(iter(CheckpointStore(checkpoints).steps()), 0)
@@ -62,7 +62,7 @@ class Successors:
 
     def plan(self, error: DaemonFailedError) -> None:
         """Have another process take the place of one that was killed; raises `error` where it may not, or no more."""
-        from taihu.checkpoint.keepers import checkpoint_folder, used_up  # noqa: PLC0415 - see above
+        from taihu.core.checkpoint.keepers import checkpoint_folder, used_up  # noqa: PLC0415 - see above
 
         if not error.was_killed or checkpoint_folder(self._job) is None:
             raise error

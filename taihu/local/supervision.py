@@ -7,20 +7,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from taihu.coordination.members import RunState
-from taihu.coordination.status import stop_run
-from taihu.errors import ConfigError, PeerUnreachableError, TaihuError
-from taihu.job import Job
-from taihu.job.advice import advice_on_schedule
+from taihu.core.base.errors import ConfigError, PeerUnreachableError, TaihuError
+from taihu.core.coordination.members import RunState
+from taihu.core.coordination.status import stop_run
+from taihu.core.job import Job
+from taihu.core.job.advice import advice_on_schedule
+from taihu.core.model.run_length import RunLength
+from taihu.core.process.entry import InterruptedRunError, Interrupts
+from taihu.core.security.security import Security
 from taihu.local.departed import DepartedMembers
 from taihu.local.display import Display, RunView
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.stuck import LateMembers, StuckMembers
 from taihu.local.successors import Successors
 from taihu.local.watching import StatusWatch
-from taihu.process.entry import InterruptedRunError, Interrupts
-from taihu.run_length import RunLength
-from taihu.security.security import Security
 
 __all__ = ["Supervision"]
 

@@ -9,8 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from taihu.job import Job, job_to_toml
-from taihu.job.machine import share_of_threads
+from taihu.core.base.whole_file import write_text
+from taihu.core.job import Job, job_to_toml
+from taihu.core.job.machine import share_of_threads
+from taihu.core.job.run_folder import CHAOS, CHECKPOINTS, RunFiles
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.lives import passing_folder
+from taihu.core.process.results import read_json
+from taihu.core.settings import ChaosSettings, CheckpointSettings, RunSettings
 from taihu.local.display import Display
 from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder
@@ -18,12 +24,6 @@ from taihu.local.processes import LocalProcesses
 from taihu.local.results import results_of
 from taihu.local.successors import Successors
 from taihu.local.supervision import Supervision
-from taihu.process.entry import Interrupts
-from taihu.process.lives import passing_folder
-from taihu.results import read_json
-from taihu.run_folder import CHAOS, CHECKPOINTS, RunFiles
-from taihu.settings import ChaosSettings, CheckpointSettings, RunSettings
-from taihu.whole_file import write_text
 
 __all__ = ["LocalTraining"]
 

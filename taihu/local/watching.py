@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from taihu.coordination.awaited import awaited_in_words, missing_of
-from taihu.coordination.members import Role
-from taihu.coordination.messages import member_from_message, progress_from_message
-from taihu.coordination.status import fetch_status
-from taihu.errors import PeerUnreachableError, TaihuError
+from taihu.core.base.errors import PeerUnreachableError, TaihuError
+from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.members import Role
+from taihu.core.coordination.messages import member_from_message, progress_from_message
+from taihu.core.coordination.status import fetch_status
+from taihu.core.process.background import in_background
+from taihu.core.security.security import Security
 from taihu.local.display import Display, RunView, view_of
-from taihu.process.background import in_background
 from taihu.protos import coordinator_pb2 as pb
-from taihu.security.security import Security
 
 __all__ = ["StatusWatch", "Watched", "watching"]
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
-import taihu
+from taihu.core import __version__
+from taihu.core.base.words import listed
 from taihu.report.charts import Missing, Section, plain
 from taihu.report.comparison import compared, with_names
 from taihu.report.drawing import draw_figure, html
@@ -19,7 +20,6 @@ from taihu.report.sweep import sweep
 from taihu.report.times import times
 from taihu.report.traffic import traffic
 from taihu.report.values import text
-from taihu.words import listed
 
 __all__ = ["comparison_of", "page_of", "sections_of"]
 
@@ -77,10 +77,10 @@ def _document(title: str, head: str, sections: Sequence[Section], missing: Seque
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f'<meta name="generator" content="taihu {html(taihu.__version__)}">'
+        f'<meta name="generator" content="taihu {html(__version__)}">'
         f"<title>{html(title)} - taihu report</title><style>{style}</style></head>"
         f'<body><header>{head}<nav aria-label="Sections"><ul>{links}</ul></nav></header><main>{"".join(parts)}</main>'
-        f"<footer>taihu {html(taihu.__version__)}</footer>"
+        f"<footer>taihu {html(__version__)}</footer>"
         f'<div id="tip" role="status" hidden></div><script>{script}</script></body></html>\n'
     )
 

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from taihu.errors import ConfigError
-from taihu.planner.groups import Group
-from taihu.planner.profile import Compression, Profile
-from taihu.planner.timeline import Timeline as PlannedStep
-from taihu.planner.timeline import simulate, step_costs
+from taihu.core.base.errors import ConfigError
+from taihu.core.planner.groups import Group
+from taihu.core.planner.profile import Compression, Profile
+from taihu.core.planner.timeline import Timeline as PlannedStep
+from taihu.core.planner.timeline import simulate, step_costs
 from taihu.report.charts import Figure, Span, Timeline, Track
 from taihu.report.run import Run
 from taihu.report.values import SECONDS, items, number, text

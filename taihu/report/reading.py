@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.report.run import Run, StepTable, check_results
 from taihu.report.values import items, number, text
 

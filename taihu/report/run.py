@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.process.results import RESULTS_FORMAT
 from taihu.report.values import items, number, text
-from taihu.results import RESULTS_FORMAT
 
 __all__ = ["Run", "StepTable", "check_results"]
 

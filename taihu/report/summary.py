@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from taihu.core.base.words import counted
 from taihu.report.learning import tests_of
 from taihu.report.run import Run
 from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, items, known, number, text
-from taihu.words import counted
 
 __all__ = ["figures_of", "how_it_ended", "what_it_was"]
 

@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from taihu.coordination.planning import planned_compression
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.partition import SPARSE_FRAME_ELEMENTS
-from taihu.planner.profile import Profile, rice_bits_per_index
+from taihu.core.coordination.planning import planned_compression
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.partition import SPARSE_FRAME_ELEMENTS
+from taihu.core.planner.profile import Profile, rice_bits_per_index
 from taihu.simulation.compute import Pace
 from taihu.simulation.placement import Placement
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from taihu.job import Job, load_job
-from taihu.job.advice import without_effect
-from taihu.job.toml import job_to_toml
+from taihu.core.base.words import counted, one_line
+from taihu.core.job import Job, load_job
+from taihu.core.job.advice import without_effect
+from taihu.core.job.toml import job_to_toml
 from taihu.search.ways import Candidate, Way
-from taihu.words import counted, one_line
 
 __all__ = ["job_file", "where"]
 

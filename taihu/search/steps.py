@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.fc_mode import FcLayer
-from taihu.planner.profile import LinearCost, Profile
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.fc_mode import FcLayer
+from taihu.core.planner.profile import LinearCost, Profile
 from taihu.search.floors import Floor, floor_of, slowest_pace
 from taihu.search.ways import Candidate
 from taihu.simulation.compute import Compute, Segments

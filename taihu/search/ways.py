@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job, load_job
 
 __all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of", "why_no_higher_stage"]
 

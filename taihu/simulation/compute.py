@@ -1,6 +1,6 @@
 """The time that a worker computes: what forward and backward take for every layer, and passes over a gradient.
 
-Layers are numbered in backward order (0 is the output side), as in `taihu.layout`.
+Layers are numbered in backward order (0 is the output side), as in `taihu.core.model.layout`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from taihu.planner.profile import Profile
+from taihu.core.planner.profile import Profile
 from taihu.simulation.machines import Machines
 
 __all__ = ["Compute", "Pace", "Segments", "of_measured", "of_modelled"]

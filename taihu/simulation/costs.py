@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import Planning
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.planning import Planning
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 from taihu.simulation.compute import Compute
 from taihu.simulation.machines import Network
 

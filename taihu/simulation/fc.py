@@ -15,16 +15,16 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Final
 
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
-from taihu.planner.profile import Profile
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
+from taihu.core.planner.profile import Profile
+from taihu.core.wire.direct_frames import HEADER_BYTES
 from taihu.simulation.compute import Compute, Segments
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Network
 from taihu.simulation.network import Fabric, Path
-from taihu.wire.direct_frames import HEADER_BYTES
 from taihu.worker.fc.passes import Pass, plan_passes
 
 __all__ = ["End", "Stage", "TailSteps", "end_of", "seconds_alone"]

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taihu.coordination.members import Role
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import Planning
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.carriage import carrier_in
-from taihu.planner.measurement import StepMeasurement
-from taihu.planner.profile import Profile
+from taihu.core.coordination.members import Role
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.planning import Planning
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.carriage import carrier_in
+from taihu.core.planner.measurement import StepMeasurement
+from taihu.core.planner.profile import Profile
 from taihu.simulation.compute import Compute
 from taihu.simulation.job import Simulated, Traffic, step_of
 from taihu.simulation.members import Members

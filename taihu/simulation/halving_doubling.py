@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.network import Fabric, Host

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.ring.schedule import Action, Chunks, Phase
+from taihu.core.wire.direct_frames import HEADER_BYTES
 from taihu.simulation.network import Fabric, Host
-from taihu.wire.direct_frames import HEADER_BYTES
 
 __all__ = ["MANY_RANKS", "Hops"]
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from taihu.coordination.members import Role
-from taihu.coordination.plan import Plan
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.profile import Profile
+from taihu.core.coordination.members import Role
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.profile import Profile
+from taihu.core.trace.parts import Part
 from taihu.simulation.compute import Compute
 from taihu.simulation.costs import plan_of
 from taihu.simulation.members import Members
 from taihu.simulation.placement import Placement
-from taihu.trace.parts import Part
 from taihu.worker.exchange.step_rules import rules_of
 from taihu.worker.training.step_record import StepRecord
 

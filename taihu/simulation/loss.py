@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from taihu.coordination.members import MemberId, Progress, Role, RunState
-from taihu.coordination.membership import TICK_S, Membership
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.profile import Profile
+from taihu.core.base.errors import ConfigError
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership import TICK_S, Membership
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.profile import Profile
+from taihu.core.trace.parts import Part
 from taihu.simulation.compute import Compute
 from taihu.simulation.costs import plan_of
 from taihu.simulation.members import Members
 from taihu.simulation.placement import Placement
 from taihu.simulation.servers import SimulatedServer
-from taihu.trace.parts import Part
 from taihu.worker.exchange.step_rules import rules_of
 
 __all__ = ["Loss", "Recovery", "noticed", "simulate_loss"]

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Final, TypeVar
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import parse_bytes, parse_rate
 from taihu.simulation.machines import Machines, Network, ethernet, taihulight
-from taihu.words import parse_bytes, parse_rate
 
 __all__ = ["EXAMPLE", "machines_in", "named_machines"]
 

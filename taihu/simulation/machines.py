@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from taihu.errors import ConfigError
-from taihu.planner.profile import LinkCost
+from taihu.core.base.errors import ConfigError
+from taihu.core.planner.profile import LinkCost
 
 __all__ = ["Machines", "Network", "ethernet", "of_profile", "taihulight"]
 

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from taihu.coordination.plan import Plan
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.optimization import LossScale
-from taihu.planner.groups import group_bounds
-from taihu.planner.partition import Framing, Shard
-from taihu.planner.profile import Profile
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.optimization import LossScale
+from taihu.core.planner.groups import group_bounds
+from taihu.core.planner.partition import Framing, Shard
+from taihu.core.planner.profile import Profile
+from taihu.core.trace import Tracer
+from taihu.core.trace.parts import Part
 from taihu.ps_server.aggregator import Aggregator
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.costs import costs_of
@@ -25,8 +27,6 @@ from taihu.simulation.servers import SimulatedServer, join_servers
 from taihu.simulation.sizes import Sizes
 from taihu.simulation.sparse import join_sparse
 from taihu.simulation.worker import Passes, SimulatedWorker
-from taihu.trace import Tracer
-from taihu.trace.parts import Part
 from taihu.worker.exchange.step_rules import rules_of
 from taihu.worker.training.calibration import Measuring
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final
 
+from taihu.core.wire.limits import MOST_UNSENT_BYTES
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Machines
-from taihu.wire.limits import MOST_UNSENT_BYTES
 
 __all__ = ["Connection", "Cores", "Port", "SharedPorts"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from taihu.errors import ConfigError
-from taihu.job import Job
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
 from taihu.simulation.machines import Machines, Network
 
 __all__ = ["Alike", "Placement", "check", "servers_apart", "workers_of"]

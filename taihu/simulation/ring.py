@@ -23,17 +23,17 @@ from taihu.allreduce.ring.schedule import (
     cut_chunks,
     segment_elements,
 )
-from taihu.coordination.plan import Plan
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.groups import Group
-from taihu.planner.partition import Shard
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import Shard
+from taihu.core.wire.direct_frames import HEADER_BYTES
+from taihu.core.wire.headers import At
 from taihu.simulation.hops import MANY_RANKS, Hops
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
-from taihu.wire.direct_frames import HEADER_BYTES
-from taihu.wire.headers import At
 
 __all__ = ["RingRoute", "join_ring"]
 

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from taihu.job import Job
-from taihu.planner.partition import FrameSpec, Framing
+from taihu.core.job import Job
+from taihu.core.planner.partition import FrameSpec, Framing
+from taihu.core.trace import Tracer
+from taihu.core.wire.direct_frames import HEADER_BYTES
+from taihu.core.wire.headers import At, FrameHeader
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, Gradients, Question
 from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sizes import Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
-from taihu.trace import Tracer
-from taihu.wire.direct_frames import HEADER_BYTES
-from taihu.wire.headers import At, FrameHeader
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Question
 from taihu.worker.exchange.servers.answers import FramesUnderWay
 
 __all__ = ["ServersRoute", "SimulatedServer", "join_servers"]

@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import planned_compression
-from taihu.job import Job
-from taihu.planner.partition import FrameSpec
-from taihu.planner.profile import Profile
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.planning import planned_compression
+from taihu.core.job import Job
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.planner.profile import Profile
+from taihu.core.wire.direct_frames import HEADER_BYTES
+from taihu.core.wire.headers import ValueType
 from taihu.simulation.machines import Machines
-from taihu.wire.direct_frames import HEADER_BYTES
-from taihu.wire.headers import ValueType
 
 __all__ = ["PASSES_OF_UPDATE", "Sizes"]
 

@@ -18,17 +18,17 @@ from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
-from taihu.coordination.plan import Plan
-from taihu.errors import ConfigError, RunError
-from taihu.job import Job
-from taihu.planner.partition import FrameSpec, Framing, Shard, slice_bounds
-from taihu.planner.profile import rice_bits_per_index
-from taihu.planner.sparse_route import Route as Way
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.planner.partition import FrameSpec, Framing, Shard, slice_bounds
+from taihu.core.planner.profile import rice_bits_per_index
+from taihu.core.planner.sparse_route import Route as Way
+from taihu.core.wire.direct_frames import HEADER_BYTES
+from taihu.core.wire.headers import At
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import Route, SimulatedWorker
-from taihu.wire.direct_frames import HEADER_BYTES
-from taihu.wire.headers import At
 
 __all__ = ["SparseRingRoute", "join_sparse"]
 

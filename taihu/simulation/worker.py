@@ -15,15 +15,15 @@ from functools import partial
 from itertools import accumulate
 from typing import Literal, Protocol
 
-from taihu.coordination.plan import Plan
-from taihu.optimization import LossScale
-from taihu.planner.groups import GroupCountdown, group_bounds
+from taihu.core.coordination.plan import Plan
+from taihu.core.optimization import LossScale
+from taihu.core.planner.groups import GroupCountdown, group_bounds
+from taihu.core.trace import Tracer
+from taihu.core.wire.headers import At
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
-from taihu.trace import Tracer
-from taihu.wire.headers import At
 from taihu.worker.exchange.step_actions import Action, Agree, Apply, Ask, Done, Push, Widen
 from taihu.worker.exchange.step_parameters import Reading
 from taihu.worker.exchange.step_protocol import StepProtocol

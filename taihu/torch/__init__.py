@@ -26,10 +26,12 @@ from typing import Literal
 
 import torch
 
-from taihu.coordination.client import LOSSES
-from taihu.errors import ConfigError, RunError
-from taihu.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
-from taihu.process.exit_codes import note_exit_codes
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.base.words import blamed, one_line
+from taihu.core.coordination.client import LOSSES
+from taihu.core.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
+from taihu.core.process.exit_codes import note_exit_codes
+from taihu.core.wire.log import configure_script_logs
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
@@ -37,8 +39,6 @@ from taihu.torch.place import find_place
 from taihu.torch.sharded_linear import AT_LEAST, Choice
 from taihu.torch.sharded_linear import shard_linear as _shard_linear
 from taihu.torch.world import World
-from taihu.wire.log import configure_script_logs
-from taihu.words import blamed, one_line
 
 __all__ = [
     "DistributedOptimizer",

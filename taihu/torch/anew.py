@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import first_plan, is_computed
-from taihu.job import Job, revised
-from taihu.layout import Layout
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.planning import first_plan, is_computed
+from taihu.core.job import Job, revised
+from taihu.core.model.layout import Layout
 
 __all__ = ["between_workers_of", "plan_anew"]
 

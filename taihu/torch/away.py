@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from typing_extensions import override
 
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
 
 __all__ = ["AwayParameter"]
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from taihu.process.ending import log_of_script
+from taihu.core.process.ending import log_of_script
+from taihu.core.wire.log import configure_script_logs
 from taihu.torch.group.built_in_hooks import run_in_python
 from taihu.torch.group.ending import Present
 from taihu.torch.group.place import Place
 from taihu.torch.group.process_group import TaihuGroup
 from taihu.torch.reports import begin_results, options_of
-from taihu.wire.log import configure_script_logs
 
 __all__ = ["Groups", "register"]
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from taihu.layout import LayerSpec, Layout
+from taihu.core.model.layout import LayerSpec, Layout
+from taihu.core.wire.checksum import checksum_of
 from taihu.torch.gradients import exchangeable, layer_of
 from taihu.torch.spread import is_spread
-from taihu.wire.checksum import checksum_of
 
 __all__ = ["ExchangedSet", "Optimized", "Watch", "checksum_of_parameter", "digest_of_tensors"]
 

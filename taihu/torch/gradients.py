@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.parameter import UninitializedTensorMixin
 
-from taihu.errors import ConfigError
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.torch.sealed import SealedGradient, sealed_like
 from taihu.torch.spread import is_spread, was_spread
 from taihu.torch.staging import Staging, pin, staging_of

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from taihu.compression import Compressor, make_compressor
-from taihu.compression.bucket import Bucket, HeldBack
-from taihu.errors import ConfigError
-from taihu.job import load_job
-from taihu.settings import OptimizerSettings
-from taihu.words import listed
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import listed
+from taihu.core.compression import Compressor, make_compressor
+from taihu.core.compression.bucket import Bucket, HeldBack
+from taihu.core.job import load_job
+from taihu.core.settings import OptimizerSettings
 
 __all__ = ["ExchangeState", "exchange_hook"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from taihu.job import Job
+from taihu.core.job import Job
+from taihu.core.wire.clock import Clock
 from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports
 from taihu.torch.turns import Brought, Turns
-from taihu.wire.clock import Clock
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.session import Session
 from taihu.worker.training.calibration import Schedule

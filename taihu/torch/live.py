@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from taihu.errors import RunError
-from taihu.layout import Layout
+from taihu.core.base.errors import RunError
+from taihu.core.model.layout import Layout
 from taihu.torch.away import AwayParameter
 from taihu.torch.layer_steps import LayerSteps
 from taihu.torch.saved_parameters import SavedParameters

@@ -9,7 +9,7 @@ from operator import is_
 
 import torch
 
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
 
 __all__ = ["Means"]
 

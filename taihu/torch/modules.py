@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, SupportsIndex
 
 import torch
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 __all__ = ["ModuleReads", "Uses"]
 

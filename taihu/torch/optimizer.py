@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import torch
 from typing_extensions import override
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.torch.exchanged import Optimized
 from taihu.torch.gradients import check_parameters, layout_of, trained
 from taihu.torch.rules import ScriptOptimizer

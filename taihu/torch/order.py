@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError
-from taihu.layout import Layout
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.layout import Layout
 
 __all__ = ["ORDER", "carried_over", "order_of_state", "state_in_order", "whole_order", "with_layers"]
 

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from taihu.coordination.listener import ListenOptions, listen_options
-from taihu.errors import ConfigError
-from taihu.job import Job, revised
-from taihu.job.environment import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import counted
+from taihu.core.coordination.discovery import find_coordinator
+from taihu.core.coordination.listener import ListenOptions, listen_options
+from taihu.core.job import Job, revised
+from taihu.core.job.environment import (
     number_from_environment,
     rank_from_environment,
     resolve_job,
     tables_of,
 )
-from taihu.job.variables import variable_of
-from taihu.launch.discovery import find_coordinator
+from taihu.core.job.variables import variable_of
+from taihu.core.wire.address import is_loopback, join_address, split_address
 from taihu.launch.meeting import find_meeting
 from taihu.launch.place import Launch, maybe_launch, script_job, script_job_of
-from taihu.wire.address import is_loopback, join_address, split_address
-from taihu.words import counted
 
 __all__ = ["Place", "find_place"]
 

@@ -13,23 +13,23 @@ from typing import Any, Self
 
 import structlog
 
-from taihu.coordination.listener import ListenOptions
-from taihu.coordination.members import MemberId, Role
-from taihu.coordination.metrics import CoordinatorMetrics
-from taihu.coordination.plan import Plan
-from taihu.coordination.service import Coordinator
-from taihu.errors import WriteError
-from taihu.job import Job
-from taihu.job.environment import number_from_environment
-from taihu.job.variables import variable_of
-from taihu.process.memory_use import MemoryGrowth
-from taihu.process.notices import Notices
-from taihu.process.options import make_tracer
-from taihu.results import RESULTS_FORMAT, write_json
-from taihu.run_folder import RunFiles, describe_run, prepare_run
-from taihu.wire.address import host_of
-from taihu.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
-from taihu.words import one_line
+from taihu.core.base.errors import WriteError
+from taihu.core.base.words import one_line
+from taihu.core.coordination.listener import ListenOptions
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.metrics import CoordinatorMetrics
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.service import Coordinator
+from taihu.core.job import Job
+from taihu.core.job.environment import number_from_environment
+from taihu.core.job.run_folder import RunFiles, describe_run, prepare_run
+from taihu.core.job.variables import variable_of
+from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.notices import Notices
+from taihu.core.process.options import make_tracer
+from taihu.core.process.results import RESULTS_FORMAT, write_json
+from taihu.core.wire.address import host_of
+from taihu.core.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.observer import Observer
 from taihu.worker.reporting.run_log import RunLog, open_writers

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.small_sums import SmallSums
-from taihu.errors import RunError
-from taihu.words import listed
+from taihu.core.base.errors import RunError
+from taihu.core.base.words import listed
 
 __all__ = ["Call", "Heard", "RollCall", "Word", "disagreement", "first_difference"]
 

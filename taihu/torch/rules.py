@@ -8,10 +8,10 @@ from typing import Any, Final, NoReturn
 import torch
 from pydantic import ValidationError
 
-from taihu.errors import ConfigError
-from taihu.settings import OptimizerSettings
+from taihu.core.base.errors import ConfigError
+from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.settings import OptimizerSettings
 from taihu.torch.spread import is_spread
-from taihu.update_rules import UpdateRules
 
 __all__ = ["ScriptOptimizer"]
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
 
 __all__ = ["SavedParameters"]
 

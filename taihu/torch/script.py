@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from taihu.process.ending import errors_to_log, log_of_script, note_end
-from taihu.process.supervised import end_with_supervisor
+from taihu.core.process.ending import errors_to_log, log_of_script, note_end
+from taihu.core.process.supervised import end_with_supervisor
 
 __all__ = ["main", "run"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from typing_extensions import override
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 __all__ = ["SealedGradient", "sealed_like"]
 

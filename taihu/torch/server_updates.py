@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError, RunError
-from taihu.layout import Layout
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.model.layout import Layout
+from taihu.core.optimization.update_rules import UpdateRules
 from taihu.torch.gradients import views_of
 from taihu.torch.modules import ModuleReads, Uses
 from taihu.torch.order import with_layers
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.sealed import SealedGradient
-from taihu.update_rules import UpdateRules
 
 __all__ = ["ServerUpdates"]
 

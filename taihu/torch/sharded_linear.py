@@ -11,11 +11,11 @@ from typing import Any, Literal, get_args
 import torch
 from typing_extensions import override
 
-from taihu.errors import ConfigError, DataError
-from taihu.planner.fc_mode import FcJob, FcLayer, choose_fc
+from taihu.core.base.errors import ConfigError, DataError
+from taihu.core.planner.fc_mode import FcJob, FcLayer, choose_fc
+from taihu.core.wire.clock import SystemClock
 from taihu.torch.spread import Call, Product, Spread, mark
 from taihu.torch.world import World
-from taihu.wire.clock import SystemClock
 from taihu.worker.fc.probe import agree_on_links
 from taihu.worker.fc.shards import split_columns
 

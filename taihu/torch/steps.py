@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.allreduce.small_sums import SmallSums
-from taihu.coordination.hashes import checksums_in_words
-from taihu.errors import RunError
-from taihu.job import Job
-from taihu.layout import Layout
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.hashes import checksums_in_words
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.wire.clock import Clock, SystemClock
 from taihu.torch.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients import GradientArena
 from taihu.torch.layer_steps import Helping, LayerSteps
@@ -27,7 +28,6 @@ from taihu.torch.reports import Reports
 from taihu.torch.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.turns import Brought, Turns
-from taihu.wire.clock import Clock, SystemClock
 from taihu.worker.session import Session
 from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_driver import Wait

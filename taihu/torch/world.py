@@ -15,12 +15,14 @@ import torch
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.allreduce.small_sums import SmallSums
-from taihu.coordination.members import Progress
-from taihu.errors import ConfigError, RunError, TaihuError
-from taihu.job import Job, settled
-from taihu.layout import Layout
-from taihu.process.ending import log_of_script, tell
-from taihu.process.last_will import LastWill
+from taihu.core.base.errors import ConfigError, RunError, TaihuError
+from taihu.core.base.words import one_line, ordinal
+from taihu.core.coordination.members import Progress
+from taihu.core.job import Job, settled
+from taihu.core.model.layout import Layout
+from taihu.core.process.ending import log_of_script, tell
+from taihu.core.process.last_will import LastWill
+from taihu.core.wire.clock import SystemClock
 from taihu.torch.anew import between_workers_of, plan_anew
 from taihu.torch.exchanged import Optimized, digest_of_tensors
 from taihu.torch.gradients import GradientArena
@@ -30,8 +32,6 @@ from taihu.torch.roll_call import Call, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
-from taihu.wire.clock import SystemClock
-from taihu.words import one_line, ordinal
 from taihu.worker.fc.mover import PeerMover
 from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.reporting.activity import Activity

@@ -21,12 +21,12 @@ from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
 from taihu.allreduce.sparse.mesh import SparseOperation
-from taihu.errors import FrameError, StaleError
-from taihu.planner.groups import Group
-from taihu.wire.headers import At, FrameHeader, ValueType
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Part, RingSegment
-from taihu.wire.shared_memory import SharedBuffer
+from taihu.core.base.errors import FrameError, StaleError
+from taihu.core.planner.groups import Group
+from taihu.core.wire.headers import At, FrameHeader, ValueType
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Part, RingSegment
+from taihu.core.wire.shared_memory import SharedBuffer
 
 SIZE = 3
 ELEMENTS = 600_000

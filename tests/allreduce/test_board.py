@@ -16,7 +16,7 @@ from support.shared_ranks import on_all_ranks, shared_buffers
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.same_host.board import BOARD_BYTES, SharedBoard
 from taihu.allreduce.small_sums import SmallSums
-from taihu.errors import FrameError, MemberLostError
+from taihu.core.base.errors import FrameError, MemberLostError
 
 ROOM_BYTES = 4096
 

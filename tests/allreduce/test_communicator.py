@@ -20,18 +20,18 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, cut_chunks, summation_order
-from taihu.errors import ExchangeError, RunError, TaihuError
-from taihu.planner.groups import Group
-from taihu.planner.partition import FrameSpec, slice_bounds
-from taihu.settings import Transport
-from taihu.wire.codec import encode_frame
-from taihu.wire.direct_connection import DirectListener, open_connection
-from taihu.wire.headers import At, ValueType
-from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
-from taihu.wire.kinds import Encoding, RingSegment, SparseMessage
-from taihu.wire.server import RpcServer
-from taihu.wire.shared_memory import SharedBuffer
-from taihu.wire.sink import Origin
+from taihu.core.base.errors import ExchangeError, RunError, TaihuError
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec, slice_bounds
+from taihu.core.settings import Transport
+from taihu.core.wire.codec import encode_frame
+from taihu.core.wire.direct_connection import DirectListener, open_connection
+from taihu.core.wire.headers import At, ValueType
+from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata
+from taihu.core.wire.kinds import Encoding, RingSegment, SparseMessage
+from taihu.core.wire.server import RpcServer
+from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.sink import Origin
 
 SIZES = (0, 1, 2, 7, 1000, 100_003)
 Float = NDArray[np.floating]

@@ -17,9 +17,9 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.early import EarlyFrames, Held, waiting_bytes
 from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.ring.operation import OperationKey
-from taihu.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Part, RingSegment
+from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Part, RingSegment
 
 FRAME = 1 << 20
 BUDGET = 4 * FRAME

@@ -16,10 +16,10 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE
 from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
-from taihu.errors import RunError, StaleError, TaihuError
-from taihu.planner.groups import Group
-from taihu.wire.frame_link import FrameLink
-from taihu.wire.headers import At, ValueType
+from taihu.core.base.errors import RunError, StaleError, TaihuError
+from taihu.core.planner.groups import Group
+from taihu.core.wire.frame_link import FrameLink
+from taihu.core.wire.headers import At, ValueType
 
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="this machine's kernels cannot drive a ring")
 

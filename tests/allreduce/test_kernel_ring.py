@@ -26,11 +26,11 @@ from support.value_kinds import random_values, same_bits
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing
 from taihu.allreduce.ring.passes import flat_pass, pass_of
 from taihu.allreduce.ring.schedule import Chunks, cut_chunks
-from taihu.errors import DamagedFrameError, FrameError, MemberLostError
+from taihu.core.base.errors import DamagedFrameError, FrameError, MemberLostError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.wire.repetition import DAMAGED
 from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.wire.repetition import DAMAGED
 
 pytestmark = [
     pytest.mark.usefixtures("all_cores"),

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.early import Held
 from taihu.allreduce.parts.messages import MessagesMesh, Receive
-from taihu.errors import FrameError
-from taihu.wire.headers import FrameHeader
-from taihu.wire.identity import WorkerIdentity
+from taihu.core.base.errors import FrameError
+from taihu.core.wire.headers import FrameHeader
+from taihu.core.wire.identity import WorkerIdentity
 
 FRAME = 1 << 19
 """Values of 16 bits in a frame."""

@@ -25,14 +25,14 @@ from taihu.allreduce.ring.schedule import (
     summation_order,
     summed_by,
 )
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec, Shard, slice_bounds
+from taihu.core.wire.headers import At, FrameHeader, ValueType
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Parameters, RingSegment
 from taihu.kernels.half import from_half, to_half
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.partition import FrameSpec, Shard, slice_bounds
-from taihu.wire.headers import At, FrameHeader, ValueType
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Parameters, RingSegment
 
 Values = NDArray[Any]
 KEY = OperationKey(At(3, 7, 1), 2)

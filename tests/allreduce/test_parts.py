@@ -14,10 +14,10 @@ from support.peers import Peers
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.early import Held
 from taihu.allreduce.parts.mesh import PartsMesh, Transfer
-from taihu.errors import FrameError, TaihuError
-from taihu.wire.headers import ValueType
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Part
+from taihu.core.base.errors import FrameError, TaihuError
+from taihu.core.wire.headers import ValueType
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Part
 
 DRAWN = np.random.default_rng(0).standard_normal(800_000)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass, pass_of
 from taihu.allreduce.ring.schedule import Action, Chunks, Ring, Segment, buffer_layout, cut_chunks
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.partition import slice_bounds
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import slice_bounds
 
 Range = tuple[int, int]
 Place = tuple[int, int]

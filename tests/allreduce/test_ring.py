@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.allreduce.ring.schedule import Action, Broadcast, Ring, Segment, buffer_layout, cut_chunks, summation_order
-from taihu.errors import FrameError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.partition import FrameSpec, Shard, slice_bounds
+from taihu.core.base.errors import FrameError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec, Shard, slice_bounds
 
 Values = NDArray[np.float32]
 quick = settings(deadline=None, max_examples=200)

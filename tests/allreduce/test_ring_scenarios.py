@@ -11,8 +11,8 @@ from support.scenarios import check_scenario, parse_options, scenario_paths
 
 from taihu.allreduce.ring.operation import Schedule
 from taihu.allreduce.ring.schedule import Broadcast, Ring, Segment
-from taihu.planner.groups import Group
-from taihu.planner.partition import FrameSpec, Shard
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec, Shard
 
 
 class Interpreter:

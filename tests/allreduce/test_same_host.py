@@ -17,11 +17,11 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
-from taihu.errors import ConfigError, RunError, SharedMemoryError, TaihuError
-from taihu.planner.groups import Group
-from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import At, ValueType
-from taihu.wire.shared_memory import SharedBuffer
+from taihu.core.base.errors import ConfigError, RunError, SharedMemoryError, TaihuError
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import At, ValueType
+from taihu.core.wire.shared_memory import SharedBuffer
 
 LAYERS = (3000, 7, 20_000, 1, 500)
 

@@ -19,9 +19,9 @@ from support.shared_ranks import Call, PeerDiedError, expected_result, on_all_ra
 from support.value_kinds import random_values, same_bits
 
 from taihu.allreduce.same_host.allreduce import SharedAllreduce
-from taihu.errors import ExchangeError, StaleError
+from taihu.core.base.errors import ExchangeError, StaleError
+from taihu.core.wire.shared_memory import SharedBuffer, open_shared
 from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
-from taihu.wire.shared_memory import SharedBuffer, open_shared
 
 pytestmark = pytest.mark.usefixtures("all_cores")
 

@@ -16,7 +16,7 @@ from support.sparse_network import ALGORITHMS, Network, make_exchange
 
 from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice
 from taihu.allreduce.sparse.tree import GtopkTree
-from taihu.errors import ConfigError, ExchangeError, FrameError
+from taihu.core.base.errors import ConfigError, ExchangeError, FrameError
 
 quick = settings(deadline=None, max_examples=60)
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)

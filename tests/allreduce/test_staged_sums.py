@@ -10,7 +10,7 @@ from support.shared_ranks import PeerDiedError, expected_result, on_all_ranks, s
 from support.value_kinds import random_values, same_bits
 
 from taihu.allreduce.same_host.staged import StagedSums
-from taihu.errors import ExchangeError
+from taihu.core.base.errors import ExchangeError
 from taihu.kernels.sums import REDUCE_KINDS, ReduceKind
 
 pytestmark = pytest.mark.usefixtures("all_cores")

@@ -14,9 +14,9 @@ import pytest
 
 import taihu
 import taihu.api
-from taihu.errors import ConfigError, DataError, ModelError, TaihuError
-from taihu.job import Job
-from taihu.process.entry import Interrupts
+from taihu.core.base.errors import ConfigError, DataError, ModelError, TaihuError
+from taihu.core.job import Job
+from taihu.core.process.entry import Interrupts
 from taihu.worker.engine import Flatten, Layer, Linear, ReLU, Sequential
 
 

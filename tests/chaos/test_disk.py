@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from taihu.chaos.disk import SLOW_BYTES_PER_SECOND, Disk
-from taihu.chaos.faults import fault_from
-from taihu.chaos.memory import ChaosMemory
-from taihu.chaos.points import Point
-from taihu.chaos.process import ProcessChaos
-from taihu.chaos.schedule import Schedule
-from taihu.checkpoint.files import write_part
-from taihu.checkpoint.part import Elements, Part, State
+from taihu.core.chaos.disk import SLOW_BYTES_PER_SECOND, Disk
+from taihu.core.chaos.faults import fault_from
+from taihu.core.chaos.memory import ChaosMemory
+from taihu.core.chaos.points import Point
+from taihu.core.chaos.process import ProcessChaos
+from taihu.core.chaos.schedule import Schedule
+from taihu.core.checkpoint.files import write_part
+from taihu.core.checkpoint.part import Elements, Part, State
 
 
 class MovedClock:

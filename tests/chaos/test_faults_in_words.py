@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.chaos.faults import ANY, EXAMPLE, GRAMMAR, Fault, FaultKind, fault_from, is_member
-from taihu.chaos.points import MEANINGS, Point
+from taihu.core.chaos.faults import ANY, EXAMPLE, GRAMMAR, Fault, FaultKind, fault_from, is_member
+from taihu.core.chaos.points import MEANINGS, Point
 
 LASTING = (FaultKind.STOP, FaultKind.DELAY, FaultKind.FULL_DISK, FaultKind.SLOW_DISK, FaultKind.CLOCK_JUMP)
 MEMBERS = st.builds("{} {}".format, st.sampled_from(["server", "worker"]), st.integers(0, 99_999)) | st.just(ANY)

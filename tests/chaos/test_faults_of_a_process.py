@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from support.daemons import wait_for
 
-from taihu.chaos.acts import go_on_after
-from taihu.chaos.faults import Fault, FaultKind
-from taihu.chaos.memory import ChaosMemory
-from taihu.chaos.points import Point
-from taihu.chaos.process import ProcessChaos
-from taihu.chaos.schedule import Schedule
-from taihu.wire.clock import WallClock
-from taihu.wire.frame_faults import FrameFault
+from taihu.core.chaos.acts import go_on_after
+from taihu.core.chaos.faults import Fault, FaultKind
+from taihu.core.chaos.memory import ChaosMemory
+from taihu.core.chaos.points import Point
+from taihu.core.chaos.process import ProcessChaos
+from taihu.core.chaos.schedule import Schedule
+from taihu.core.wire.clock import WallClock
+from taihu.core.wire.frame_faults import FrameFault
 
 KILL = Fault(FaultKind.KILL, "worker 1", Point.PUSH, 3)
 
@@ -160,8 +160,8 @@ def running(code: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 DOES = """\
 import sys, time
-from taihu.chaos.acts import do_here
-from taihu.chaos.faults import fault_from
+from taihu.core.chaos.acts import do_here
+from taihu.core.chaos.faults import fault_from
 print("ready", flush=True)
 do_here(fault_from(sys.stdin.readline()))
 print("lives on", flush=True)
@@ -219,7 +219,7 @@ def children() -> set[int]:
 
 CUTS = """\
 import json, socket, sys
-from taihu.chaos.acts import cut_connections
+from taihu.core.chaos.acts import cut_connections
 listener = socket.create_server(("127.0.0.1", 0))
 ours = socket.create_connection(listener.getsockname())
 theirs, _ = listener.accept()

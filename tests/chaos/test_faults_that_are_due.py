@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.chaos.faults import ANY, Fault, FaultKind
-from taihu.chaos.points import Point
-from taihu.chaos.schedule import Schedule, drawn, named
+from taihu.core.chaos.faults import ANY, Fault, FaultKind
+from taihu.core.chaos.points import Point
+from taihu.core.chaos.schedule import Schedule, drawn, named
 
 MEMBERS = ("server 0", "server 1", "worker 0", "worker 1", "worker 2")
 PASSED = st.lists(st.tuples(st.sampled_from(Point), st.integers(0, 8)), max_size=40)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.checkpoint.blocks import Block, Held, blocks_of, column_block
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.checkpoint.blocks import Block, Held, blocks_of, column_block
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.cluster import make_job
 
-from taihu.checkpoint.ended import ENDED, EndedRun, forget_end, keep_end, kept_end
-from taihu.checkpoint.keepers import ended_run
-from taihu.job import Job
+from taihu.core.checkpoint.ended import ENDED, EndedRun, forget_end, keep_end, kept_end
+from taihu.core.checkpoint.keepers import ended_run
+from taihu.core.job import Job
 from taihu.local.resuming import check_folder
 
 END = EndedRun(generation=2**62, settings={"train.seed": "1"}, parameters_sha256="ab" * 32)

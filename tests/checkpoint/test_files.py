@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from taihu.checkpoint.files import file_name, hash_of, open_part, write_part
-from taihu.checkpoint.part import Elements, Part, State
-from taihu.checkpoint.places import write_durably
-from taihu.errors import CheckpointError
+from taihu.core.base.errors import CheckpointError
+from taihu.core.checkpoint.files import file_name, hash_of, open_part, write_part
+from taihu.core.checkpoint.part import Elements, Part, State
+from taihu.core.checkpoint.places import write_durably
 
 DTYPES = [np.float32, np.int64, np.uint16, np.float64]
 

@@ -8,7 +8,8 @@ import pytest
 from support.cluster import layout_of
 from support.made_checkpoints import make_checkpoint
 
-from taihu.checkpoint.keepers import (
+from taihu.core.base.errors import CheckpointError, ConfigError
+from taihu.core.checkpoint.keepers import (
     finished,
     from_beginning,
     going_on,
@@ -17,9 +18,8 @@ from taihu.checkpoint.keepers import (
     tell_finished,
     used_up,
 )
-from taihu.checkpoint.store import CheckpointStore
-from taihu.errors import CheckpointError, ConfigError
-from taihu.job import Job, load_job
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.job import Job, load_job
 
 LAYOUT = layout_of(5, 70)
 

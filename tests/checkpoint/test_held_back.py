@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.made_checkpoints import columns_of, held_back, make_checkpoint, tensors_of, without
 
-from taihu.checkpoint.held_back import held_back_by, read_spread_state
-from taihu.checkpoint.part import RESIDUAL
-from taihu.checkpoint.reading import open_checkpoint
-from taihu.checkpoint.resharding import reshard
-from taihu.errors import CheckpointError
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.base.errors import CheckpointError
+from taihu.core.checkpoint.held_back import held_back_by, read_spread_state
+from taihu.core.checkpoint.part import RESIDUAL
+from taihu.core.checkpoint.reading import open_checkpoint
+from taihu.core.checkpoint.resharding import reshard
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
 LAYOUT = Layout(
     (

@@ -15,16 +15,16 @@ from support.cluster import layout_of
 from support.commands import run_command
 from support.made_checkpoints import make_checkpoint
 
-from taihu.checkpoint.files import open_part
-from taihu.checkpoint.keepers import going_on, resumed_from
-from taihu.checkpoint.manifest import MANIFEST
-from taihu.checkpoint.part import Elements, Part, State
-from taihu.checkpoint.places import Place, RemotePath, copied, inside, place_of, setting_of, write_durably
-from taihu.checkpoint.store import CheckpointStore
-from taihu.checkpoint.writer import PartWriter
-from taihu.errors import CheckpointError, ConfigError
-from taihu.job import Job, job_to_toml
-from taihu.job.reading import load_job
+from taihu.core.base.errors import CheckpointError, ConfigError
+from taihu.core.checkpoint.files import open_part
+from taihu.core.checkpoint.keepers import going_on, resumed_from
+from taihu.core.checkpoint.manifest import MANIFEST
+from taihu.core.checkpoint.part import Elements, Part, State
+from taihu.core.checkpoint.places import Place, RemotePath, copied, inside, place_of, setting_of, write_durably
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.checkpoint.writer import PartWriter
+from taihu.core.job import Job, job_to_toml
+from taihu.core.job.reading import load_job
 from taihu.local.resuming import check_folder, find_checkpoint
 
 LAYOUT = layout_of(5, 70)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from support.cluster import layout_of
 from support.made_checkpoints import NAMES, make_checkpoint, values_of
 
-from taihu.checkpoint.manifest import MANIFEST, parse_manifest
-from taihu.checkpoint.places import Place, inside
-from taihu.checkpoint.reading import open_checkpoint
-from taihu.checkpoint.resharding import reshard
-from taihu.errors import CheckpointError
-from taihu.planner.partition import Shard
+from taihu.core.base.errors import CheckpointError
+from taihu.core.checkpoint.manifest import MANIFEST, parse_manifest
+from taihu.core.checkpoint.places import Place, inside
+from taihu.core.checkpoint.reading import open_checkpoint
+from taihu.core.checkpoint.resharding import reshard
+from taihu.core.planner.partition import Shard
 
 LAYOUT = layout_of(1, 70, 3, 409)
 

@@ -20,15 +20,15 @@ from support.made_checkpoints import (
     without,
 )
 
-from taihu.checkpoint import reading
-from taihu.checkpoint.blocks import column_block
-from taihu.checkpoint.manifest import MANIFEST
-from taihu.checkpoint.part import PARAMETERS, Columns, Part, SpreadLayer, State, column_blocks
-from taihu.checkpoint.reading import Checkpoint, open_checkpoint
-from taihu.checkpoint.resharding import reshard
-from taihu.errors import CheckpointError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.partition import Shard
+from taihu.core.base.errors import CheckpointError
+from taihu.core.checkpoint import reading
+from taihu.core.checkpoint.blocks import column_block
+from taihu.core.checkpoint.manifest import MANIFEST
+from taihu.core.checkpoint.part import PARAMETERS, Columns, Part, SpreadLayer, State, column_blocks
+from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.core.checkpoint.resharding import reshard
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.partition import Shard
 
 MOMENTUM = "optimizer.momentum"
 

@@ -6,10 +6,10 @@ import pytest
 from support.cluster import layout_of
 from support.made_checkpoints import make_checkpoint
 
-from taihu.checkpoint.manifest import MANIFEST
-from taihu.checkpoint.places import Place
-from taihu.checkpoint.store import CheckpointStore, newest_in
-from taihu.errors import CheckpointError
+from taihu.core.base.errors import CheckpointError
+from taihu.core.checkpoint.manifest import MANIFEST
+from taihu.core.checkpoint.places import Place
+from taihu.core.checkpoint.store import CheckpointStore, newest_in
 
 LAYOUT = layout_of(5, 70)
 

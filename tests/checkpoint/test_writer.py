@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from taihu.checkpoint.files import PartFile, open_part
-from taihu.checkpoint.part import Elements, Part, State
-from taihu.checkpoint.writer import PartWriter
-from taihu.errors import MemberLostError, PeerUnreachableError, RunError
+from taihu.core.base.errors import MemberLostError, PeerUnreachableError, RunError
+from taihu.core.checkpoint.files import PartFile, open_part
+from taihu.core.checkpoint.part import Elements, Part, State
+from taihu.core.checkpoint.writer import PartWriter
 
 
 def part_of(step: int) -> Part:

@@ -7,7 +7,7 @@ import pytest
 from taihu.cli.bench.allreduce import allreduce
 from taihu.cli.bench.exchange import bench_job, exchange
 from taihu.cli.bench.ranks import assignments_of
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 CLUSTER: dict[str, object] = {"servers": 1, "workers": 3, "coordinator": "10.0.0.1:7070"}
 

@@ -10,9 +10,9 @@ import pytest
 
 from taihu.cli.bench.sw26010 import shares_of, sw26010
 from taihu.cli.main import make_app
-from taihu.errors import ConfigError, ModelError
+from taihu.core.base.errors import ConfigError, ModelError
+from taihu.core.process.entry import run_app
 from taihu.kernels.sw26010.product import plan_product
-from taihu.process.entry import run_app
 
 _KEYS = {
     "kernel",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.certificates import alternative_names
 
-from taihu.security.certificates import identity_in
+from taihu.core.security.certificates import identity_in
 
 Command = Callable[..., tuple[int, str, str]]
 Make = Callable[..., str]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.process.entry import run_app
+from taihu.core.process.entry import run_app
 
 TABLE = """size,town,when,price
 1.5,Wuxi,2024-01-01,3.5

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.process.entry import run_app
+from taihu.core.process.entry import run_app
 
 _RIGHT = """
 from taihu.worker.engine import Conv2d, Flatten, Linear, ReLU, Sequential

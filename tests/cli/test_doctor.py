@@ -11,8 +11,8 @@ import pytest
 from support.commands import PATIENCE_S, Command
 
 from taihu.cli.main import make_app
+from taihu.core.process.entry import run_app
 from taihu.doctor.service import ListeningDoctor
-from taihu.process.entry import run_app
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from taihu.cli.evaluate import evaluate_file
-from taihu.errors import ModelError
-from taihu.job import load_job
-from taihu.results import read_json
+from taihu.core.base.errors import ModelError
+from taihu.core.job import load_job
+from taihu.core.process.results import read_json
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, build_model
 from taihu.worker.saved.writing import describe_model, save_model

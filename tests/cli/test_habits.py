@@ -11,12 +11,12 @@ from test_main import COMMANDS
 
 from taihu import __version__
 from taihu.cli.main import make_app
-from taihu.process.command_line import command_of
-from taihu.process.entry import run_app
-from taihu.process.options import JsonOption
+from taihu.core.base.words import counted, listed
+from taihu.core.process.command_line import command_of
+from taihu.core.process.entry import run_app
+from taihu.core.process.options import JsonOption
+from taihu.core.process.results import as_json, write_json
 from taihu.ps_server.command import server
-from taihu.results import as_json, write_json
-from taihu.words import counted, listed
 from taihu.worker.command import worker
 
 

@@ -10,12 +10,12 @@ from unittest.mock import patch
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.job import Job, load_job, setting_keys
-from taihu.job.environment import without_settings
-from taihu.job.flags import flags_by_key
-from taihu.job.reference import defaults_toml, explain, reference_markdown
-from taihu.process.entry import run_app
-from taihu.settings.words import expected
+from taihu.core.job import Job, load_job, setting_keys
+from taihu.core.job.environment import without_settings
+from taihu.core.job.flags import flags_by_key
+from taihu.core.job.reference import defaults_toml, explain, reference_markdown
+from taihu.core.process.entry import run_app
+from taihu.core.settings.words import expected
 
 
 def run_job(capsys: pytest.CaptureFixture[str], *arguments: str, **environment: str) -> tuple[int, str, str]:

@@ -15,10 +15,10 @@ from taihu.cli.manifest import manifest_command
 from taihu.cli.node import node
 from taihu.cli.planning.command import plan
 from taihu.cli.train import train
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.entry import run_app
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job, load_job
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.process.entry import run_app
 from taihu.ps_server.command import server
 from taihu.worker.command import worker
 

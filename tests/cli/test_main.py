@@ -17,8 +17,8 @@ from typer.core import TyperGroup
 from taihu import __version__
 from taihu.cli.lazy import LazyCommand
 from taihu.cli.main import make_app
-from taihu.job.environment import without_settings
-from taihu.process.entry import run_app
+from taihu.core.job.environment import without_settings
+from taihu.core.process.entry import run_app
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -111,7 +111,7 @@ def test_who_only_looks_on_needs_no_arrays() -> None:
 
 
 def test_the_inputs_of_workers_are_checked_without_arrays() -> None:
-    statement = "from taihu.worker.preflight import check_inputs; from taihu.job import Job; check_inputs(Job())"
+    statement = "from taihu.worker.preflight import check_inputs; from taihu.core.job import Job; check_inputs(Job())"
     assert not imported_by(statement)[0] & NUMERIC
 
 

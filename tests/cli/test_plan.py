@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from taihu.cli.planning.time import profile_of_running_job
-from taihu.errors import ConfigError, PeerUnreachableError
-from taihu.planner.decide import choose_fc_of, decide
-from taihu.planner.fc_mode import FcLayer
-from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.base.errors import ConfigError, PeerUnreachableError
+from taihu.core.planner.decide import choose_fc_of, decide
+from taihu.core.planner.fc_mode import FcLayer
+from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 from taihu.protos import coordinator_pb2 as pb
 
 PROFILE = Profile(

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError
-from taihu.job import load_job, parse_assignments
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import load_job, parse_assignments
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.optimization import OptimizerShard
+from taihu.core.planner.groups import Group
+from taihu.core.planner.memory import server_memory, worker_memory
+from taihu.core.planner.partition import Shard
+from taihu.core.process.free_memory import free_bytes
 from taihu.local.display import human_bytes
-from taihu.optimization import OptimizerShard
-from taihu.planner.groups import Group
-from taihu.planner.memory import server_memory, worker_memory
-from taihu.planner.partition import Shard
-from taihu.process.free_memory import free_bytes
 from taihu.worker.engine import build_model
 from taihu.worker.fc.connected import spreadable
 from taihu.worker.fc.hybrid import HybridModel

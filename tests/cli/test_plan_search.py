@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from taihu.job import load_job
-from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.job import load_job
+from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 from taihu.search.search import ALIKE
 from taihu.search.ways import Way
 

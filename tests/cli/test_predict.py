@@ -17,8 +17,8 @@ from PIL import Image
 from taihu.cli.evaluate import evaluate_file
 from taihu.cli.export import export
 from taihu.cli.predict import predict
-from taihu.job import Job
-from taihu.process.entry import run_app
+from taihu.core.job import Job
+from taihu.core.process.entry import run_app
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, StepContext, build_model, make_loss, transformer
 from taihu.worker.saved.continuation import Draw

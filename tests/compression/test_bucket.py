@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taihu.compression import METHODS, Compressor
-from taihu.compression.bucket import Bucket, HeldBack
+from taihu.core.compression import METHODS, Compressor
+from taihu.core.compression.bucket import Bucket, HeldBack
 
 SIZES = (30, 1, 200, 7)
 

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.compression import Compressor, GroupCompressor, method_of
+from taihu.core.compression import Compressor, GroupCompressor, method_of
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import Shard
+from taihu.core.settings import CompressionSettings
+from taihu.core.wire.headers import ValueType
 from taihu.kernels.half import from_half
 from taihu.kernels.pack import unpack
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.partition import Shard
-from taihu.settings import CompressionSettings
-from taihu.wire.headers import ValueType
 
 _SIZES = (7, 0, 12, 5, 20)
 LAYOUT = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate(_SIZES)))

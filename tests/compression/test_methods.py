@@ -14,11 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.compression import METHODS, CompressionState, Compressor, Unit, make_compressor, method_of, units_of_plan
+from taihu.core.compression import (
+    METHODS,
+    CompressionState,
+    Compressor,
+    Unit,
+    make_compressor,
+    method_of,
+    units_of_plan,
+)
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.settings import CompressionSettings, OptimizerSettings
 from taihu.kernels.half import from_half
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.settings import CompressionSettings, OptimizerSettings
 
 quick = settings(deadline=None, max_examples=60)
 

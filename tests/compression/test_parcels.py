@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.compression.parcels import Parcels, sections_bound
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.compression.parcels import Parcels, sections_bound
+from taihu.core.wire.headers import ValueType
 from taihu.kernels.half import from_half, to_half
 from taihu.kernels.pack import pack, packed_bound
-from taihu.wire.headers import ValueType
 
 
 @st.composite

@@ -7,11 +7,11 @@ import pytest
 
 from benchmarks.thresholds import blocks_of, ratio_of
 from benchmarks.worker_in_turns import BLOCK, THRESHOLDS, InTurns, turn_of
-from taihu.compression import Compressor, GroupCompressor, method_of
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.partition import Shard
-from taihu.settings import CompressionSettings
+from taihu.core.compression import Compressor, GroupCompressor, method_of
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import Shard
+from taihu.core.settings import CompressionSettings
 
 LAYOUT = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate((40, 60))))
 GRADIENTS, PARAMETERS = np.zeros((2, 100), dtype=np.float32)

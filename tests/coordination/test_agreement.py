@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from support.cluster import layout_of
 
-from taihu.coordination.agreement import Agreement
-from taihu.errors import ConfigError, ModelError
-from taihu.settings import OptimizerSettings
-from taihu.update_rules import UpdateRules
+from taihu.core.base.errors import ConfigError, ModelError
+from taihu.core.coordination.agreement import Agreement
+from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.settings import OptimizerSettings
 
 LAYOUT = layout_of(3, 5)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.checkpoint.files import PartFile
-from taihu.coordination.checkpoints import CheckpointBook
-from taihu.errors import StaleError
+from taihu.core.base.errors import StaleError
+from taihu.core.checkpoint.files import PartFile
+from taihu.core.coordination.checkpoints import CheckpointBook
 
 FILE = PartFile("server-0.safetensors", 10, "0" * 64)
 

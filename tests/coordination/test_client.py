@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
 from support.cluster import make_job
 from support.daemons import free_port
 
-from taihu.coordination import client as module
-from taihu.coordination import messages
-from taihu.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.coordination.members import MemberId, Progress, Role, RunState
-from taihu.coordination.stopping import StopNotice
-from taihu.errors import MemberLostError, PeerUnreachableError, StaleError
-from taihu.job import Job
+from taihu.core.base.errors import MemberLostError, PeerUnreachableError, StaleError
+from taihu.core.coordination import client as module
+from taihu.core.coordination import messages
+from taihu.core.coordination.client import CoordinatorClient, HeartbeatThread
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.job import Job
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.patience import Patience
 from taihu.protos import coordinator_pb2 as pb
-from taihu.wire.channel import open_channel
-from taihu.wire.patience import Patience
 
 
 @pytest.mark.parametrize(("kind", "host"), [("ring", "worker 0"), ("server", "server 0")])
@@ -56,7 +56,7 @@ def test_a_heartbeat_that_is_hurried_is_followed_by_others_until_the_run_has_end
     assert client.heartbeats == 3
 
 
-def serving(**handlers: grpc.RpcMethodHandler) -> tuple[grpc.Server, str]:
+def serving(**handlers: grpc.RpcMethodHandler[Any, Any]) -> tuple[grpc.Server, str]:
     """A coordinator that answers these calls alone, and its address."""
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("taihu.v1.CoordinatorService", handlers),))
@@ -88,7 +88,7 @@ def test_an_answer_to_a_join_that_comes_too_late_leaves_the_missing_members_name
     job = Job.model_validate({"cluster": told, "exchange": {"kind": "ring"}})
     with (
         CoordinatorClient(address, job, MemberId(Role.WORKER, 0), 1) as client,
-        pytest.raises(PeerUnreachableError, match="^worker 1 did not join within 0.5 s; start all members"),
+        pytest.raises(PeerUnreachableError, match=r"^worker 1 did not join within 0\.5 s; start all members"),
     ):
         client.join()
     ended.set()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from taihu.coordination.hearing import End, hear_end
-from taihu.coordination.members import RunState
-from taihu.errors import MemberLostError, PeerUnreachableError, StaleError, TaihuError
-from taihu.wire.patience import Patience
+from taihu.core.base.errors import MemberLostError, PeerUnreachableError, StaleError, TaihuError
+from taihu.core.coordination.hearing import End, hear_end
+from taihu.core.coordination.members import RunState
+from taihu.core.wire.patience import Patience
 
 RUNNING, FINISHED = (RunState.RUNNING, ""), (RunState.FINISHED, "")
 BROKEN, SILENT = MemberLostError("UNAVAILABLE"), PeerUnreachableError("DEADLINE_EXCEEDED")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.scenarios import check_scenario, parse_options, scenario_paths
 
-from taihu.coordination.members import MemberId, Progress, Role, RunState
-from taihu.coordination.membership import Membership
-from taihu.errors import StaleError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.run_length import RunLength
+from taihu.core.base.errors import StaleError
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership import Membership
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.model.run_length import RunLength
 
 _GENERATION = {"generation": "0"}
 _RUN = {

@@ -10,10 +10,10 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.coordination.members import MemberId, Progress, Role, RunState
-from taihu.coordination.membership import Membership
-from taihu.errors import TaihuError
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.base.errors import TaihuError
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership import Membership
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
 
 @dataclass(frozen=True)

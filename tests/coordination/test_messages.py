@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from taihu.coordination.members import MemberId, Progress, Role, RunState
-from taihu.coordination.messages import (
+from taihu.core.base.errors import ConfigError, FrameError
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.messages import (
     member_from_message,
     member_to_message,
     progress_from_message,
@@ -19,12 +20,11 @@ from taihu.coordination.messages import (
     state_from_message,
     state_to_message,
 )
-from taihu.coordination.plan import Plan
-from taihu.coordination.plan_messages import plan_from_message, plan_to_message
-from taihu.errors import ConfigError, FrameError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.carriage import CARRIAGES
-from taihu.planner.groups import Group
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plan_messages import plan_from_message, plan_to_message
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.carriage import CARRIAGES
+from taihu.core.planner.groups import Group
 from taihu.protos import coordinator_pb2 as pb
 
 quick = settings(deadline=None)

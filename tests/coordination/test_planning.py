@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 from support.cluster import Cluster, Member, layout_of, make_job, measured_step
 
-from taihu.coordination.planning import Planning, first_plan, planned_compression, sparse_routes
-from taihu.errors import FrameError, StaleError
-from taihu.job import Job
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.calibration import calibrate
-from taihu.planner.decide import decide, predict
-from taihu.planner.fc_mode import FcLayer
-from taihu.planner.groups import Group, group_bounds
-from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.planner.profile import LinkCost
-from taihu.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
-from taihu.run_length import RunLength
+from taihu.core.base.errors import FrameError, StaleError
+from taihu.core.coordination.planning import Planning, first_plan, planned_compression, sparse_routes
+from taihu.core.job import Job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.model.run_length import RunLength
+from taihu.core.planner.calibration import calibrate
+from taihu.core.planner.decide import decide, predict
+from taihu.core.planner.fc_mode import FcLayer
+from taihu.core.planner.groups import Group, group_bounds
+from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.planner.profile import LinkCost
+from taihu.core.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
 
 LAYOUT = layout_of(1000, 2000, 3000)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.coordination.restarts import Restarts
+from taihu.core.coordination.restarts import Restarts
 
 
 def test_pauses_grow_to_a_bound_where_a_run_gets_no_further() -> None:

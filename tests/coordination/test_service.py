@@ -13,20 +13,20 @@ import pytest
 from support.checkpoints import with_checkpoints
 from support.cluster import Cluster, layout_of, make_job, measured_step
 
-from taihu.checkpoint.files import PartFile
-from taihu.coordination.client import CoordinatorClient, coordinator_address
-from taihu.coordination.members import MemberId, Progress, Role, RunState
-from taihu.coordination.membership import Membership
-from taihu.coordination.planning import Planning, first_plan
-from taihu.coordination.service import Coordinator
-from taihu.coordination.status import fetch_status
-from taihu.coordination.stopping import StopNotice
-from taihu.coordination.vouching import vouched_once
-from taihu.errors import ConfigError, FrameError, StaleError, TaihuError
-from taihu.planner.measurement import StepMeasurement
+from taihu.core.base.errors import ConfigError, FrameError, StaleError, TaihuError
+from taihu.core.checkpoint.files import PartFile
+from taihu.core.coordination.client import CoordinatorClient, coordinator_address
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.planning import Planning, first_plan
+from taihu.core.coordination.service import Coordinator
+from taihu.core.coordination.status import fetch_status
+from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.vouching import vouched_once
+from taihu.core.planner.measurement import StepMeasurement
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.identity import WorkerIdentity
 from taihu.protos import coordinator_pb2 as pb
-from taihu.wire.clock import SystemClock
-from taihu.wire.identity import WorkerIdentity
 
 
 def test_a_stranger_neither_plans_nor_stops_the_run() -> None:

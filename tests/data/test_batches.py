@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError, DataError
+from taihu.core.base.errors import ConfigError, DataError
 from taihu.worker.data.batches import Augment, Batches
 from taihu.worker.data.dataset import ArrayExamples, Dataset, build_dataset, standardise
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from taihu.errors import DataError
-from taihu.job import load_job
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.job import load_job
+from taihu.core.settings import DataSettings
 from taihu.worker.data.counting import count_training_samples
 from taihu.worker.data.load import load_dataset
 from taihu.worker.preflight import check_inputs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.readme import commands, files, typed
 
-from taihu.job import load_job, parse_assignments
+from taihu.core.job import load_job, parse_assignments
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import build_model

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from support.reading import inputs_of, targets_of
 
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.built_in.cifar10 import load_cifar10
 from taihu.worker.data.load import load_dataset
 

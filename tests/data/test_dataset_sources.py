@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.reading import inputs_of, targets_of
 
-from taihu.errors import DataError
-from taihu.names import check_data_name, parse_synthetic
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.model.names import check_data_name, parse_synthetic
+from taihu.core.settings import DataSettings
 from taihu.worker.data.built_in.digits import load_digits
 from taihu.worker.data.dataset import Dataset, Examples, build_dataset, standardise
 from taihu.worker.data.load import load_dataset

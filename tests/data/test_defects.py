@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.data.defects import Defects, Fault
 
 MISSING = Fault("the value is missing", "fill it in", "column a")

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from support.reading import inputs_of, targets_of
 
 from benchmarks.pictures import WAYS
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.counting import count_training_samples
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.defects import Defects

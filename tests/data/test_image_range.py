@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from support.reading import inputs_of
 
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.depth import Depth, Values, depth_of
 from taihu.worker.data.load import load_dataset

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.job import Job
-from taihu.settings import DataSettings
+from taihu.core.job import Job
+from taihu.core.settings import DataSettings
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.dataset import Dataset, evaluation_batches
 from taihu.worker.data.load import load_dataset, with_statistics

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.data.ahead import LoadAhead
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.dataset import ArrayExamples, Dataset

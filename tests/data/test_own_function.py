@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.reading import inputs_of, targets_of
 
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.dataset import Dataset, evaluation_batches
 from taihu.worker.data.load import load_dataset

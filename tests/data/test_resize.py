@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from support.reading import inputs_of, targets_of
 
-from taihu.settings import DataSettings
+from taihu.core.settings import DataSettings
 from taihu.worker.data.load import load_dataset
 from taihu.worker.data.resize import resize_images
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError, DataError, ModelError
-from taihu.job import load_job
-from taihu.settings import DataSettings
+from taihu.core.base.errors import ConfigError, DataError, ModelError
+from taihu.core.job import load_job
+from taihu.core.settings import DataSettings
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.counting import count_training_samples
 from taihu.worker.data.dataset import Dataset, Examples, evaluation_batches

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from support.tests_deploy import DEPLOY
 
-from taihu.job import Job
-from taihu.job.environment import environment_overrides, resolve_job
-from taihu.job.security import check_own_certificate, security_of, security_of_onlooker
-from taihu.job.variables import check_variables
-from taihu.security.identity import Role
+from taihu.core.job import Job
+from taihu.core.job.environment import environment_overrides, resolve_job
+from taihu.core.job.security import check_own_certificate, security_of, security_of_onlooker
+from taihu.core.job.variables import check_variables
+from taihu.core.security.identity import Role
 
 Certs = Callable[..., tuple[int, str, str]]
 Object = dict[str, Any]

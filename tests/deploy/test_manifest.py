@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 from support.tests_deploy import DEPLOY, Object, Write, by_kind, objects_of, problems, settings_of
 
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job
-from taihu.job.environment import environment_overrides, rank_from_environment
-from taihu.job.variables import check_variables
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job, load_job
+from taihu.core.job.environment import environment_overrides, rank_from_environment
+from taihu.core.job.variables import check_variables
 from taihu.launch.kubernetes.manifest import manifest, object_name
 from taihu.launch.kubernetes.options import ManifestOptions, Resources
 

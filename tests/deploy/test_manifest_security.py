@@ -11,12 +11,12 @@ from pods import expand, projected, secret
 from support.certificates import alternative_names
 from support.tests_deploy import DEPLOY, Object, Write, objects_of, problems, settings_of
 
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.environment import environment_overrides, rank_from_environment
-from taihu.job.security import check_own_certificate, security_of
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.job.environment import environment_overrides, rank_from_environment
+from taihu.core.job.security import check_own_certificate, security_of
+from taihu.core.security.identity import Role
 from taihu.launch.kubernetes.options import CERTIFICATES
-from taihu.security.identity import Role
 
 Certs = Callable[..., tuple[int, str, str]]
 KINDS: tuple[list[str], ...] = (

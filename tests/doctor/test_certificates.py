@@ -11,9 +11,9 @@ import pytest
 from cryptography import x509
 from support.certificates import MEMBERS, TestAuthority
 
+from taihu.core.job import Job
+from taihu.core.security.certificates import Validity
 from taihu.doctor.certificates import NamedFiles, certificate_facts, check_certificates, named_files
-from taihu.job import Job
-from taihu.security.certificates import Validity
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 DAY = timedelta(days=1)

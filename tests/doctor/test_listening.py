@@ -10,27 +10,27 @@ import grpc
 import numpy as np
 import pytest
 
+from taihu.core.base.errors import ConfigError, FrameError, StaleError
+from taihu.core.security.security import Security
+from taihu.core.security.token import Token
+from taihu.core.wire.address import free_port
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.clock import WallClock
+from taihu.core.wire.codec import encode_frame, read_frame
+from taihu.core.wire.headers import Address, At, FrameHeader
+from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.core.wire.kinds import Encoding, Gradients, Parameters, Question
+from taihu.core.wire.server import RpcServer
+from taihu.core.wire.status import error_from_rpc
 from taihu.doctor.collecting import interface_towards, machine_facts
 from taihu.doctor.facts import Port
 from taihu.doctor.link import DOCTOR_SERVICE, MOST_BYTES
 from taihu.doctor.messages import facts_from_message, facts_to_message
 from taihu.doctor.remote import RemoteDoctor, look_at_port
 from taihu.doctor.service import ListeningDoctor
-from taihu.errors import ConfigError, FrameError, StaleError
 from taihu.protos import connection_pb2
 from taihu.protos import doctor_pb2 as pb
 from taihu.protos.doctor_pb2_grpc import DoctorServiceStub
-from taihu.security.security import Security
-from taihu.security.token import Token
-from taihu.wire.address import free_port
-from taihu.wire.channel import open_channel
-from taihu.wire.clock import WallClock
-from taihu.wire.codec import encode_frame, read_frame
-from taihu.wire.headers import Address, At, FrameHeader
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.wire.kinds import Encoding, Gradients, Parameters, Question
-from taihu.wire.server import RpcServer
-from taihu.wire.status import error_from_rpc
 
 IDENTITY = WorkerIdentity("doctor", 0, 7)
 

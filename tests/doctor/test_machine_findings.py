@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from taihu.core.job import load_job, parse_assignments
+from taihu.core.planner.groups import Group
+from taihu.core.planner.memory import MemoryJob, worker_memory
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.findings import Finding, Severity, fails, notes, slows, worst_first, would_fail
 from taihu.doctor.machines import (
@@ -21,9 +24,6 @@ from taihu.doctor.machines import (
 )
 from taihu.doctor.members import check_alike
 from taihu.doctor.needs import Needs, needs_of
-from taihu.job import load_job, parse_assignments
-from taihu.planner.groups import Group
-from taihu.planner.memory import MemoryJob, worker_memory
 
 NEEDS = Needs(100, 4000, 3000, 11_000, 700, False, 500)
 HEALTHY = MachineFacts(

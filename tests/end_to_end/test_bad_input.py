@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.cluster import Cluster, layout_of, make_job
 
-from taihu.job import job_to_toml
+from taihu.core.job import job_to_toml
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.whole_run import run_here
 
-from taihu.trace import Tracer, busy_seconds, overlap_seconds
+from taihu.core.trace import Tracer, busy_seconds, overlap_seconds
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,7 +11,7 @@ from support.commands import PATIENCE_S, Command
 from threadpoolctl import threadpool_info
 
 from benchmarks.forms import FORMS, make_forms
-from taihu.results import read_json
+from taihu.core.process.results import read_json
 
 _FEW = ("--steps", "3", "--batch", "4", "--servers", "1", "--workers", "1")
 # Libraries with threads and files, and files of the user's.

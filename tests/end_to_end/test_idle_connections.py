@@ -13,10 +13,10 @@ from support.worker import Values
 from benchmarks.idle_connections import Strangers
 from benchmarks.strangers.calls import streams, undecodable
 from benchmarks.strangers.target import Target
-from taihu.job import Job
+from taihu.core.job import Job
+from taihu.core.security.identity import COORDINATOR, dns_name
+from taihu.core.wire.address import free_port, split_address
 from taihu.ps_server.daemon import ServerOptions
-from taihu.security.identity import COORDINATOR, dns_name
-from taihu.wire.address import free_port, split_address
 
 LAYOUT = layout_of(3000, 500)
 STEPS = 5

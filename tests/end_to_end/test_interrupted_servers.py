@@ -12,11 +12,11 @@ import pytest
 from support.cluster import Member, layout_of, make_job
 from support.daemons import Process, Start, listening, ring_address, wait_for
 
-from taihu.coordination.client import CoordinatorClient
-from taihu.coordination.members import MemberId, Role
-from taihu.coordination.status import fetch_status
-from taihu.errors import RunError
-from taihu.job import Job, job_to_toml
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.status import fetch_status
+from taihu.core.job import Job, job_to_toml
 from taihu.protos import coordinator_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub

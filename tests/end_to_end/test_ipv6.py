@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.daemons import Start, listening, ring_address
 
-from taihu.coordination.awaited import missing_of
-from taihu.coordination.status import fetch_status
+from taihu.core.coordination.awaited import missing_of
+from taihu.core.coordination.status import fetch_status
 
 RUN = ("--workers", "2", "--steps", "3", "--set", "train.evaluate=false", "--set", "cluster.threads=1")
 # What goes through memory of one machine would not show the addresses.

@@ -13,7 +13,7 @@ import pytest
 from support.commands import PATIENCE_S, Command, run_command
 from support.daemons import wait_for
 
-from taihu.checkpoint.manifest import MANIFEST
+from taihu.core.checkpoint.manifest import MANIFEST
 
 STEPS = 200
 FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "checkpoint.every_steps=10")

@@ -11,7 +11,7 @@ import pytest
 from support.commands import run_command
 from support.daemons import daemons, wait_for
 
-from taihu.checkpoint.manifest import MANIFEST
+from taihu.core.checkpoint.manifest import MANIFEST
 
 # One run for all of them.
 pytestmark = pytest.mark.xdist_group("resume")

@@ -17,9 +17,9 @@ from support.certificates import MEMBERS, TestAuthority
 from support.commands import run_command
 from support.daemons import Process, Start, listening, ring_address, wait_for
 
-from taihu.checkpoint.manifest import MANIFEST
-from taihu.coordination.status import fetch_status
-from taihu.wire.channel import open_channel
+from taihu.core.checkpoint.manifest import MANIFEST
+from taihu.core.coordination.status import fetch_status
+from taihu.core.wire.channel import open_channel
 
 STEPS: Final = 200
 COMMON: Final = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.daemons import Start, listening, wait_for
 
-from taihu.coordination.status import fetch_status
+from taihu.core.coordination.status import fetch_status
 from taihu.worker.saved.reading import load_model
 
 FLAGS = (

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 from support.commands import run_command
 from support.report_runs import Page, parse_value
 
-from taihu.checkpoint.ended import ENDED
-from taihu.job import load_job
+from taihu.core.checkpoint.ended import ENDED
+from taihu.core.job import load_job
+from taihu.core.process.results import RESULTS_FORMAT
 from taihu.report.page import page_of
 from taihu.report.reading import read_run
-from taihu.results import RESULTS_FORMAT
 
 # One run for all of them.
 pytestmark = pytest.mark.xdist_group("what stays")

@@ -9,7 +9,7 @@ import pytest
 from conftest import Taihu
 
 from taihu.cli.bench.engine import engine
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.kernels.nn.peak import multiply_add_rate
 from taihu.worker.bench.engine import EngineStep
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import taihu.worker.engine
-from taihu.errors import ModelError
-from taihu.model_defaults import usual_input
+from taihu.core.base.errors import ModelError
+from taihu.core.model.model_defaults import usual_input
 from taihu.worker.engine import (
     MODELS,
     AvgPool2d,

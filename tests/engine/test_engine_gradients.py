@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.layout import TensorSpec
+from taihu.core.model.layout import TensorSpec
 from taihu.worker.engine import (
     AvgPool2d,
     BatchNorm,

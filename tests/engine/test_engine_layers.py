@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import DataError, ModelError
+from taihu.core.base.errors import DataError, ModelError
 from taihu.worker.engine import (
     AvgPool2d,
     BatchNorm,

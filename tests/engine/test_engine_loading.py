@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.worker.engine import StepContext, build_model
 
 _GOOD = """

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError, DataError
-from taihu.job import load_job
-from taihu.losses import LossName, TargetKind
+from taihu.core.base.errors import ConfigError, DataError
+from taihu.core.job import load_job
+from taihu.core.model.losses import LossName, TargetKind
 from taihu.worker.engine import Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
 from taihu.worker.engine.loss import (
     BinaryCrossEntropy,

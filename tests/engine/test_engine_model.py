@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.worker.engine import Model, StepContext, build_model, softmax_cross_entropy
 
 _SHAPE = (32, 32, 3)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from taihu.job import load_job
-from taihu.model_defaults import usual_input
-from taihu.names import MODEL_NAMES
-from taihu.optimization import OptimizerShard
-from taihu.planner.model_shapes import TABLES
+from taihu.core.job import load_job
+from taihu.core.model.model_defaults import usual_input
+from taihu.core.model.names import MODEL_NAMES
+from taihu.core.optimization import OptimizerShard
+from taihu.core.planner.model_shapes import TABLES
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import MODELS, Model, StepContext, StepHooks, build_model, softmax_cross_entropy

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from taihu.errors import ModelError
-from taihu.layout import TensorSpec
+from taihu.core.base.errors import ModelError
+from taihu.core.model.layout import TensorSpec
 from taihu.worker.engine import (
     AvgPool2d,
     BatchNorm,

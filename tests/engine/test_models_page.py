@@ -12,9 +12,9 @@ import pytest
 import taihu.engine
 import taihu.worker.engine
 from taihu.cli.main import make_app
-from taihu.model_defaults import MODEL_DEFAULTS
-from taihu.process.entry import run_app
-from taihu.settings import TrainSettings
+from taihu.core.model.model_defaults import MODEL_DEFAULTS
+from taihu.core.process.entry import run_app
+from taihu.core.settings import TrainSettings
 from taihu.worker.engine import StepContext, StepHooks, build_model
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()

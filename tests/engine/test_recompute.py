@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import ModelError, RunError
+from taihu.core.base.errors import ModelError, RunError
 from taihu.worker.engine import (
     MODELS,
     BatchNorm,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError, DataError, ModelError
+from taihu.core.base.errors import ConfigError, DataError, ModelError
 from taihu.worker.engine import (
     GELU,
     CausalAttention,

@@ -80,7 +80,7 @@ def frame_buffers() -> Threads:
 
 def room() -> Threads:
     """A caller that says nothing is sent away in the end, once."""
-    from taihu.wire.room import Room  # noqa: PLC0415 - simulated
+    from taihu.core.wire.room import Room  # noqa: PLC0415 - simulated
 
     within, sent = Room(8, 1.0), Counter[int]()
 
@@ -101,8 +101,8 @@ def room() -> Threads:
 
 def history() -> Threads:
     """A history that is closed while others add to it has not failed."""
-    from taihu.history.files import HistoryFile  # noqa: PLC0415 - simulated
-    from taihu.history.records import Begin  # noqa: PLC0415 - simulated
+    from taihu.core.history.files import HistoryFile  # noqa: PLC0415 - simulated
+    from taihu.core.history.records import Begin  # noqa: PLC0415 - simulated
 
     said: list[str] = []
     folder = STAND_INS.path(SHARED) / "history"
@@ -125,7 +125,7 @@ def history() -> Threads:
 
 def marks() -> Threads:
     """Whoever asked when frames have been taken is told once."""
-    from taihu.wire.repetition import SentFrames  # noqa: PLC0415 - simulated
+    from taihu.core.wire.repetition import SentFrames  # noqa: PLC0415 - simulated
 
     frames, told = SentFrames("worker 1"), Counter[int]()
 
@@ -170,8 +170,8 @@ def coordinator() -> Threads:
     """There is one plan, whoever asks for it first."""
     from support.shards import make_plan  # noqa: PLC0415 - of simulated modules
 
-    from taihu.coordination.service import Coordinator  # noqa: PLC0415 - simulated
-    from taihu.wire.clock import SystemClock  # noqa: PLC0415 - simulated
+    from taihu.core.coordination.service import Coordinator  # noqa: PLC0415 - simulated
+    from taihu.core.wire.clock import SystemClock  # noqa: PLC0415 - simulated
 
     class Planning:
         def __init__(self) -> None:
@@ -200,10 +200,10 @@ def checkpoints() -> Threads:
     """The last part makes a checkpoint count, once."""
     from support.shards import make_plan, shard_job  # noqa: PLC0415 - of simulated modules
 
-    from taihu.checkpoint.files import PartFile  # noqa: PLC0415 - simulated
-    from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415 - simulated
-    from taihu.coordination.checkpointing import Checkpointing  # noqa: PLC0415 - simulated
-    from taihu.wire.clock import SystemClock  # noqa: PLC0415 - simulated
+    from taihu.core.checkpoint.files import PartFile  # noqa: PLC0415 - simulated
+    from taihu.core.checkpoint.store import CheckpointStore  # noqa: PLC0415 - simulated
+    from taihu.core.coordination.checkpointing import Checkpointing  # noqa: PLC0415 - simulated
+    from taihu.core.wire.clock import SystemClock  # noqa: PLC0415 - simulated
 
     folder = STAND_INS.path(SHARED) / "checkpoints"
     steps = range(2, 10, 2)
@@ -234,21 +234,25 @@ WORLDS = {
         "taihu.ps_server.frame_buffers", "        with self._lock:\n            array = self._free", frame_buffers
     ),
     "room": World(
-        "taihu.wire.room",
+        "taihu.core.wire.room",
         "        with self._changed:\n            self._number += 1\n            number = self._number\n",
         room,
         "        self._number += 1\n        number = self._number\n        with self._changed:\n",
     ),
-    "history": World("taihu.history.files", "        with self._lock:\n            if self._is_broken", history),
-    "marks": World("taihu.wire.repetition", "            with self._marking:\n                if not self", marks),
+    "history": World("taihu.core.history.files", "        with self._lock:\n            if self._is_broken", history),
+    "marks": World(
+        "taihu.core.wire.repetition", "            with self._marking:\n                if not self", marks
+    ),
     "shard": World(
         "taihu.ps_server.server_shard", "        with self._lock:\n            if self._rates is not", shard
     ),
     "coordinator": World(
-        "taihu.coordination.service", "        with self._changed:\n            layout = self", coordinator
+        "taihu.core.coordination.service", "        with self._changed:\n            layout = self", coordinator
     ),
     "checkpoints": World(
-        "taihu.coordination.checkpointing", "        with self._lock:\n            files = self._book", checkpoints
+        "taihu.core.coordination.checkpointing",
+        "        with self._lock:\n            files = self._book",
+        checkpoints,
     ),
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explored_mutants.changes import AREAS, Change, chosen, read_changes
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 CHANGES = read_changes()
 ROOT = Path(__file__).parents[2]

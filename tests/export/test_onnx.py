@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.saved import loaded, raw
 
-from taihu.errors import ModelError, WriteError
+from taihu.core.base.errors import ModelError, WriteError
 from taihu.worker.engine import (
     GELU,
     MODELS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.saved import loaded
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.export.to_torch import write_torch
 from taihu.worker.engine import Linear
 

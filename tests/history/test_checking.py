@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.histories import Shape, histories_of, shapes
 
-from taihu.history.checking import Verdict, check_histories
-from taihu.history.records import Balance, Begin, End, Push, Read, Record, Sum, Update
+from taihu.core.history.checking import Verdict, check_histories
+from taihu.core.history.records import Balance, Begin, End, Push, Read, Record, Sum, Update
 
 Histories = dict[str, list[Record]]
 Place = tuple[str, int]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.history.digest import _FACTORS, _WEIGHTS, Values, bits_of, digest_at, digest_of
+from taihu.core.history.digest import _FACTORS, _WEIGHTS, Values, bits_of, digest_at, digest_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 SIZES = st.sampled_from([1, 2, 1020, 1021, 1022, 5000, 1021 * 64, 1021 * 64 + 1, 200_000])

@@ -11,12 +11,12 @@ from hypothesis import given
 from support.commands import run_command
 from support.histories import Shape, histories_of, shapes
 
-from taihu.errors import ConfigError
-from taihu.history.files import HistoryFile, read_histories
-from taihu.history.recording import Recorder
-from taihu.history.records import Begin, End, Push, Record, Skip
-from taihu.job import Job
-from taihu.settings import RunSettings
+from taihu.core.base.errors import ConfigError
+from taihu.core.history.files import HistoryFile, read_histories
+from taihu.core.history.recording import Recorder
+from taihu.core.history.records import Begin, End, Push, Record, Skip
+from taihu.core.job import Job
+from taihu.core.settings import RunSettings
 
 SHAPE = Shape(1, 2, 1, (20, 30), compressed=True, lives=((0, 3), (2, 5)))
 BEGIN = Begin("worker 0", 7, 0, servers=1, workers=1, zero=1)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from support.limits import most_files
 
-from taihu.errors import ConfigError
-from taihu.job import Job, job_to_toml, load_job, parse_assignments, setting_keys
-from taihu.job.advice import RULES, advice
-from taihu.job.machine import check_processes, check_threads
-from taihu.run_length import RunLength
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job, job_to_toml, load_job, parse_assignments, setting_keys
+from taihu.core.job.advice import RULES, advice
+from taihu.core.job.machine import check_processes, check_threads
+from taihu.core.model.run_length import RunLength
 
 VALUES: dict[str, Any] = {
     "optimizer.momentum": 0.9,

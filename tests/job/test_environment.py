@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from taihu.errors import ConfigError
-from taihu.job import load_job
-from taihu.job.environment import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import load_job
+from taihu.core.job.environment import (
     coordinator_from_environment,
     environment_overrides,
     launcher_overrides,
@@ -23,7 +23,7 @@ from taihu.job.environment import (
     resolve_job,
     without_settings,
 )
-from taihu.job.variables import check_variables, known_variables
+from taihu.core.job.variables import check_variables, known_variables
 
 ROOT = Path(__file__).parents[2]
 
@@ -153,7 +153,8 @@ def test_a_variable_that_means_nothing_is_an_error_with_the_nearest_name(name: s
 
 def test_every_key_and_every_variable_of_the_project_means_something() -> None:
     check_variables(dict.fromkeys(known_variables(), "1"))
-    files = [*ROOT.glob("taihu/**/*.py"), *ROOT.glob("deploy/**/*"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    code = (path for room in ("core", "ps_server", "taihu", "worker") for path in ROOT.glob(f"{room}/**/*.py"))
+    files = [*code, *ROOT.glob("deploy/**/*"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
     named = {name for text in texts for name in re.findall(r"\bTAIHU_[A-Z_]*[A-Z]\b", text)}
     assert {"TAIHU_BIND", "TAIHU_IMAGE"} < named

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from taihu.chaos.faults import FaultKind
-from taihu.chaos.points import NoChaos, Point
-from taihu.chaos.process import ProcessChaos
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job
-from taihu.job.chaos import chaos_of, members_of
-from taihu.wire.clock import WallClock
+from taihu.core.base.errors import ConfigError
+from taihu.core.chaos.faults import FaultKind
+from taihu.core.chaos.points import NoChaos, Point
+from taihu.core.chaos.process import ProcessChaos
+from taihu.core.job import Job, load_job
+from taihu.core.job.chaos import chaos_of, members_of
+from taihu.core.wire.clock import WallClock
 
 
 def job(folder: Path | None, **chaos: object) -> Job:

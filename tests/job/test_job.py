@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from support.strategies import CHARACTERS
 
-from taihu.errors import ConfigError
-from taihu.job import Job, job_to_toml, load_job, parse_assignments, parse_value
-from taihu.names import MODEL_NAMES
-from taihu.settings import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job, job_to_toml, load_job, parse_assignments, parse_value
+from taihu.core.model.names import MODEL_NAMES
+from taihu.core.settings import (
     ChaosSettings,
     CheckpointSettings,
     ClusterSettings,

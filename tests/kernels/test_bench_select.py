@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from taihu.cli.bench.select import select
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError, PeerUnreachableError
-from taihu.job import Job
-from taihu.launch.discovery import (
+from taihu.core.base.errors import ConfigError, PeerUnreachableError
+from taihu.core.coordination.discovery import (
     all_addresses,
     find_coordinator,
     find_rank,
@@ -22,7 +21,8 @@ from taihu.launch.discovery import (
     number_among,
     place_among,
 )
-from taihu.settings import ClusterSettings
+from taihu.core.job import Job
+from taihu.core.settings import ClusterSettings
 
 NOT_ANSWERED = "203.0.113.250"
 """An address that every machine has beside the one that the name has."""

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from taihu.errors import ConfigError
-from taihu.job import Job
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
 from taihu.launch.place import (
     Launch,
     choose_address,

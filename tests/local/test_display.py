@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.strategies import CHARACTERS
 
-from taihu.coordination.members import Progress
-from taihu.coordination.messages import progress_from_message, progress_to_message
+from taihu.core.coordination.members import Progress
+from taihu.core.coordination.messages import progress_from_message, progress_to_message
+from taihu.core.model.scores import score_lines
 from taihu.local.display import (
     Display,
     PlainDisplay,
@@ -27,7 +28,6 @@ from taihu.local.display import (
     waiting,
 )
 from taihu.local.terminal_line import clock_time, fitting, folded, remaining_s
-from taihu.scores import score_lines
 from taihu.worker.reporting.progress import ProgressMeter, StepSample
 
 

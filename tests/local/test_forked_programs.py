@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.job.environment import without_settings
+from taihu.core.job.environment import without_settings
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 
 PROGRAM = """

@@ -10,11 +10,11 @@ import grpc
 from rich.console import Console
 from support.daemons import free_port
 
-from taihu.coordination.service import COORDINATOR_SERVICE
+from taihu.core.coordination.service import COORDINATOR_SERVICE
+from taihu.core.wire.server import RpcServer
 from taihu.local.display import PlainDisplay
 from taihu.local.watching import StatusWatch
 from taihu.protos import coordinator_pb2 as pb
-from taihu.wire.server import RpcServer
 
 
 @contextmanager

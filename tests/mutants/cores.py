@@ -54,9 +54,11 @@ def _named(folder: str, *names: str) -> tuple[str, ...]:
 CORES: Mapping[str, Core] = MappingProxyType(
     {
         # model_shapes.py is a table of published sizes, made when it is imported.
-        "planner": Core(("taihu/planner/[!m]*.py", "taihu/planner/me[!a]*.py"), ("tests/planner/test_*.py",)),
+        "planner": Core(
+            ("taihu/core/planner/[!m]*.py", "taihu/core/planner/me[!a]*.py"), ("tests/planner/test_*.py",)
+        ),
         "coordination": Core(
-            _named("taihu/coordination/", "membership", "planning", "stopping", "awaited"),
+            _named("taihu/core/coordination/", "membership", "planning", "stopping", "awaited"),
             _named("tests/coordination/test_", "membership*", "planning", "stopping", "awaited"),
             (
                 "tests/coordination/test_planning.py::test_workers_and_servers_change_the_plan_at_the_same_step",
@@ -65,7 +67,7 @@ CORES: Mapping[str, Core] = MappingProxyType(
             ),
             scenarios=("tests/testdata/membership/*.txt",),
         ),
-        "compression": Core(("taihu/compression/*.py",), ("tests/compression/test_*.py",)),
+        "compression": Core(("taihu/core/compression/*.py",), ("tests/compression/test_*.py",)),
         "step": Core(
             ("taihu/worker/exchange/step_*.py",),
             ("tests/worker/**/test_step_protocol.py",),
@@ -82,8 +84,8 @@ CORES: Mapping[str, Core] = MappingProxyType(
                 "taihu/ps_server/shard_holder.py",
                 "taihu/ps_server/snapshot.py",
                 "taihu/ps_server/summing.py",
-                "taihu/optimization/shard.py",
-                "taihu/optimization/sums.py",
+                "taihu/core/optimization/shard.py",
+                "taihu/core/optimization/sums.py",
             ),
             (
                 "tests/ps_server/test_aggregator.py",

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from taihu.core.optimization import OptimizerShard
+from taihu.core.settings import OptimizerSettings
 from taihu.kernels import oracles
 from taihu.kernels.optim import SgdRule
-from taihu.optimization import OptimizerShard
-from taihu.settings import OptimizerSettings
 
 
 @pytest.mark.parametrize("cuts", [(0, 60), (0, 17, 18, 60)])

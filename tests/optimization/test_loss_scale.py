@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.errors import RunError
-from taihu.optimization import LossScale
+from taihu.core.base.errors import RunError
+from taihu.core.optimization import LossScale
 
 
 def runs_without_overflow(steps: list[bool]) -> list[list[bool]]:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.errors import FrameError, GivenUpError
-from taihu.optimization import OptimizerShard, RuledShard, StepRates
-from taihu.settings import OptimizerSettings
-from taihu.update_rules import UpdateRules
+from taihu.core.base.errors import FrameError, GivenUpError
+from taihu.core.optimization import OptimizerShard, RuledShard, StepRates
+from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.settings import OptimizerSettings
 
 RULES = {
     "sgd": OptimizerSettings(momentum=0.0),

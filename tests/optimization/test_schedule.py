@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError
-from taihu.run_length import RunLength
-from taihu.schedule import in_steps, learning_rate
-from taihu.settings import OptimizerSettings
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.run_length import RunLength
+from taihu.core.optimization.schedule import in_steps, learning_rate
+from taihu.core.settings import OptimizerSettings
 
 schedules = st.one_of(
     st.just(OptimizerSettings(learning_rate=0.3)),

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError, FrameError, ModelError
+from taihu.core.base.errors import ConfigError, FrameError, ModelError
+from taihu.core.optimization import OptimizerShard, SumShard
+from taihu.core.optimization.schedule import learning_rate
+from taihu.core.settings import OptimizerSettings
 from taihu.kernels.reduce import sum_in_rank_order
-from taihu.optimization import OptimizerShard, SumShard
-from taihu.schedule import learning_rate
-from taihu.settings import OptimizerSettings
 
 Values = NDArray[np.float32]
 quick = settings(deadline=None, max_examples=40)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taihu.core.optimization import WholeNorm
 from taihu.kernels.clip import add_squares
-from taihu.optimization import WholeNorm
 
 _FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 _EXAMPLES = settings(deadline=None, max_examples=100)

@@ -11,17 +11,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.errors import FrameError
-from taihu.planner.calibration import (
+from taihu.core.base.errors import FrameError
+from taihu.core.planner.calibration import (
     Transfers,
     calibrate,
     fit_linear,
     fit_link,
     with_measured_bytes,
 )
-from taihu.planner.groups import Group
-from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.planner.profile import Compression, LinearCost, LinkCost, Profile
+from taihu.core.planner.groups import Group
+from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.planner.profile import Compression, LinearCost, LinkCost, Profile
 
 Array = NDArray[np.float64]
 quick = settings(deadline=None, max_examples=80)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.planner.carriage import Carriage, carrier_in, faster_carrier, first_carriage, steps_by
-from taihu.planner.measurement import StepMeasurement
+from taihu.core.planner.carriage import Carriage, carrier_in, faster_carrier, first_carriage, steps_by
+from taihu.core.planner.measurement import StepMeasurement
 
 
 def step(number: int, seconds: float, *, serial: bool = False, path: str = "") -> StepMeasurement:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError
-from taihu.planner.decide import UNCOMPRESSED, best_frame_elements, choose_fc_of, decide, predict
-from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
-from taihu.planner.groups import Group, plan_groups
-from taihu.planner.merging import TIE, merge_exact, merge_greedy
-from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
-from taihu.planner.timeline import simulate, step_costs
+from taihu.core.base.errors import ConfigError
+from taihu.core.planner.decide import UNCOMPRESSED, best_frame_elements, choose_fc_of, decide, predict
+from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
+from taihu.core.planner.groups import Group, plan_groups
+from taihu.core.planner.merging import TIE, merge_exact, merge_greedy
+from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
+from taihu.core.planner.timeline import simulate, step_costs
 
 PROFILE = Profile(
     layers=tuple(LayerCost(f"l{i}", n, 0.01) for i, n in enumerate((4_000_000, 100, 9_000_000, 50_000, 10, 800_000))),

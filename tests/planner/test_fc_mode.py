@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, printed_rule, step_seconds
+from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, printed_rule, step_seconds
 
 FC1, FC2, FC3 = FcLayer("fc1", 25088, 4096), FcLayer("fc2", 4096, 4096), FcLayer("fc3", 4096, 1000)
 links = st.builds(FcLinks, st.floats(0, 1e-2), st.floats(0, 1e-2), st.floats(1e-10, 1e-6))

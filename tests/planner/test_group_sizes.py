@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cluster import layout_of
 
-from taihu.layout import Layout
-from taihu.planner.groups import (
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import (
     Group,
     cap_groups,
     check_groups,

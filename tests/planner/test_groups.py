@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group, check_groups, gradient_room, group_of_layer, parameter_room, plan_groups
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group, check_groups, gradient_room, group_of_layer, parameter_room, plan_groups
 
 quick = settings(deadline=None)
 

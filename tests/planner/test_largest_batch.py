@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.planner.groups import Group
-from taihu.planner.largest_batch import StepBytes, largest_batch
-from taihu.planner.memory import MemoryJob, fits, worker_memory
+from taihu.core.planner.groups import Group
+from taihu.core.planner.largest_batch import StepBytes, largest_batch
+from taihu.core.planner.memory import MemoryJob, fits, worker_memory
 
 JOB = MemoryJob((100, 50), (Group(0, 1),), workers=3, servers=2, zero=1, optimizer_arrays=1, frame_bytes=10)
 STATES = worker_memory(JOB).total

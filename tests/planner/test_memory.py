@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.memory import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.memory import (
     MemoryJob,
     MemoryUse,
     cheapest_fit,
@@ -29,7 +29,7 @@ from taihu.planner.memory import (
     volume_per_step,
     worker_memory,
 )
-from taihu.planner.partition import Shard
+from taihu.core.planner.partition import Shard
 
 quick = settings(deadline=None)
 

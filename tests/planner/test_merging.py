@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group, check_groups
+from taihu.core.planner.merging import TIE, merge_exact, merge_greedy
+from taihu.core.planner.model_shapes import TABLES
+from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.planner.timeline import simulate, step_costs
 from taihu.kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group, check_groups
-from taihu.planner.merging import TIE, merge_exact, merge_greedy
-from taihu.planner.model_shapes import TABLES
-from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
-from taihu.planner.timeline import simulate, step_costs
 
 quick = settings(deadline=None, max_examples=150)
 Array = NDArray[np.float64]

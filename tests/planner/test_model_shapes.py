@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from taihu.errors import ConfigError
-from taihu.layout import Layout
-from taihu.planner.model_shapes import TABLES, layer_table
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.layout import Layout
+from taihu.core.planner.model_shapes import TABLES, layer_table
 
 
 @pytest.mark.parametrize(

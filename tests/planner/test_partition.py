@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group, plan_groups
-from taihu.planner.partition import FrameSpec, Framing, Shard, all_bounds, slice_bounds
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group, plan_groups
+from taihu.core.planner.partition import FrameSpec, Framing, Shard, all_bounds, slice_bounds
 
 quick = settings(deadline=None)
 

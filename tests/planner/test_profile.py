@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
-from taihu.errors import ConfigError
-from taihu.kernels.pack import pack, packed_bound
-from taihu.planner.profile import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.planner.profile import (
     Compression,
     LayerCost,
     LinearCost,
@@ -25,6 +24,7 @@ from taihu.planner.profile import (
     Threshold,
     rice_bits_per_index,
 )
+from taihu.kernels.pack import pack, packed_bound
 
 quick = settings(deadline=None, max_examples=80)
 SECONDS = st.floats(0, 1e3)

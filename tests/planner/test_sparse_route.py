@@ -15,10 +15,10 @@ from support.sparse_network import Network, make_exchange
 
 from taihu.allreduce.ring.schedule import Ring, buffer_layout
 from taihu.allreduce.sparse.exchange import Message, Slice
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.planner.partition import Shard
+from taihu.core.planner.sparse_route import Route, SparseWorkload, choose, predict
 from taihu.kernels.pack import pack, packed_bound
-from taihu.planner.partition import Shard
-from taihu.planner.sparse_route import Route, SparseWorkload, choose, predict
 
 HALF = SparseWorkload(elements=1000, density=0.5, ranks=4, alpha_seconds=0.0, seconds_per_byte=1.0)
 Measure = Callable[[Sequence[int]], Any]

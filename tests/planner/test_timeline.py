@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taihu.core.planner.groups import Group
+from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.planner.timeline import Schedule, costs_as, simulate, step_costs
 from taihu.kernels.group_search import Pipeline, warm_up
-from taihu.planner.groups import Group
-from taihu.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
-from taihu.planner.timeline import Schedule, costs_as, simulate, step_costs
 
 quick = settings(deadline=None, max_examples=150)
 

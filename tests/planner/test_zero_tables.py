@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from taihu.planner.zero_tables import memory_per_device, model_sizes
+from taihu.core.planner.zero_tables import memory_per_device, model_sizes
 
 TABLE_1 = """
 1     120   120   120    2048  2048  2048  16000  16000  16000

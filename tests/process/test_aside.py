@@ -11,8 +11,8 @@ import pytest
 
 ASKS = """
 import json, os, signal, sys, threading
-from taihu.errors import ConfigError, DataError, TaihuError
-from taihu.process.aside import asked_aside
+from taihu.core.base.errors import ConfigError, DataError, TaihuError
+from taihu.core.process.aside import asked_aside
 
 class OwnError(ConfigError):
     pass

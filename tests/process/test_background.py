@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from taihu.errors import ExchangeError, RunError
-from taihu.process.background import TaskThread
+from taihu.core.base.errors import ExchangeError, RunError
+from taihu.core.process.background import TaskThread
 
 
 def test_tasks_are_carried_out_one_after_the_other_from_the_start_on() -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.core.process.entry import InterruptedRunError, Interrupts
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_a_signal_that_is_an_error_is_not_awaited(interrupts: Interrupts) -> Non
 
 CHILD = """
 import multiprocessing, os, time
-from taihu.process.entry import raise_on_terminate
+from taihu.core.process.entry import raise_on_terminate
 
 def work(begun):
     begun.set()

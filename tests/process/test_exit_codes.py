@@ -9,8 +9,8 @@ import pytest
 
 BEGINNING = """
 import atexit, sys, threading
-from taihu.process.ending import known_exit_code
-from taihu.process.exit_codes import note_exit_codes
+from taihu.core.process.ending import known_exit_code
+from taihu.core.process.exit_codes import note_exit_codes
 note_exit_codes()
 note_exit_codes()
 threading._register_atexit(lambda: print(known_exit_code(), flush=True))

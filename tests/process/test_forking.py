@@ -52,7 +52,7 @@ def run():
 PARENT = """
 import json, os, signal, sys, tempfile, time
 from pathlib import Path
-from taihu.process.forking import ForkedProcess, Streams, can_fork, fork_command
+from taihu.core.process.forking import ForkedProcess, Streams, can_fork, fork_command
 open_all_the_time = open(sys.argv[0])
 folder = tempfile.TemporaryDirectory()
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -143,7 +143,7 @@ def test_words_that_the_locale_cannot_read_are_passed_on(tmp_path: Path) -> None
     asks = f"""
 import sys
 sys.path.append({str(tmp_path)!r})
-from taihu.process.forking import ForkedProcess
+from taihu.core.process.forking import ForkedProcess
 with open("err", "wb") as err:
     process = ForkedProcess.start("probe", ["tell", *sys.argv[1:]], err.fileno(), {{}})
 process.stdin.close()

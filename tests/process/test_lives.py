@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from taihu.process.lives import is_over, own_life, passing_folder
-from taihu.security.token import Token, keep_token, kept_token
+from taihu.core.process.lives import is_over, own_life, passing_folder
+from taihu.core.security.token import Token, keep_token, kept_token
 
 SECRET = "x" * 20
 HOLDER = """
 import sys
-from taihu.process.lives import passing_folder
-from taihu.security.token import Token, keep_token
+from taihu.core.process.lives import passing_folder
+from taihu.core.security.token import Token, keep_token
 keep_token(Token("x" * 20), sys.argv[1])
 with passing_folder() as folder:
     (folder / "job.toml").touch()

@@ -20,7 +20,7 @@ def run():
 """
 ASKING = """
 import json, os, select
-from taihu.process.spare import SpareProcess
+from taihu.core.process.spare import SpareProcess
 seen = {"pid": os.getpid()}
 with open("log", "wb") as log:
     read, write = os.pipe()

@@ -34,8 +34,8 @@ def run(module: str, *arguments: str, before: str = "") -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("taihu.process.guard", "train"),
-        ("taihu.job", "run"),
+        ("taihu.core.process.guard", "train"),
+        ("taihu.core.job", "run"),
         ("typer", "status"),
         ("numpy", "bench select"),
         ("taihu.cli.doctor", "doctor"),
@@ -48,7 +48,8 @@ def test_ctrl_c_while_a_command_is_imported_is_told_in_one_line(module: str, com
 
 def test_ctrl_c_in_a_command_that_has_begun_lets_it_close_what_it_has_opened() -> None:
     program = (
-        "import os, signal\nfrom taihu.process.starting import begun, end_at_interrupt\nend_at_interrupt()\nbegun()\n"
+        "import os, signal\nfrom taihu.core.process.starting import begun, end_at_interrupt\n"
+        "end_at_interrupt()\nbegun()\n"
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('closed')\n"
     )
     done = subprocess.run(
@@ -71,4 +72,10 @@ def test_nothing_is_imported_before_ctrl_c_is_told_in_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=600, check=True, cwd=root
     )
-    assert done.stdout.split() == ["__future__", "taihu", "taihu.__main__", "taihu.process", "taihu.process.starting"]
+    assert done.stdout.split() == [
+        "__future__",
+        "taihu",
+        "taihu.__main__",
+        "taihu.core.process",
+        "taihu.core.process.starting",
+    ]

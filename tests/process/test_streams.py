@@ -13,10 +13,10 @@ import pytest
 PROGRAM = """
 import sys
 from pathlib import Path
-from taihu.process.streams import open_streams, outlive_output
+from taihu.core.process.streams import open_streams, outlive_output
 open_streams()
 import typer
-from taihu.process.entry import run_app
+from taihu.core.process.entry import run_app
 app = typer.Typer()
 
 @app.command()

@@ -21,8 +21,8 @@ time.sleep(600)
 """
 SUPERVISED = """
 import atexit, os, signal, sys, time
-from taihu.process.entry import Interrupts
-from taihu.process.supervised import end_with_supervisor
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.supervised import end_with_supervisor
 {before}
 end_with_supervisor(int(sys.argv[1]), {end}, grace_s=0.3)
 {life}

@@ -9,7 +9,7 @@ import sys
 # no system call was broken off. Here another thread is the one that it interrupts.
 PROGRAM = """
 import os, signal, threading
-from taihu.process.entry import InterruptedRunError, Interrupts
+from taihu.core.process.entry import InterruptedRunError, Interrupts
 interrupts = Interrupts()
 interrupts.install()
 interrupts.are_heard()

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from taihu.core.process.entry import Interrupts
+from taihu.core.wire.clock import WallClock
 from taihu.doctor.collecting import machine_facts
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.service import ListeningDoctor
-from taihu.process.entry import Interrupts
-from taihu.wire.clock import WallClock
 
 
 def main(bind: str, ahead_s: str, version: str) -> None:

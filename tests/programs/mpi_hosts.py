@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.network import ShapedNetwork
-from taihu.job.environment import without_settings
+from taihu.core.job.environment import without_settings
 
 __all__ = ["MpiHosts"]
 

@@ -17,8 +17,8 @@ import pytest
 from support.certificates import TestAuthority
 
 from benchmarks.network import ShapedNetwork
-from taihu.job.environment import without_settings
-from taihu.security.certificates import Validity
+from taihu.core.job.environment import without_settings
+from taihu.core.security.certificates import Validity
 
 PORT = 7070
 RATE = "200mbit"

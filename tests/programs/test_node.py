@@ -15,7 +15,7 @@ import pytest
 from mpi_hosts import MpiHosts
 from support.daemons import wait_for
 
-from taihu.job.environment import without_settings
+from taihu.core.job.environment import without_settings
 
 ROOT = Path(__file__).parents[2]
 

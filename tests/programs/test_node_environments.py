@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.daemons import free_port
 
-from taihu.job.environment import without_settings
+from taihu.core.job.environment import without_settings
 
 Variables = Callable[[int, int], dict[str, str]]
 

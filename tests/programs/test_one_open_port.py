@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.network import ShapedNetwork
 from benchmarks.secured import Ended, on_hosts
-from taihu.job.environment import without_settings
+from taihu.core.job.environment import without_settings
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

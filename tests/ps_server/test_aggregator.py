@@ -16,10 +16,10 @@ from support.frames import changed, header_of, question
 from support.scenarios import check_scenario, parse_options, scenario_paths
 from support.strategies import weighted
 
-from taihu.errors import StaleError, TaihuError
-from taihu.planner.partition import FrameSpec, Piece
+from taihu.core.base.errors import StaleError, TaihuError
+from taihu.core.planner.partition import FrameSpec, Piece
+from taihu.core.wire.headers import FrameHeader
 from taihu.ps_server.aggregator import Aggregator, Complete
-from taihu.wire.headers import FrameHeader
 
 _HEADER = {"step": "", "attempt": "0", "group": "", "offset": "", "count": "", "job": "demo", "plan": "1"}
 _HEADER["incarnation"] = ""

@@ -9,12 +9,12 @@ import pytest
 from support.frames import changed
 from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_plan
 
-from taihu.coordination.plan import Plan
-from taihu.errors import FrameError, StaleError
+from taihu.core.base.errors import FrameError, StaleError
+from taihu.core.coordination.plan import Plan
+from taihu.core.wire.headers import Frame
+from taihu.core.wire.kinds import RingSegment
 from taihu.ps_server.aggregator import Outcome
 from taihu.ps_server.answering import Answer
-from taihu.wire.headers import Frame
-from taihu.wire.kinds import RingSegment
 
 
 def change(run: Driven, from_step: int) -> Frame:

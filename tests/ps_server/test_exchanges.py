@@ -10,17 +10,17 @@ from support.daemons import wait_for
 from support.frames import header_of
 from support.shards import make_plan, shard_job
 
+from taihu.core.trace import Tracer
+from taihu.core.wire.direct_frames import DirectReceiver
+from taihu.core.wire.headers import FrameHeader
+from taihu.core.wire.identity import Sender, WorkerIdentity
+from taihu.core.wire.kinds import Encoding, Summed
+from taihu.core.wire.metrics import ServerMetrics
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.sink import Origin, Sink
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.exchanges import Exchanges, WorkerExchange
 from taihu.ps_server.shard_holder import ShardHolder
-from taihu.trace import Tracer
-from taihu.wire.direct_frames import DirectReceiver
-from taihu.wire.headers import FrameHeader
-from taihu.wire.identity import Sender, WorkerIdentity
-from taihu.wire.kinds import Encoding, Summed
-from taihu.wire.metrics import ServerMetrics
-from taihu.wire.patience import Patience
-from taihu.wire.sink import Origin, Sink
 
 COUNT = 1 << 20
 

@@ -9,14 +9,14 @@ import pytest
 from support.frames import header_of
 from support.shards import LAYOUT, NOTHING, Clock, Values, make_plan, shard_job
 
-from taihu.errors import FrameError, GivenUpError, StaleError
-from taihu.planner.partition import Shard
+from taihu.core.base.errors import FrameError, GivenUpError, StaleError
+from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.planner.partition import Shard
+from taihu.core.settings import OptimizerSettings
+from taihu.core.wire.headers import Frame, FrameHeader, ValueType
+from taihu.core.wire.kinds import Encoding, Rates
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.server_shard import ServerShard
-from taihu.settings import OptimizerSettings
-from taihu.update_rules import UpdateRules
-from taihu.wire.headers import Frame, FrameHeader, ValueType
-from taihu.wire.kinds import Encoding, Rates
 
 RULES = UpdateRules(OptimizerSettings(momentum=0.0), (0.0, 0.1), (0, 1, 1, 0, 1))
 PLAN = replace(make_plan(), updates=RULES)

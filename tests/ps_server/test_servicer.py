@@ -15,25 +15,25 @@ import pytest
 from support.frames import changed, header_of, initial_header
 from support.shards import LAYOUT, make_plan, shard_job
 
-from taihu.errors import FrameError, MemberLostError, ModelError, RunError, StaleError, TaihuError
-from taihu.job import Job
-from taihu.planner.partition import Shard
+from taihu.core.base.errors import FrameError, MemberLostError, ModelError, RunError, StaleError, TaihuError
+from taihu.core.job import Job
+from taihu.core.planner.partition import Shard
+from taihu.core.trace import Tracer
+from taihu.core.wire.codec import encode_frame, layout_to_message, read_frame
+from taihu.core.wire.direct_connection import DirectListener, open_connection
+from taihu.core.wire.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.headers import Frame, FrameHeader
+from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata
+from taihu.core.wire.kinds import Encoding, Question, RingSegment, Summed
+from taihu.core.wire.metrics import ServerMetrics
+from taihu.core.wire.server import RpcServer
+from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message, open_shared
+from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.status import error_from_rpc
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import WorkerExchange
 from taihu.ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from taihu.ps_server.shard_holder import ShardHolder
-from taihu.trace import Tracer
-from taihu.wire.codec import encode_frame, layout_to_message, read_frame
-from taihu.wire.direct_connection import DirectListener, open_connection
-from taihu.wire.frame_link import FrameLink, LinkEnd, LinkEvents
-from taihu.wire.headers import Frame, FrameHeader
-from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
-from taihu.wire.kinds import Encoding, Question, RingSegment, Summed
-from taihu.wire.metrics import ServerMetrics
-from taihu.wire.server import RpcServer
-from taihu.wire.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message, open_shared
-from taihu.wire.sink import Origin, Sink
-from taihu.wire.status import error_from_rpc
 from taihu.worker.exchange.servers.calls import ServerCalls
 
 TIMEOUT_S = 120.0

@@ -11,13 +11,13 @@ from support.cluster import layout_of
 from support.frames import changed, initial_header
 from support.shards import LAYOUT, Clock, Driven, Values, make_plan, shard_job
 
-from taihu.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
-from taihu.planner.partition import FrameSpec, Shard
+from taihu.core.base.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
+from taihu.core.planner.partition import FrameSpec, Shard
+from taihu.core.wire.codec import read_frame
+from taihu.core.wire.headers import FrameHeader
+from taihu.core.wire.kinds import Gradients, Summed
 from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.shard_holder import ShardHolder
-from taihu.wire.codec import read_frame
-from taihu.wire.headers import FrameHeader
-from taihu.wire.kinds import Gradients, Summed
 
 
 def make_holder(index: int = 0, servers: int = 1, transport: str = "tcp") -> ShardHolder:

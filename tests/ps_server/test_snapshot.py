@@ -10,7 +10,7 @@ from safetensors.numpy import load, save
 from support.frames import changed
 from support.shards import KINDS, LAYOUT, OTHER_GROUPS, Driven, bits, driven, make_plan, shard_job
 
-from taihu.errors import FrameError, ModelError, StaleError
+from taihu.core.base.errors import FrameError, ModelError, StaleError
 from taihu.kernels.half import from_half
 from taihu.ps_server.snapshot import Snapshot
 

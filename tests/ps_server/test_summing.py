@@ -7,10 +7,12 @@ import pytest
 from support.frames import header_of
 from support.shards import KINDS, LAYOUT, driven, shard_job
 
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.planner.partition import FrameSpec, Piece
+from taihu.core.wire.headers import Frame
+from taihu.core.wire.kinds import Encoding, Summed
 from taihu.kernels.half import HalfKind, to_half
 from taihu.kernels.pack import packed_bound
-from taihu.planner.partition import FrameSpec, Piece
 from taihu.ps_server.answering import make_answering
 from taihu.ps_server.summing import (
     Contribution,
@@ -22,8 +24,6 @@ from taihu.ps_server.summing import (
     count_non_finite,
     make_summing,
 )
-from taihu.wire.headers import Frame
-from taihu.wire.kinds import Encoding, Summed
 
 SPEC = FrameSpec(0, 0, 4, (Piece(0, 3), Piece(5, 6)))
 

@@ -9,7 +9,7 @@ import pytest
 from support.report_runs import made_results, made_trace, write_run
 
 from taihu.cli.main import make_app
-from taihu.process.entry import run_app
+from taihu.core.process.entry import run_app
 from taihu.report.reading import read_run
 
 

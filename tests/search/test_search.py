@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.simulations import job_of, layout_of, seconds_of
 
-from taihu.coordination.planning import Planning
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job
+from taihu.core.base.errors import ConfigError
+from taihu.core.coordination.planning import Planning
+from taihu.core.job import Job, load_job
 from taihu.search.floors import Floor
 from taihu.search.reasons import why_it_loses, why_it_was_passed
 from taihu.search.search import ALIKE, Found, Passed, Search, ranked

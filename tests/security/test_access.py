@@ -8,11 +8,11 @@ from pkgutil import iter_modules
 import pytest
 
 import taihu.protos
-from taihu.errors import RefusedError
-from taihu.security.access import Access
-from taihu.security.identity import ROLES, Identity, Role
-from taihu.security.roles import RULES
-from taihu.security.token import Token
+from taihu.core.base.errors import RefusedError
+from taihu.core.security.access import Access
+from taihu.core.security.identity import ROLES, Identity, Role
+from taihu.core.security.roles import RULES
+from taihu.core.security.token import Token
 
 # s: server, w: worker, 0: worker 0 alone, o: observer, p: operator
 TABLE = {

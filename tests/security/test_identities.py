@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.errors import ConfigError
-from taihu.security.identity import Identity, dns_name, identity_among, parse_identity
+from taihu.core.base.errors import ConfigError
+from taihu.core.security.identity import Identity, dns_name, identity_among, parse_identity
 
 ALPHABET = "abcXYZ019._-"
 NAMES = st.builds("{}{}".format, st.sampled_from("aZ7"), st.text(ALPHABET, max_size=20))

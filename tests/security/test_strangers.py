@@ -25,18 +25,18 @@ from support.certificates import MEMBERS, TestAuthority
 from support.cluster import Cluster, Member, Values, layout_of, make_job
 from support.daemons import wait_for
 
-from taihu.coordination.status import fetch_status
-from taihu.errors import ConfigError, PeerUnreachableError, RefusedError
+from taihu.core.base.errors import ConfigError, PeerUnreachableError, RefusedError
+from taihu.core.coordination.status import fetch_status
+from taihu.core.security.certificates import Validity
+from taihu.core.security.security import Security
+from taihu.core.security.token import Token
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.core.wire.server import RpcServer
 from taihu.protos import connection_pb2
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos import parameter_server_pb2 as ps
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
-from taihu.security.certificates import Validity
-from taihu.security.security import Security
-from taihu.security.token import Token
-from taihu.wire.channel import open_channel
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.wire.server import RpcServer
 
 LAYOUT = layout_of(8, 300)
 TOKEN = Token("of-this-run-0123456789abcdef")

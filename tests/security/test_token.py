@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from taihu.errors import ConfigError
-from taihu.security.token import Token, find_token, forget_token, keep_token, kept_token, new_token
+from taihu.core.base.errors import ConfigError
+from taihu.core.security.token import Token, find_token, forget_token, keep_token, kept_token, new_token
 
 SECRET = "0123456789abcdef-secret"  # noqa: S105 - of nobody
 

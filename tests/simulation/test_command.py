@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
-from taihu.results import RESULTS_FORMAT
+from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.process.results import RESULTS_FORMAT
 from taihu.simulation.machine_file import EXAMPLE
 
 PROFILE = Profile(

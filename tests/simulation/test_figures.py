@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from taihu.planner.model_shapes import layer_table
+from taihu.core.planner.model_shapes import layer_table
 from taihu.simulation.figures import exchanges, fully_connected, passes, processor, sparse, zero
 from taihu.simulation.figures.figure import Figure, Row
 from taihu.simulation.figures.papers_machine import whole_chunks_seconds

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.simulations import ALPHA_S, PLAIN, RATE, job_of, simulated
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.wire.direct_frames import HEADER_BYTES
 from taihu.simulation.halving_doubling import halving_doubling_seconds
 from taihu.simulation.machines import Machines
-from taihu.wire.direct_frames import HEADER_BYTES
 
 ELEMENTS = 840_000  # divides by 1 to 8 and is one frame
 BYTES = HEADER_BYTES + 4 * ELEMENTS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.simulations import PLAIN, job_of, simulated
 
 import taihu.simulation.ring
-from taihu.job import Job
+from taihu.core.job import Job
 from taihu.simulation.job import Simulated
 from taihu.simulation.machines import Machines, Network
 

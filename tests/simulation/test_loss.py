@@ -14,10 +14,10 @@ from support.told_events import Told
 
 import taihu.simulation.members
 import taihu.simulation.worker
-from taihu.coordination.members import MemberId, Role
-from taihu.coordination.membership import TICK_S
-from taihu.errors import ConfigError
-from taihu.job import Job
+from taihu.core.base.errors import ConfigError
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.membership import TICK_S
+from taihu.core.job import Job
 from taihu.simulation.loss import Loss, Recovery, noticed, simulate_loss
 from taihu.simulation.machines import Network
 from taihu.simulation.placement import Placement

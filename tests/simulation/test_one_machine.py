@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.simulations import PLAIN
 
+from taihu.core.wire.limits import MOST_UNSENT_BYTES
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.network import Fabric, Host
 from taihu.simulation.one_machine import Cores, Port, SharedPorts
-from taihu.wire.limits import MOST_UNSENT_BYTES
 
 WORK = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=8)
 RATE = 12.0

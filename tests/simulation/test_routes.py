@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from support.simulations import ALPHA_S, PLAIN, RATE, job_of, layout_of, simulated
 
-from taihu.errors import ConfigError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.profile import rice_bits_per_index
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.profile import rice_bits_per_index
+from taihu.core.wire.direct_frames import HEADER_BYTES
 from taihu.simulation.compute import Compute
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.placement import Placement
-from taihu.wire.direct_frames import HEADER_BYTES
 
 NO_ALPHA = replace(PLAIN, alpha_seconds=0.0)
 SIZES = [60_000] * 6

@@ -19,7 +19,7 @@ import taihu.ps_server.server_shard
 import taihu.simulation.members
 import taihu.simulation.worker
 import taihu.worker.exchange.shell
-from taihu.planner.profile import LayerCost, LinearCost, LinkCost, Profile
+from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 from taihu.simulation.compute import Segments, of_measured
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.placement import Placement

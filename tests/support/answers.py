@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import grpc
 
-from taihu.wire.codec import read_frame
-from taihu.wire.headers import Frame
-from taihu.wire.server import RpcServer
+from taihu.core.wire.codec import read_frame
+from taihu.core.wire.headers import Frame
+from taihu.core.wire.server import RpcServer
 
 __all__ = ["AnswerProxy"]
 

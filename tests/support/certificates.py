@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from taihu.security.certificates import Authority, Validity, write_pair
-from taihu.security.files import CertificateFiles
-from taihu.security.identity import COORDINATOR, Identity, dns_name
-from taihu.security.security import Security
-from taihu.security.token import Token
+from taihu.core.security.certificates import Authority, Validity, write_pair
+from taihu.core.security.files import CertificateFiles
+from taihu.core.security.identity import COORDINATOR, Identity, dns_name
+from taihu.core.security.security import Security
+from taihu.core.security.token import Token
 
 __all__ = ["DAY", "MEMBERS", "TestAuthority", "alternative_names"]
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from support.exchanges import run_workers
 from support.worker import Values, Worker
-from taihu.checkpoint.files import PartFile, hash_of, write_part
-from taihu.checkpoint.keepers import keepers
-from taihu.checkpoint.manifest import Manifest
-from taihu.checkpoint.part import Part
-from taihu.checkpoint.reading import Checkpoint, open_checkpoint
-from taihu.checkpoint.store import CheckpointStore
-from taihu.coordination.plan import Plan
-from taihu.job import Job
-from taihu.layout import Layout
+from taihu.core.checkpoint.files import PartFile, hash_of, write_part
+from taihu.core.checkpoint.keepers import keepers
+from taihu.core.checkpoint.manifest import Manifest
+from taihu.core.checkpoint.part import Part
+from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
 
 __all__ = ["commit_all", "keep", "resume", "with_checkpoints"]
 

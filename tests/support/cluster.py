@@ -13,18 +13,18 @@ import numpy as np
 
 from support.commands import PATIENCE_S
 from support.worker import Values, Worker, first_parameters, initial_parameters
-from taihu.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.coordination.members import MemberId, Progress, Role, RunState
-from taihu.coordination.plan import Plan
-from taihu.errors import RunError, TaihuError
-from taihu.history.recording import recorded_history
-from taihu.job import Job
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import group_bounds
-from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.base.errors import RunError, TaihuError
+from taihu.core.coordination.client import CoordinatorClient, HeartbeatThread
+from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.plan import Plan
+from taihu.core.history.recording import recorded_history
+from taihu.core.job import Job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import group_bounds
+from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.settings import ClusterSettings
+from taihu.core.wire.identity import WorkerIdentity
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
-from taihu.settings import ClusterSettings
-from taihu.wire.identity import WorkerIdentity
 from taihu.worker.exchange.making import Beside, through_servers
 from taihu.worker.exchange.servers.link import ServerLink
 from taihu.worker.exchange.servers.route import ServerRoute

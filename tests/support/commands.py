@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from taihu.job.environment import without_settings
+from taihu.core.job.environment import without_settings
 
 __all__ = ["PATIENCE_S", "Command", "end_fork_server", "run_command"]
 

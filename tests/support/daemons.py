@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO
 
 from support.commands import PATIENCE_S, Command
-from taihu.job.environment import without_settings
-from taihu.wire.address import free_port
+from taihu.core.job.environment import without_settings
+from taihu.core.wire.address import free_port
 
 __all__ = ["Process", "Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
 

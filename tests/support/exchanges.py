@@ -17,18 +17,18 @@ from support.cluster import Cluster
 from support.peers import Peers
 from support.worker import Values, Worker, first_parameters
 from taihu.allreduce.communicator import Communicator
-from taihu.coordination.client import failure_reported
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import first_plan
-from taihu.errors import TaihuError
-from taihu.history.checking import check_histories
-from taihu.history.files import read_histories
-from taihu.history.recording import recorded_history
-from taihu.history.records import End
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.groups import cap_groups, plan_groups
-from taihu.wire.codec import BYTES_PER_VALUE
+from taihu.core.base.errors import TaihuError
+from taihu.core.coordination.client import failure_reported
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.planning import first_plan
+from taihu.core.history.checking import check_histories
+from taihu.core.history.files import read_histories
+from taihu.core.history.recording import recorded_history
+from taihu.core.history.records import End
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import cap_groups, plan_groups
+from taihu.core.wire.codec import BYTES_PER_VALUE
 from taihu.worker.exchange.making import Beside, between_workers
 from taihu.worker.exchange.ring.dense import RingRoute
 from taihu.worker.exchange.ring.sparse import SparseRoute

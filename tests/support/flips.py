@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from taihu.wire import direct_frames, stream
-from taihu.wire.codec import read_frame
-from taihu.wire.direct_connection import receive_into
-from taihu.wire.headers import Frame
+from taihu.core.wire import direct_frames, stream
+from taihu.core.wire.codec import read_frame
+from taihu.core.wire.direct_connection import receive_into
+from taihu.core.wire.headers import Frame
 
 _MORE_THAN_A_HEADER = 300
 

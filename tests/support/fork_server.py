@@ -15,16 +15,16 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from taihu.job import Job
+from taihu.core.job import Job
+from taihu.core.process.forking import Streams, fork_command
+from taihu.core.process.preparation import importing_much, prepare_process
 from taihu.kernels import group_search
 from taihu.local.processes import prepare_to_fork
-from taihu.process.forking import Streams, fork_command
-from taihu.process.preparation import importing_much, prepare_process
 from taihu.worker.first_step import load_first_step
 
 _COMMANDS = (
     *("taihu.__main__", "taihu.cli.main", "taihu.cli.train", "taihu.local.run", "taihu.local.training"),
-    *("taihu.ps_server.__main__", "taihu.worker.__main__", "taihu.job.reference", "taihu.worker.preflight"),
+    *("taihu.ps_server.__main__", "taihu.worker.__main__", "taihu.core.job.reference", "taihu.worker.preflight"),
 )
 _LARGEST_REQUEST = 1 << 18
 

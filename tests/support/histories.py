@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.history.digest import bits_of, digest_of
-from taihu.history.records import Balance, Begin, End, Push, Read, Record, Sum, Update
+from taihu.core.history.digest import bits_of, digest_of
+from taihu.core.history.records import Balance, Begin, End, Push, Read, Record, Sum, Update
 
 __all__ = ["Shape", "histories_of", "shapes"]
 

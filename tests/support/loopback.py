@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import grpc
 
-from taihu.wire.channel import open_channel
-from taihu.wire.server import RpcServer
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.server import RpcServer
 
 __all__ = ["Loopback", "loopback_method"]
 

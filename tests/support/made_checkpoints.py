@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.checkpoint.files import write_part
-from taihu.checkpoint.manifest import Manifest
-from taihu.checkpoint.part import NO_COLUMNS, NOTHING, Columns, Elements, Part, SpreadLayer, State
-from taihu.checkpoint.places import Place
-from taihu.checkpoint.reading import Checkpoint, open_checkpoint
-from taihu.checkpoint.store import CheckpointStore
-from taihu.layout import Layout
-from taihu.planner.partition import Shard
+from taihu.core.checkpoint.files import write_part
+from taihu.core.checkpoint.manifest import Manifest
+from taihu.core.checkpoint.part import NO_COLUMNS, NOTHING, Columns, Elements, Part, SpreadLayer, State
+from taihu.core.checkpoint.places import Place
+from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.model.layout import Layout
+from taihu.core.planner.partition import Shard
 
 __all__ = [
     "NAMES",

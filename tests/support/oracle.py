@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.worker import Values, initial_parameters
-from taihu.job import Job
-from taihu.layout import Layout
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
 
 __all__ = ["expected_parameters", "group_ranges", "rounded"]
 

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from taihu.trace.merging import trace_of
-from taihu.trace.parts import Event, Part
+from taihu.core.trace.merging import trace_of
+from taihu.core.trace.parts import Event, Part
 
 __all__ = ["PARTS", "Page", "made_results", "made_trace", "parse_value", "spread_of", "write_run"]
 

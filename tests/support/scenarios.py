@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from taihu.errors import TaihuError
+from taihu.core.base.errors import TaihuError
 
 __all__ = ["check_scenario", "parse_options", "replay", "scenario_paths"]
 

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from support.cluster import layout_of
 from support.frames import changed, header_of
-from taihu.coordination.plan import Plan
-from taihu.job import Job
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec, Shard
+from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, Question
+from taihu.core.wire.shared_memory import SharedBuffer
 from taihu.kernels.half import HalfKind, from_half, to_half
 from taihu.kernels.pack import pack, packed_bound, unpack
-from taihu.planner.groups import Group
-from taihu.planner.partition import FrameSpec, Shard
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.server_shard import ServerShard
-from taihu.wire.headers import At, Frame, FrameHeader, ValueType
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Question
-from taihu.wire.shared_memory import SharedBuffer
 
 Values = NDArray[np.float32]
 Step = Mapping[int, Sequence[Values]]

@@ -10,8 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from support.value_kinds import summed
+from taihu.core.wire.shared_memory import SharedBuffer
 from taihu.kernels.sums import ReduceKind
-from taihu.wire.shared_memory import SharedBuffer
 
 __all__ = ["Call", "PeerDiedError", "expected_result", "on_all_ranks", "shared_buffers"]
 

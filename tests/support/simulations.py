@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from taihu.job import Job, load_job
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.job import Job, load_job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.simulation.compute import Compute
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.machines import Machines, Network

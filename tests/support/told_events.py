@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from taihu.core.wire.headers import At
 from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.ps_server.server_shard import ServerShard
-from taihu.wire.headers import At
 from taihu.worker.exchange.servers.link import ServerLink
 from taihu.worker.exchange.step_actions import Action, Ask, Widen
 from taihu.worker.exchange.step_parameters import Reading, StepParameters

@@ -10,11 +10,11 @@ from typing import TypeVar
 import torch
 
 from support.cluster import Cluster
-from taihu.coordination.listener import ListenOptions
-from taihu.job import Job, revised
+from taihu.core.coordination.listener import ListenOptions
+from taihu.core.job import Job, revised
+from taihu.core.wire.address import free_port
 from taihu.torch.place import Place
 from taihu.torch.world import World
-from taihu.wire.address import free_port
 
 __all__ = ["on_workers", "script_job"]
 

@@ -12,9 +12,9 @@ from support.cluster import layout_of
 from support.exchanges import Run, exchange_steps, regrouped
 from support.ways import Way
 from support.worker import Values, Worker
-from taihu.coordination.plan import Plan
-from taihu.coordination.planning import first_plan
-from taihu.job import Job
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.planning import first_plan
+from taihu.core.job import Job
 
 __all__ = [
     "CHANGE",

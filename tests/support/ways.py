@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.cluster import make_job
-from taihu.job import Job
-from taihu.planner.sparse_route import Route
+from taihu.core.job import Job
+from taihu.core.planner.sparse_route import Route
 
 __all__ = ["DENSE", "SPARSE", "WAYS", "Way"]
 

@@ -16,11 +16,11 @@ import structlog
 
 from support.cluster import Cluster
 from taihu.allreduce.rendezvous import listen_for_peers
-from taihu.coordination.listener import Listener, ListenOptions
-from taihu.job import Job, load_job
-from taihu.job.reading import parse_assignments
+from taihu.core.coordination.listener import Listener, ListenOptions
+from taihu.core.job import Job, load_job
+from taihu.core.job.reading import parse_assignments
+from taihu.core.job.run_folder import RunFiles
 from taihu.local.results import results_of
-from taihu.run_folder import RunFiles
 from taihu.worker.daemon import WorkerDaemon
 from taihu.worker.participation import WorkerOptions
 

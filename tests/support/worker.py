@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.checkpoint.keepers import resumed_from
-from taihu.checkpoint.part import PARAMETERS
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.groups import group_bounds
+from taihu.core.checkpoint.keepers import resumed_from
+from taihu.core.checkpoint.part import PARAMETERS
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import group_bounds
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas
 

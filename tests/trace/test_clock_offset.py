@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.trace.clock_offset import ClockOffset
+from taihu.core.trace.clock_offset import ClockOffset
 
 quick = settings(deadline=None)
 

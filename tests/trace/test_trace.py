@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import one_of_each
 
-from taihu.errors import ConfigError, RunError, WriteError
-from taihu.trace import Tracer, busy_seconds, merge_parts, overlap_seconds
+from taihu.core.base.errors import ConfigError, RunError, WriteError
+from taihu.core.trace import Tracer, busy_seconds, merge_parts, overlap_seconds
 
 quick = settings(deadline=None, max_examples=60)
 

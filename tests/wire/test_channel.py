@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import grpc
 import pytest
 
-from taihu.wire.channel import open_channel
-from taihu.wire.patience import Patience
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.patience import Patience
 
 # Five seconds for an answer, and 7.5 for acknowledgements, by which the system itself ends a try: a busy machine
 # needs the time between the two.

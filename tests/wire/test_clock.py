@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from taihu.wire.clock import WallClock
-from taihu.wire.log import configure_logs
+from taihu.core.wire.clock import WallClock
+from taihu.core.wire.log import configure_logs
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("kernels", "taihu", "allreduce", "ps_server", "worker")
+PACKAGES = ("kernels", "core", "taihu", "allreduce", "ps_server", "worker")
 READ_BY = {"time.time", "time.time_ns", "datetime.now", "datetime.today", "datetime.utcnow", "time.strftime"}
 # What `taihu train` and `taihu chaos` write on their own, and the name of a run's folder.
 # Certificates are good by the time of all machines, by which TLS looks at them.
-OF_NO_MEMBER = ("taihu/local/", "taihu/cli/", "taihu/run_folder.py", "taihu/security/certificates.py")
+OF_NO_MEMBER = ("taihu/local/", "taihu/cli/", "core/job/run_folder.py", "core/security/certificates.py")
 
 
 def reads_wall_time(path: Path) -> bool:
@@ -32,7 +32,7 @@ def test_members_read_the_time_of_day_in_one_place() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 300
     reading = {str(path.relative_to(ROOT)) for path in files if reads_wall_time(path)}
-    assert {path for path in reading if not path.startswith(OF_NO_MEMBER)} == {"taihu/wire/clock.py"}
+    assert {path for path in reading if not path.startswith(OF_NO_MEMBER)} == {"core/wire/clock.py"}
 
 
 def test_a_clock_that_has_jumped_goes_on() -> None:

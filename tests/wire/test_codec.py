@@ -16,10 +16,10 @@ from support.checksums import crc32c_by_table, header_checksum, signed
 from support.frames import changed, header_of, question
 from support.strategies import CHARACTERS
 
-from taihu.errors import FrameError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.protos import tensor_pb2
-from taihu.wire.codec import (
+from taihu.core.base.errors import FrameError
+from taihu.core.base.words import told
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.wire.codec import (
     decode_frame,
     encode_frame,
     frame_from_message,
@@ -27,9 +27,9 @@ from taihu.wire.codec import (
     layout_to_message,
     read_frame,
 )
-from taihu.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import (
+from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import (
     Encoding,
     Farewell,
     Gradients,
@@ -42,8 +42,8 @@ from taihu.wire.kinds import (
     SparseMessage,
     Summed,
 )
-from taihu.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.words import told
+from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.protos import tensor_pb2
 
 Values = NDArray[np.float32]
 

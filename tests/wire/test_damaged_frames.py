@@ -18,18 +18,18 @@ from support.checksums import crc32c_by_table, header_checksum
 from support.flips import flipped, wired
 from support.frames import header_of
 
-from taihu.errors import DamagedFrameError, TaihuError
+from taihu.core.base.errors import DamagedFrameError, TaihuError
+from taihu.core.wire.codec import decode_frame, encode_frame, frame_from_message, read_frame
+from taihu.core.wire.direct_frames import DirectSender
+from taihu.core.wire.direct_header import HEADER_BYTES, pack_header
+from taihu.core.wire.frame_link import FrameConnection
+from taihu.core.wire.headers import Frame, FrameHeader
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, Gradients, Question, Repetition
+from taihu.core.wire.repetition import control_header
+from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.stream import StreamReader, StreamSender
 from taihu.protos import tensor_pb2
-from taihu.wire.codec import decode_frame, encode_frame, frame_from_message, read_frame
-from taihu.wire.direct_frames import DirectSender
-from taihu.wire.direct_header import HEADER_BYTES, pack_header
-from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Frame, FrameHeader
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Question, Repetition
-from taihu.wire.repetition import control_header
-from taihu.wire.sink import Origin, Sink
-from taihu.wire.stream import StreamReader, StreamSender
 
 VALUES = [np.full(count, count, dtype=np.float32) for count in (40, 300, 7)]
 FRAMES: list[tuple[FrameHeader, list[NDArray[Any]]]] = [

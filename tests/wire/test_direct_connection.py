@@ -11,13 +11,13 @@ from queue import SimpleQueue
 import grpc
 import pytest
 
-from taihu.errors import ConfigError, ExchangeError
+from taihu.core.base.errors import ConfigError, ExchangeError
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
+from taihu.core.wire.identity import Sender, WorkerIdentity
+from taihu.core.wire.server import RpcServer
+from taihu.core.wire.sink import Origin
 from taihu.protos import connection_pb2 as pb
-from taihu.wire.channel import open_channel
-from taihu.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
-from taihu.wire.identity import Sender, WorkerIdentity
-from taihu.wire.server import RpcServer
-from taihu.wire.sink import Origin
 
 IDENTITY = WorkerIdentity("job", 3, 77)
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.checksums import crc32c_by_table
 
-from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.direct_frames import DirectReceiver, DirectSender
-from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
-from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import (
+from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
+from taihu.core.wire.direct_frames import DirectReceiver, DirectSender
+from taihu.core.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
+from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import (
     Encoding,
     Gradients,
     Parameters,
@@ -35,8 +35,8 @@ from taihu.wire.kinds import (
     SparseMessage,
     Summed,
 )
-from taihu.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.wire.sink import Origin, Sink
+from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.sink import Origin, Sink
 
 SENDER = Origin("worker 3", Sender("job", 77, 3))
 ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage)

@@ -15,19 +15,19 @@ from numpy.typing import NDArray
 from support.flips import wired
 from support.frames import header_of
 
-from taihu.chaos.faults import fault_from
-from taihu.chaos.frames import FaultyFrames
-from taihu.errors import FrameError, MemberLostError, TaihuError
-from taihu.wire.codec import encode_frame, read_frame
-from taihu.wire.direct_header import HEADER_BYTES, check_header, pack_header
-from taihu.wire.frame_faults import FrameFault, turned
-from taihu.wire.frame_link import FrameConnection
-from taihu.wire.headers import Frame, FrameHeader
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Encoding, Gradients, Question
-from taihu.wire.repetition import DAMAGED, ArrivingFrames
-from taihu.wire.sink import Origin, Sink
-from taihu.wire.stream import StreamReader, StreamSender
+from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
+from taihu.core.chaos.faults import fault_from
+from taihu.core.chaos.frames import FaultyFrames
+from taihu.core.wire.codec import encode_frame, read_frame
+from taihu.core.wire.direct_header import HEADER_BYTES, check_header, pack_header
+from taihu.core.wire.frame_faults import FrameFault, turned
+from taihu.core.wire.frame_link import FrameConnection
+from taihu.core.wire.headers import Frame, FrameHeader
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, Gradients, Question
+from taihu.core.wire.repetition import DAMAGED, ArrivingFrames
+from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.stream import StreamReader, StreamSender
 
 COUNTS = (40, 300, 0, 300, 7)
 PIECES: list[NDArray[np.float32]] = [np.full(count, 1 + at, dtype=np.float32) for at, count in enumerate(COUNTS)]

@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from support.daemons import wait_for
 from support.set_clock import SetClock
 
-from taihu.security.security import Refusals
-from taihu.wire.handshakes import Handshakes
-from taihu.wire.room import SILENT_PLACES
+from taihu.core.security.security import Refusals
+from taihu.core.wire.handshakes import Handshakes
+from taihu.core.wire.room import SILENT_PLACES
 
 WITHIN_S = 5.0
 

@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from taihu.errors import ConfigError
-from taihu.wire.metrics import MetricsPage, ServerMetrics, WorkerMetrics
-from taihu.wire.repetition import DAMAGED
+from taihu.core.base.errors import ConfigError
+from taihu.core.wire.metrics import MetricsPage, ServerMetrics, WorkerMetrics
+from taihu.core.wire.repetition import DAMAGED
 
 UNITS = ("_seconds", "_bytes", "_total", "_ratio")
 DIMENSIONLESS = {

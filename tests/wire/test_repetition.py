@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.frames import header_of
 
-from taihu.errors import DamagedFrameError, FrameError, TaihuError
-from taihu.wire.identity import Sender
-from taihu.wire.kinds import Again, Repetition, Word
-from taihu.wire.patience import Patience
-from taihu.wire.repetition import DAMAGED, ArrivingFrames, OutgoingFrame, SentFrames
-from taihu.wire.sink import Origin
+from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Again, Repetition, Word
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.repetition import DAMAGED, ArrivingFrames, OutgoingFrame, SentFrames
+from taihu.core.wire.sink import Origin
 
 ORIGIN = Origin("worker 0", Sender("job", 1, 0), "worker 1")
 BAD = DamagedFrameError("checksum 1, expected 2")

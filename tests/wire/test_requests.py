@@ -23,14 +23,14 @@ from benchmarks.strangers.http2 import Connection, message
 from benchmarks.strangers.kinds import counted_kinds
 from benchmarks.strangers.run import memory_mb
 from benchmarks.strangers.target import Target
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.security.security import Security
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.health_service import WATCH_PLACES
+from taihu.core.wire.requests import MOST_PARTS, parse
+from taihu.core.wire.room import SILENT_PLACES
+from taihu.core.wire.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
-from taihu.security.security import Security
-from taihu.wire.channel import open_channel
-from taihu.wire.health_service import WATCH_PLACES
-from taihu.wire.requests import MOST_PARTS, parse
-from taihu.wire.room import SILENT_PLACES
-from taihu.wire.server import RpcServer
 
 TIMEOUT_S = 120.0
 HEALTH = "/grpc.health.v1.Health"
@@ -109,9 +109,9 @@ def test_a_request_is_as_large_as_its_messages_are_many(layers: list[list[int]],
     request.settings.update(words)
     content = request.SerializeToString()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("taihu.wire.requests.MOST_PARTS", expected)
+        patch.setattr("taihu.core.wire.requests.MOST_PARTS", expected)
         assert parse(pb.JoinRequest.FromString, content) == request
-        patch.setattr("taihu.wire.requests.MOST_PARTS", expected - 1)
+        patch.setattr("taihu.core.wire.requests.MOST_PARTS", expected - 1)
         with pytest.raises(FrameError, match=f"JoinRequest: more than {expected - 1} messages"):
             parse(pb.JoinRequest.FromString, content)
 
@@ -178,9 +178,9 @@ def test_watches_without_their_request_keep_no_place_from_others() -> None:
 
 SERVER = """
 import sys
-from taihu.process.preparation import prepare_process
+from taihu.core.process.preparation import prepare_process
 prepare_process({})
-from taihu.wire.server import RpcServer
+from taihu.core.wire.server import RpcServer
 server = RpcServer.create(threads=8)
 print(server.listen("127.0.0.1:0"), flush=True)
 server.start((), with_reflection=True)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.loopback import Loopback, loopback_method
 
-from taihu.errors import (
+from taihu.core.base.errors import (
     ConfigError,
     FrameError,
     ModelError,
@@ -24,9 +24,9 @@ from taihu.errors import (
     StaleError,
     TaihuError,
 )
-from taihu.wire.channel import open_channel
-from taihu.wire.retry import backoff_seconds, call_until_reachable
-from taihu.wire.status import abort
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.retry import backoff_seconds, call_until_reachable
+from taihu.core.wire.status import abort
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 AWAY = [UNAVAILABLE, grpc.StatusCode.CANCELLED]

@@ -14,13 +14,13 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from prometheus_client import CollectorRegistry
 from support.loopback import Loopback
 
-from taihu.errors import ConfigError
-from taihu.wire.channel import open_channel, shared_options
-from taihu.wire.health import Health
-from taihu.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.wire.metrics import MetricsPage
-from taihu.wire.patience import Patience
-from taihu.wire.server import RpcServer
+from taihu.core.base.errors import ConfigError
+from taihu.core.wire.channel import open_channel, shared_options
+from taihu.core.wire.health import Health
+from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.metrics import MetricsPage
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.server import RpcServer
 
 SERVICE = "taihu.v1.CoordinatorService"
 HEALTH = "grpc.health.v1.Health"

@@ -19,14 +19,14 @@ from support.loopback import Loopback, loopback_method
 from support.set_clock import SetClock
 
 from taihu.allreduce.peer_service import PEER_SERVICE
-from taihu.security.security import Security
-from taihu.security.token import Token
-from taihu.wire.channel import open_channel
-from taihu.wire.direct_connection import DirectListener, connect_directly
-from taihu.wire.metrics import MetricsPage, ServerMetrics
-from taihu.wire.patience import Patience
-from taihu.wire.room import SILENT_PLACES, Room
-from taihu.wire.server import RpcServer
+from taihu.core.security.security import Security
+from taihu.core.security.token import Token
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.direct_connection import DirectListener, connect_directly
+from taihu.core.wire.metrics import MetricsPage, ServerMetrics
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.room import SILENT_PLACES, Room
+from taihu.core.wire.server import RpcServer
 
 TIMEOUT_S = 120.0
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.loopback import Loopback
 from support.strategies import CHARACTERS
 
-from taihu import errors
-from taihu.errors import RunError, TaihuError
-from taihu.wire.status import abort, error_class, error_from_rpc
-from taihu.words import told
+from taihu.core.base import errors
+from taihu.core.base.errors import RunError, TaihuError
+from taihu.core.base.words import told
+from taihu.core.wire.status import abort, error_class, error_from_rpc
 
 EXPORTED = [getattr(errors, name) for name in errors.__all__]
 CLASSES: list[type[TaihuError]] = [exported for exported in EXPORTED if isinstance(exported, type)]

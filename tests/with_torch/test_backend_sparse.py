@@ -16,7 +16,7 @@ from support.torch_ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from taihu.errors import ExchangeError
+from taihu.core.base.errors import ExchangeError
 from taihu.torch.group.sparse import Form, Gathered, add_up, header, places_in, read_headers
 
 RANKS = 3

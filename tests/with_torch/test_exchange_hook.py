@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import taihu.torch
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 
 RANKS, STEPS, DENSITY = 3, 20, 0.05
 Arrays = dict[str, Any]

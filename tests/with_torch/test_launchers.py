@@ -16,8 +16,8 @@ from support.daemons import free_port
 from support.torch_ranks import RANKS
 
 import taihu.torch
-from taihu.errors import ConfigError
-from taihu.job.environment import without_settings
+from taihu.core.base.errors import ConfigError
+from taihu.core.job.environment import without_settings
 from taihu.torch.place import Place, find_place
 
 SCRIPTS = Path(__file__).with_name("scripts")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support.torch_workers import on_workers
 from torch import nn
 
-from taihu.compression.state import CompressionState
-from taihu.errors import ConfigError, TaihuError
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.base.errors import ConfigError, TaihuError
+from taihu.core.compression.state import CompressionState
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.world import World

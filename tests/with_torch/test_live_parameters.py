@@ -17,9 +17,9 @@ from support.torch_workers import on_workers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from taihu.coordination.planning import Planning
-from taihu.errors import RunError
-from taihu.planner.groups import Group
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.planning import Planning
+from taihu.core.planner.groups import Group
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
 from taihu.worker.memory.group_memory import GroupMemory

@@ -13,9 +13,9 @@ from support.torch_workers import on_workers
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from taihu.core.wire.patience import Patience
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
-from taihu.wire.patience import Patience
 
 WORKERS, EPOCHS, LATE, GONE = 3, 3, 6, 9
 WAYS: dict[str, dict[str, Any]] = {"ring": {}, "servers": {"servers": 2}}

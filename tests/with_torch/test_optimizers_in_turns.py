@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.torch_workers import on_workers
 from torch import nn
 
-from taihu.errors import ConfigError, RunError, TaihuError
+from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.turns import Turns
 from taihu.torch.world import World

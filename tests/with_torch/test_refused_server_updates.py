@@ -10,9 +10,9 @@ import torch
 from support.torch_workers import on_workers, script_job
 from torch import nn
 
-from taihu.coordination.listener import ListenOptions
-from taihu.errors import ConfigError, RunError, TaihuError
-from taihu.job import settled
+from taihu.core.base.errors import ConfigError, RunError, TaihuError
+from taihu.core.coordination.listener import ListenOptions
+from taihu.core.job import settled
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.place import Place
 from taihu.torch.rules import ScriptOptimizer

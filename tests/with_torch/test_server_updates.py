@@ -19,13 +19,13 @@ from support.torch_scripts import taihu_run
 from support.torch_workers import on_workers
 from torch import nn
 
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
+from taihu.core.wire.headers import At
 from taihu.torch.gradients import layout_of, trained
 from taihu.torch.modules import ModuleReads
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.world import World
-from taihu.wire.headers import At
 from taihu.worker.exchange.shell import Exchange
 
 STEPS, MICRO, BATCH = 50, 2, 24

@@ -20,9 +20,9 @@ from support.torch_workers import on_workers
 from torch import nn
 from torch.nn import functional
 
-from taihu.errors import ConfigError, DataError, RunError
-from taihu.planner.fc_mode import FcLinks
-from taihu.planner.partition import all_bounds
+from taihu.core.base.errors import ConfigError, DataError, RunError
+from taihu.core.planner.fc_mode import FcLinks
+from taihu.core.planner.partition import all_bounds
 from taihu.torch import sharded_linear
 from taihu.torch.gradients import trained
 from taihu.torch.optimizer import DistributedOptimizer

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.saved import loaded, raw
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.export.to_torch import torch_source, write_torch
 from taihu.worker.engine import (
     GELU,

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from taihu.optimization import OptimizerShard, WholeNorm
-from taihu.settings import DataSettings, OptimizerSettings
+from taihu.core.optimization import OptimizerShard, WholeNorm
+from taihu.core.settings import DataSettings, OptimizerSettings
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, StepContext, StepHooks, TokenCrossEntropy, transformer

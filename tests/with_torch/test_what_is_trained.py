@@ -18,7 +18,7 @@ import torch
 from support.torch_workers import on_workers
 from torch import nn
 
-from taihu.errors import ConfigError, TaihuError
+from taihu.core.base.errors import ConfigError, TaihuError
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
 

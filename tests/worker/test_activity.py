@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.coordination.members import Progress
-from taihu.measure import late_after
+from taihu.core.base.measure import late_after
+from taihu.core.coordination.members import Progress
 from taihu.worker.reporting.activity import Activity
 
 

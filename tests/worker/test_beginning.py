@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from taihu.errors import ModelError
-from taihu.job import Job
+from taihu.core.base.errors import ModelError
+from taihu.core.job import Job
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import BatchNorm, Conv2d, Flatten, Layer, Linear, Model, ReLU, Sequential
 from taihu.worker.fc.hybrid import HybridModel

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.worker.training.clipping import LayerClipping
 
 LAYOUT = Layout(tuple(LayerSpec(f"layer{i}", (TensorSpec("weight", (size,)),)) for i, size in enumerate((5, 1, 40))))

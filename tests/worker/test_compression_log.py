@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from taihu.compression import Outcome, Unit
+from taihu.core.compression import Outcome, Unit
 from taihu.worker.reporting.compression_log import CompressionLog
 
 UNITS = (Unit(0, 100, 0, "fc"), Unit(100, 400, 0, "conv2"), Unit(400, 500, 1, "conv1"))

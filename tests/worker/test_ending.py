@@ -11,7 +11,7 @@ import pytest
 from support.limits import largest_file
 from support.saved import loaded
 
-from taihu.errors import WriteError
+from taihu.core.base.errors import WriteError
 from taihu.worker.ending import Ending, places_of, save_somewhere
 from taihu.worker.engine import Array, Linear
 from taihu.worker.saved.prediction import LoadedModel

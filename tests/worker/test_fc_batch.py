@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from support.parts_network import MemoryMover, MemoryNetwork
 
 from benchmarks.fc_batch import Cell, InOneProcess, cells, rows_by_pass, table
-from taihu.optimization import OptimizerShard
-from taihu.settings import OptimizerSettings
+from taihu.core.optimization import OptimizerShard
+from taihu.core.settings import OptimizerSettings
 from taihu.worker.engine import Conv2d, Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
 from taihu.worker.fc.hybrid import HybridModel
 from taihu.worker.fc.passes import Scheme

@@ -15,15 +15,15 @@ from support.made_checkpoints import make_checkpoint
 from support.whole_run import run_here
 from support.worker import Values
 
-from taihu.checkpoint.files import open_part, write_part
-from taihu.checkpoint.manifest import Manifest
-from taihu.checkpoint.part import Elements, Part, State
-from taihu.checkpoint.reading import Checkpoint, open_checkpoint
-from taihu.checkpoint.resharding import reshard
-from taihu.checkpoint.store import CheckpointStore
-from taihu.errors import ModelError
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.fc_mode import FcLinks
+from taihu.core.base.errors import ModelError
+from taihu.core.checkpoint.files import open_part, write_part
+from taihu.core.checkpoint.manifest import Manifest
+from taihu.core.checkpoint.part import Elements, Part, State
+from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.core.checkpoint.resharding import reshard
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.fc_mode import FcLinks
 from taihu.worker.engine import BatchNorm, Conv2d, Flatten, Layer, Linear, Model, ReLU, Sequential
 from taihu.worker.fc import probe
 from taihu.worker.saved.beginning import begin_from

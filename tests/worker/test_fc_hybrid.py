@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.parts_network import MemoryMover, MemoryNetwork
 
-from taihu.errors import ConfigError, RunError
-from taihu.optimization import OptimizerShard
-from taihu.planner.partition import slice_bounds
-from taihu.settings import OptimizerSettings
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.optimization import OptimizerShard
+from taihu.core.planner.partition import slice_bounds
+from taihu.core.settings import OptimizerSettings
 from taihu.worker.engine import (
     BatchNorm,
     Conv2d,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.made_checkpoints import make_checkpoint, tensors_of
 
-from taihu.job import Job
-from taihu.planner.partition import all_bounds
+from taihu.core.job import Job
+from taihu.core.planner.partition import all_bounds
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Flatten, Linear, Model, Sequential, fill_normal
 from taihu.worker.fc.hybrid import HybridModel

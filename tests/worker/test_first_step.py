@@ -12,7 +12,7 @@ SCRIPT = """
 import json, sys, threading
 import numpy as np
 from numba.core.registry import CPUDispatcher
-from taihu.job import Job
+from taihu.core.job import Job
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import StepContext, StepHooks

@@ -12,14 +12,14 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from taihu.coordination.planning import Planning, planned_compression
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.planner.decide import decide
-from taihu.planner.groups import Group
-from taihu.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.trace import Tracer, busy_seconds, merge_parts
-from taihu.wire.metrics import WorkerMetrics
+from taihu.core.base.errors import ConfigError
+from taihu.core.coordination.planning import Planning, planned_compression
+from taihu.core.job import Job
+from taihu.core.planner.decide import decide
+from taihu.core.planner.groups import Group
+from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.trace import Tracer, busy_seconds, merge_parts
+from taihu.core.wire.metrics import WorkerMetrics
 from taihu.worker.engine import Flatten, GlobalAvgPool, Layer, Linear, Model, Sequential, build_model
 from taihu.worker.sw26010 import layer_times, modelled_step
 from taihu.worker.sw26010.modelled_compute import ModelledCompute, model_compute

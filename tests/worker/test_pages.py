@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cluster import layout_of
 
-from taihu.layout import Layout
-from taihu.planner.partition import Shard
+from taihu.core.model.layout import Layout
+from taihu.core.planner.partition import Shard
 from taihu.worker.memory.initial_parameters import InitialParameters
 from taihu.worker.memory.pages import Pages
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from taihu.errors import RunError
-from taihu.schedule import learning_rate
-from taihu.settings import OptimizerSettings
+from taihu.core.base.errors import RunError
+from taihu.core.optimization.schedule import learning_rate
+from taihu.core.settings import OptimizerSettings
 from taihu.worker.reporting.progress import Evaluation, StepSample
 from taihu.worker.reporting.run_events import EventFile
 from taihu.worker.reporting.run_log import CsvTables, RunLog, ScalarWriter, open_writers

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from support.strategies import CHARACTERS
 
-from taihu.errors import ModelError, RunError, WriteError
-from taihu.job import Job
+from taihu.core.base.errors import ModelError, RunError, WriteError
+from taihu.core.job import Job
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import (

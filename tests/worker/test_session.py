@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.cluster import Cluster, Member, initial_parameters, layout_of, make_job
 
-from taihu.errors import RunError, TaihuError
+from taihu.core.base.errors import RunError, TaihuError
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
 from taihu.worker.session import Exchanged, Reporting, take_part
 

@@ -13,11 +13,11 @@ from support.cluster import make_job
 from support.exchanges import run_workers
 from support.worker import Values, Worker, initial_parameters
 
-from taihu.coordination.plan import Plan
-from taihu.errors import RunError
-from taihu.job import Job
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
 from taihu.worker.training.step_driver import StepDriver
 
 SGD = {"name": "sgd", "learning_rate": 0.5, "momentum": 0.0}

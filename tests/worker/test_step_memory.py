@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from taihu.job import Job, load_job, parse_assignments
-from taihu.settings import DataSettings
+from taihu.core.job import Job, load_job, parse_assignments
+from taihu.core.settings import DataSettings
 from taihu.worker.data.footprint import kept_bytes
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, StepContext, StepHooks, build_model

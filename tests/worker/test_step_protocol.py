@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.scenarios import check_scenario, scenario_paths
 
-from taihu.errors import RunError
-from taihu.optimization import LossScale
-from taihu.planner.groups import Group, gradient_room, parameter_room
-from taihu.planner.memory import MemoryJob, worker_memory
-from taihu.wire.headers import At
+from taihu.core.base.errors import RunError
+from taihu.core.optimization import LossScale
+from taihu.core.planner.groups import Group, gradient_room, parameter_room
+from taihu.core.planner.memory import MemoryJob, worker_memory
+from taihu.core.wire.headers import At
 from taihu.worker.exchange.step_actions import Action, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
 from taihu.worker.exchange.step_parameters import Reading, leading_groups
 from taihu.worker.exchange.step_protocol import StepProtocol

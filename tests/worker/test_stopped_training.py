@@ -14,12 +14,12 @@ from support.cluster import make_job
 from support.daemons import wait_for
 from support.whole_run import hosted
 
-from taihu.coordination.listener import Listener
-from taihu.coordination.members import RunState
-from taihu.coordination.status import fetch_status, stop_run
-from taihu.job import Job
-from taihu.process.entry import Interrupts
-from taihu.run_folder import RunFiles, stopped_model
+from taihu.core.coordination.listener import Listener
+from taihu.core.coordination.members import RunState
+from taihu.core.coordination.status import fetch_status, stop_run
+from taihu.core.job import Job
+from taihu.core.job.run_folder import RunFiles, stopped_model
+from taihu.core.process.entry import Interrupts
 from taihu.worker.daemon import WorkerDaemon
 from taihu.worker.participation import WorkerOptions
 from taihu.worker.saved.reading import load_model

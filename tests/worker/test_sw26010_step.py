@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.kernels.optim import SgdRule, sgd_momentum
 from taihu.worker.engine import (
     Auxiliary,

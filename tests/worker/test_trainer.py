@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from support.cluster import layout_of, make_job
 
-from taihu.coordination.planning import first_plan
-from taihu.errors import RunError
-from taihu.trace import Tracer
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.planning import first_plan
+from taihu.core.trace import Tracer
 from taihu.worker.engine import Dropout, Flatten, Linear, Model, Sequential, StepContext, StepHooks
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.training.calibration import Measuring

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from taihu.core.model.model_defaults import usual_input
 from taihu.kernels.optim import SgdRule, sgd_momentum
-from taihu.model_defaults import usual_input
 from taihu.worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
 
 __all__ = ["LEARNING_RATE", "MOMENTUM", "EngineStep", "LayerTime", "example_batch"]

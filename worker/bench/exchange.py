@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from taihu.coordination.listener import Listener
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.measure import spread
-from taihu.planner.carriage import Carriage
-from taihu.planner.measurement import StepMeasurement
-from taihu.wire.clock import SystemClock
-from taihu.wire.frame_link import Carrier
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.measure import spread
+from taihu.core.coordination.listener import Listener
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.carriage import Carriage
+from taihu.core.planner.measurement import StepMeasurement
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.frame_link import Carrier
 from taihu.worker.bench.gradients import DrawnGradients
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas, arenas_of

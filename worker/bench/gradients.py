@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.layout import Layout
+from taihu.core.model.layout import Layout
 
 __all__ = ["DrawnGradients"]
 

@@ -7,8 +7,8 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import ConfigError, DataError
-from taihu.words import counted
+from taihu.core.base.errors import ConfigError, DataError
+from taihu.core.base.words import counted
 from taihu.worker.data.dataset import Dataset, Rows, Targets, standardise
 from taihu.worker.data.sources import check_batch
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from taihu.errors import DataError
-from taihu.names import OwnData, own_data
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.model.names import OwnData, own_data
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.defects import Defects
 from taihu.worker.data.load import load_dataset

@@ -8,8 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from taihu.names import TEXT_DATA, OwnData, built_in_data, own_data
-from taihu.settings import DataSettings
+from taihu.core.model.names import TEXT_DATA, OwnData, built_in_data, own_data
+from taihu.core.settings import DataSettings
 from taihu.worker.data.sources import (
     CIFAR10_RECORD_BYTES,
     CIFAR10_TRAIN,

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.losses import TargetKind
+from taihu.core.base.errors import DataError
+from taihu.core.model.losses import TargetKind
 from taihu.worker.data.depth import Depth
 from taihu.worker.data.reading import TableReading
 from taihu.worker.data.statistics import image_statistics

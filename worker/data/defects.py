@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from taihu.errors import DataError
-from taihu.words import counted, one_line
+from taihu.core.base.errors import DataError
+from taihu.core.base.words import counted, one_line
 
 __all__ = ["Defects", "Fault", "check_all"]
 

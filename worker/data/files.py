@@ -7,7 +7,7 @@ import os
 import zlib
 from pathlib import Path
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 
 __all__ = ["check_readable", "check_size", "exists", "read_file"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from taihu.errors import DataError
-from taihu.words import counted
+from taihu.core.base.errors import DataError
+from taihu.core.base.words import counted
 
 __all__ = ["IMAGES", "Wanted", "entries", "find_files", "is_folder", "is_hidden", "words_on"]
 

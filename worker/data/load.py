@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.model_defaults import smallest_size
-from taihu.names import TEXT_DATA, OwnData, own_data
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.model.model_defaults import smallest_size
+from taihu.core.model.names import TEXT_DATA, OwnData, own_data
+from taihu.core.settings import DataSettings
 from taihu.worker.data.built_in.cifar10 import load_cifar10
 from taihu.worker.data.built_in.digits import load_digits
 from taihu.worker.data.built_in.fashion_mnist import load_fashion_mnist

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
-from taihu.errors import DataError
-from taihu.names import OwnData, own_data
-from taihu.user_code import split_function
-from taihu.words import counted
+from taihu.core.base.errors import DataError
+from taihu.core.base.words import counted
+from taihu.core.model.names import OwnData, own_data
+from taihu.core.process.user_code import split_function
 from taihu.worker.data.files import check_readable, exists
 from taihu.worker.data.folder_files import is_folder, is_hidden
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 
 __all__ = ["Moments", "Read", "Statistics", "image_statistics", "no_statistics", "read_statistics", "spread_rows"]
 

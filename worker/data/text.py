@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.names import TOKENS
+from taihu.core.base.errors import DataError
+from taihu.core.model.names import TOKENS
 from taihu.worker.data.dataset import Dataset, Rows, Targets
 from taihu.worker.data.statistics import no_statistics
 

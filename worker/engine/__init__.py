@@ -1,6 +1,6 @@
 """The CPU training engine: layers over NHWC activations, rows and sequences, losses, models, and the zoo."""
 
-from taihu.layout import Layout, TensorSpec
+from taihu.core.model.layout import Layout, TensorSpec
 from taihu.worker.engine.gradient_check import CheckOptions, check_gradients
 from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, fill_normal, shape_error
 from taihu.worker.engine.layers.attention import CausalAttention

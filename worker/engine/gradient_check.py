@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext
 from taihu.worker.engine.model import Model
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from taihu.errors import ModelError
-from taihu.layout import TensorSpec
+from taihu.core.base.errors import ModelError
+from taihu.core.model.layout import TensorSpec
 from taihu.worker.engine.team import SOLO, Team
 from taihu.worker.engine.workspace import Array, Workspace
 

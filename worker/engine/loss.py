@@ -7,9 +7,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
+from taihu.core.model.losses import LossName, TargetKind, find_loss
 from taihu.kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
-from taihu.losses import LossName, TargetKind, find_loss
 from taihu.worker.engine.layer import Array
 from taihu.worker.engine.scores import Deviations, RightBits, RightClasses, Surprise, Tally
 
@@ -163,7 +163,7 @@ class BinaryCrossEntropy:
 
 
 def make_loss(name: LossName, targets: TargetKind, outputs: int, label_smoothing: float = 0.0) -> Loss:
-    """The loss that `train.loss` names, for data of `outputs` classes or values; see `taihu.losses.find_loss`.
+    """The loss that `train.loss` names, for data of `outputs` classes or values; see `find_loss`.
 
     Raises:
         ConfigError: the loss, or label smoothing, does not suit the targets.

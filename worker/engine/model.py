@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from taihu.errors import ModelError
-from taihu.layout import LayerSpec, Layout
+from taihu.core.base.errors import ModelError
+from taihu.core.model.layout import LayerSpec, Layout
 from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
 from taihu.worker.engine.layers.branches import Auxiliary
 from taihu.worker.engine.layers.containers import Sequential

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from taihu.errors import ModelError
-from taihu.user_code import user_line
+from taihu.core.base.errors import ModelError
+from taihu.core.process.user_code import user_line
 from taihu.worker.engine.gradient_check import CheckOptions, layer_faults, model_faults
 from taihu.worker.engine.layer import Layer, ParameterLayer, Shape
 from taihu.worker.engine.model import Model

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from taihu.layout import Layout
+from taihu.core.model.layout import Layout
 from taihu.worker.engine.layer import Array, StepContext, ignore_layer
 from taihu.worker.engine.model import Model, StepHooks
 from taihu.worker.engine.team import IdleTeam

@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks
-from taihu.chaos.points import Chaos, Point
-from taihu.compression import GroupCompressor, Selection
-from taihu.coordination.plan import Plan
-from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import At
+from taihu.core.chaos.points import Chaos, Point
+from taihu.core.compression import GroupCompressor, Selection
+from taihu.core.coordination.plan import Plan
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import At
 from taihu.worker.exchange.ring.dense import RingUpdates
 from taihu.worker.exchange.route import Held, Route, RouteEvents
 

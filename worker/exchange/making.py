@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from taihu.allreduce.communicator import Communicator
-from taihu.chaos.points import Chaos, NoChaos
-from taihu.compression import GroupCompressor, Outcome, make_compressor
-from taihu.coordination.plan import Plan
-from taihu.errors import TaihuError
-from taihu.history.recording import Recorder
-from taihu.job import Job
-from taihu.trace import Tracer
-from taihu.wire.identity import WorkerIdentity
+from taihu.core.base.errors import TaihuError
+from taihu.core.chaos.points import Chaos, NoChaos
+from taihu.core.compression import GroupCompressor, Outcome, make_compressor
+from taihu.core.coordination.plan import Plan
+from taihu.core.history.recording import Recorder
+from taihu.core.job import Job
+from taihu.core.trace import Tracer
+from taihu.core.wire.identity import WorkerIdentity
 from taihu.worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
 from taihu.worker.exchange.recording import Recording
 from taihu.worker.exchange.ring.dense import Means, Replicas, RingRoute, RingUpdates

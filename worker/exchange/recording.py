@@ -7,16 +7,16 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.compression import GroupCompressor, Selection
-from taihu.compression.balance import Weighed
-from taihu.coordination.plan import Plan
-from taihu.history.digest import Digest, Values, bits_of, digest_at, digest_of
-from taihu.history.recording import Recorder, as_fp32, balance_of
-from taihu.history.records import ALL, Push, Read, Returned, Skip
+from taihu.core.compression import GroupCompressor, Selection
+from taihu.core.compression.balance import Weighed
+from taihu.core.coordination.plan import Plan
+from taihu.core.history.digest import Digest, Values, bits_of, digest_at, digest_of
+from taihu.core.history.recording import Recorder, as_fp32, balance_of
+from taihu.core.history.records import ALL, Push, Read, Returned, Skip
+from taihu.core.planner.groups import group_bounds
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import At
 from taihu.kernels.half import to_half
-from taihu.planner.groups import group_bounds
-from taihu.planner.partition import FrameSpec
-from taihu.wire.headers import At
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["Recording"]

@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.checkpoint.part import NOTHING, Elements
-from taihu.compression import GroupCompressor, Selection
-from taihu.coordination.plan import Plan
-from taihu.wire.headers import At
+from taihu.core.checkpoint.part import NOTHING, Elements
+from taihu.core.compression import GroupCompressor, Selection
+from taihu.core.coordination.plan import Plan
+from taihu.core.wire.headers import At
 
 __all__ = ["ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath"]
 

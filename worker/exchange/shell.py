@@ -13,21 +13,21 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.checkpoint.held_back import held_back_by
-from taihu.checkpoint.part import NOTHING, PARAMETERS, State
-from taihu.checkpoint.reading import Checkpoint
-from taihu.compression import CompressionState, GroupCompressor, Outcome
-from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError, StaleError, TaihuError
-from taihu.history.recording import Recorder
-from taihu.job import Job
+from taihu.core.base.errors import ExchangeError, StaleError, TaihuError
+from taihu.core.checkpoint.held_back import held_back_by
+from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
+from taihu.core.checkpoint.reading import Checkpoint
+from taihu.core.compression import CompressionState, GroupCompressor, Outcome
+from taihu.core.coordination.plan import Plan
+from taihu.core.history.recording import Recorder
+from taihu.core.job import Job
+from taihu.core.optimization import LossScale
+from taihu.core.process.background import TaskThread
+from taihu.core.process.preparation import give_back_freed_memory
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.headers import At
 from taihu.kernels.half_sums import warm_up
-from taihu.optimization import LossScale
-from taihu.process.background import TaskThread
-from taihu.process.preparation import give_back_freed_memory
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.headers import At
 from taihu.worker.exchange.recording import Recording
 from taihu.worker.exchange.route import ExchangeTotals, Route, RouteEvents
 from taihu.worker.exchange.step_actions import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taihu.wire.headers import At
+from taihu.core.wire.headers import At
 
 __all__ = [
     "Action",

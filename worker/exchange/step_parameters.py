@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 
-from taihu.errors import FrameError, StaleError
-from taihu.planner.groups import parameter_room
-from taihu.wire.headers import At
+from taihu.core.base.errors import FrameError, StaleError
+from taihu.core.planner.groups import parameter_room
+from taihu.core.wire.headers import At
 from taihu.worker.exchange.step_actions import Action, Ask, Drop, DropAll, Widen
 from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from taihu.errors import ExchangeError, FrameError, StaleError
-from taihu.optimization import LossScale
-from taihu.planner.groups import gradient_room
-from taihu.wire.headers import At
+from taihu.core.base.errors import ExchangeError, FrameError, StaleError
+from taihu.core.optimization import LossScale
+from taihu.core.planner.groups import gradient_room
+from taihu.core.wire.headers import At
 from taihu.worker.exchange.step_actions import Action, Agree, Apply, Cancel, Done, Push, Release
 from taihu.worker.exchange.step_parameters import StepParameters
 from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules

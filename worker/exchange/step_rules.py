@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from taihu.job import Job
+from taihu.core.job import Job
 
 __all__ = ["PUSHED", "Phase", "Rules", "rules_of"]
 
@@ -27,7 +27,7 @@ class Rules:
         agrees: workers agree on skipping before they push; else whoever sums is told, and tells everybody.
         asks_early: a group may be asked for while it is summed, and comes part by part as it is updated.
         ahead_of_forward: backward may ask for what it pushed in this step already, which the next forward reads.
-        bucket_elements, live_elements: room for gradients and parameters, see `taihu.planner.groups`.
+        bucket_elements, live_elements: room for gradients and parameters, see `taihu.core.planner.groups`.
     """
 
     drops_gradients: bool = False

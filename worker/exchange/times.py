@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from taihu.compression import Selection
+from taihu.core.compression import Selection
 
 __all__ = ["GroupTimes"]
 

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.checkpoint.part import Elements, named
-from taihu.coordination.plan import Plan
-from taihu.errors import FrameError
-from taihu.job import Job
+from taihu.core.base.errors import FrameError
+from taihu.core.checkpoint.part import Elements, named
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
+from taihu.core.planner.partition import FrameSpec
 from taihu.kernels.reduce import all_finite
 from taihu.kernels.scatter import scatter_assign
-from taihu.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
-from taihu.planner.partition import FrameSpec
 from taihu.worker.exchange.recording import Recording
 from taihu.worker.exchange.route import Held
 from taihu.worker.memory.arenas import Arenas

@@ -11,11 +11,11 @@ import numpy as np
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.parts.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
-from taihu.measure import spread
-from taihu.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, step_seconds
-from taihu.planner.partition import all_bounds
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock, SystemClock
+from taihu.core.base.measure import spread
+from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, step_seconds
+from taihu.core.planner.partition import all_bounds
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock, SystemClock
 from taihu.worker.engine import Array, Run, StepContext
 from taihu.worker.fc.mover import Background, PeerMover
 from taihu.worker.fc.passes import Scheme

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taihu.planner.fc_mode import FcLayer
+from taihu.core.planner.fc_mode import FcLayer
 from taihu.worker.engine import Model
 from taihu.worker.engine.layers.dense import Dropout, Linear, ReLU
 

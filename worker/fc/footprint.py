@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from taihu.planner.partition import all_bounds
+from taihu.core.planner.partition import all_bounds
 from taihu.worker.engine import Layer, Linear, ReLU
 from taihu.worker.fc.own_inputs import InputsKept
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes

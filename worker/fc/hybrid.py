@@ -8,11 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from taihu.checkpoint.part import SpreadLayer
-from taihu.errors import ConfigError, ModelError, RunError
+from taihu.core.base.errors import ConfigError, ModelError, RunError
+from taihu.core.checkpoint.part import SpreadLayer
+from taihu.core.model.layout import LayerSpec, Layout
+from taihu.core.trace import Tracer
 from taihu.kernels.reduce import all_finite
-from taihu.layout import LayerSpec, Layout
-from taihu.trace import Tracer
 from taihu.worker.engine import Model, StepContext
 from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run
 from taihu.worker.engine.layers.dense import Linear
@@ -30,7 +30,7 @@ Write = Callable[[Model, Iterator[Array]], None]
 
 
 class ShardOptimizer(Protocol):
-    """The optimizer of the shards, such as `taihu.optimization.OptimizerShard`."""
+    """The optimizer of the shards, such as `taihu.core.optimization.OptimizerShard`."""
 
     def update(self, start: int, stop: int, gradient: Array, step: int, scale: float = 1.0) -> None:
         """Update elements [start, stop)."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.parts.mesh import Transfer, value_type_of
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock
-from taihu.wire.headers import ValueType
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock
+from taihu.core.wire.headers import ValueType
 
 __all__ = ["Background", "PeerMover"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-from taihu.errors import ConfigError
-from taihu.planner.partition import slice_bounds
+from taihu.core.base.errors import ConfigError
+from taihu.core.planner.partition import slice_bounds
 
 __all__ = ["Pass", "Scheme", "plan_passes"]
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from taihu.allreduce.parts.mesh import Transfer
-from taihu.errors import ConfigError
-from taihu.layout import TensorSpec
-from taihu.planner.partition import all_bounds
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.layout import TensorSpec
+from taihu.core.planner.partition import all_bounds
 from taihu.worker.engine.layer import Array, row_blocks
 from taihu.worker.engine.layers.dense import Linear
 from taihu.worker.fc.stage import FcWeights

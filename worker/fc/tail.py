@@ -24,8 +24,8 @@ from taihu.allreduce.parts.shards import (
     scatter_rows,
     sum_terms,
 )
-from taihu.errors import DataError
-from taihu.trace import Tracer
+from taihu.core.base.errors import DataError
+from taihu.core.trace import Tracer
 from taihu.worker.engine.layer import Array, Run
 from taihu.worker.fc.own_inputs import InputsKept, OwnInputs
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes

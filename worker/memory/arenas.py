@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.job import Job
-from taihu.wire.headers import ValueType
-from taihu.wire.shared_memory import SharedBuffer, allocate_values
+from taihu.core.job import Job
+from taihu.core.wire.headers import ValueType
+from taihu.core.wire.shared_memory import SharedBuffer, allocate_values
 from taihu.worker.memory.half_arenas import HalfArenas
 from taihu.worker.memory.pages import Pages
 

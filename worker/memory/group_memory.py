@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from taihu.coordination.plan import Plan
+from taihu.core.coordination.plan import Plan
+from taihu.core.planner.groups import group_bounds
 from taihu.kernels.half import LARGEST
-from taihu.planner.groups import group_bounds
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["GroupMemory"]

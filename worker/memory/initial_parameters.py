@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
-from taihu.layout import Layout
-from taihu.planner.partition import FrameSpec
+from taihu.core.model.layout import Layout
+from taihu.core.planner.partition import FrameSpec
 from taihu.worker.memory.pages import Pages
 
 __all__ = ["InitialParameters"]

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from taihu.coordination.members import Progress
-from taihu.measure import late_after
-from taihu.wire.clock import Clock
+from taihu.core.base.measure import late_after
+from taihu.core.coordination.members import Progress
+from taihu.core.wire.clock import Clock
 
 if TYPE_CHECKING:
     from taihu.worker.session import Session

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.compression import Outcome, Unit
+from taihu.core.compression import Outcome, Unit
 
 __all__ = ["CompressionLog"]
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import structlog
 
-from taihu.compression import Outcome
-from taihu.coordination.members import Progress
-from taihu.coordination.plan import Plan
-from taihu.planner.profile import Profile
-from taihu.wire.metrics import WorkerMetrics
+from taihu.core.compression import Outcome
+from taihu.core.coordination.members import Progress
+from taihu.core.coordination.plan import Plan
+from taihu.core.planner.profile import Profile
+from taihu.core.wire.metrics import WorkerMetrics
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.compression_log import CompressionLog
 from taihu.worker.reporting.progress import ProgressMeter, StepSample

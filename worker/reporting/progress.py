@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from taihu.coordination.members import Progress
-from taihu.measure import spread
-from taihu.scores import ACCURACY
+from taihu.core.base.measure import spread
+from taihu.core.coordination.members import Progress
+from taihu.core.model.scores import ACCURACY
 
 __all__ = ["Evaluation", "ProgressMeter", "StepSample"]
 

@@ -8,8 +8,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
-from taihu.whole_file import writing
-from taihu.wire.clock import WallClock
+from taihu.core.base.whole_file import writing
+from taihu.core.wire.clock import WallClock
 from taihu.worker.reporting.run_rows import EventNote, Scalars
 
 __all__ = ["EventFile"]

@@ -14,10 +14,10 @@ from typing import IO, Final, Literal, Protocol, Self
 
 import structlog
 
-from taihu.errors import WriteError
-from taihu.run_folder import add_events
-from taihu.whole_file import writing
-from taihu.wire.clock import WallClock
+from taihu.core.base.errors import WriteError
+from taihu.core.base.whole_file import writing
+from taihu.core.job.run_folder import add_events
+from taihu.core.wire.clock import WallClock
 from taihu.worker.reporting.progress import Evaluation, StepSample
 from taihu.worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
 

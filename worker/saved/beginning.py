@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from taihu.checkpoint.keepers import resumed_from
-from taihu.errors import ModelError
-from taihu.job import Job
+from taihu.core.base.errors import ModelError
+from taihu.core.checkpoint.keepers import resumed_from
+from taihu.core.job import Job
 from taihu.worker.engine import Model, ParameterLayer
 from taihu.worker.saved.reading import open_model
 from taihu.worker.saved.sources import CheckpointSource, TensorSource

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["Draw", "continued", "next_chances"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from taihu.checkpoint.reading import Checkpoint
-from taihu.errors import CheckpointError
-from taihu.tensor_file import TensorSlot, header_of, write_values
-from taihu.whole_file import replaced
+from taihu.core.base.errors import CheckpointError
+from taihu.core.base.tensor_file import TensorSlot, header_of, write_values
+from taihu.core.base.whole_file import replaced
+from taihu.core.checkpoint.reading import Checkpoint
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.sources import CheckpointSource
 from taihu.worker.saved.writing import METADATA_KEY

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.data.folder_files import IMAGES, Wanted, find_files, words_on
 from taihu.worker.saved.metadata import SavedModel
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.model_defaults import smallest_size
+from taihu.core.base.errors import DataError
+from taihu.core.model.model_defaults import smallest_size
 from taihu.worker.data.defects import Fault
 from taihu.worker.data.own.bad_image import BadImageError
 from taihu.worker.data.sources import missing_package

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal, Self
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from taihu.errors import ModelError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import ModelError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.depth import Depth, Kind
 from taihu.worker.data.reading import AsTrained, Column, Form, TableReading
 from taihu.worker.data.statistics import Statistics

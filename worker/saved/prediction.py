@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from taihu.checkpoint.places import Place
-from taihu.errors import DataError, ModelError
+from taihu.core.base.errors import DataError, ModelError
+from taihu.core.checkpoint.places import Place
 from taihu.worker.engine import Model, StepContext
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.reading import StoredModel, load_model

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from taihu.checkpoint.places import Place, RemotePath
-from taihu.checkpoint.store import newest_in
-from taihu.errors import ConfigError, ModelError
-from taihu.names import MODEL_NAMES
-from taihu.process.memory_limit import memory_limit_bytes
+from taihu.core.base.errors import ConfigError, ModelError
+from taihu.core.checkpoint.places import Place, RemotePath
+from taihu.core.checkpoint.store import newest_in
+from taihu.core.model.names import MODEL_NAMES
+from taihu.core.process.memory_limit import memory_limit_bytes
 from taihu.worker.engine import Conv2d, Model, build_from_definition, build_model
 from taihu.worker.engine.layer import row_blocks
 from taihu.worker.engine.loss import make_loss

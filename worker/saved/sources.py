@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.checkpoint.blocks import column_block, tensor_name
-from taihu.checkpoint.part import PARAMETERS
-from taihu.checkpoint.reading import Checkpoint
+from taihu.core.checkpoint.blocks import column_block, tensor_name
+from taihu.core.checkpoint.part import PARAMETERS
+from taihu.core.checkpoint.reading import Checkpoint
 from taihu.worker.saved.writing import BUFFER_PREFIX
 
 __all__ = ["CheckpointSource", "TensorSource"]

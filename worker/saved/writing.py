@@ -10,10 +10,10 @@ from typing import Any, Final
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from taihu.errors import ModelError
-from taihu.job import Job
-from taihu.tensor_file import TensorSlot, header_of, write_values
-from taihu.whole_file import make_durably, replaced, reserve
+from taihu.core.base.errors import ModelError
+from taihu.core.base.tensor_file import TensorSlot, header_of, write_values
+from taihu.core.base.whole_file import make_durably, replaced, reserve
+from taihu.core.job import Job
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.engine import Model
 from taihu.worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.window import Window
 from taihu.worker.engine.layer import Layer, Shape
 from taihu.worker.engine.layers.batch_norm import BatchNorm

@@ -8,11 +8,11 @@ from typing import Any
 
 from prometheus_client.registry import Collector
 
-from taihu.errors import ConfigError
-from taihu.job import Job
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.trace import Tracer
+from taihu.core.wire.metrics import modelled_layers
 from taihu.kernels.sw26010.errors import BlockingError
-from taihu.trace import Tracer
-from taihu.wire.metrics import modelled_layers
 from taihu.worker.engine import Model
 from taihu.worker.engine.layer import Shape
 from taihu.worker.sw26010 import LayerTime, ModelledStep, in_backward_order, layer_times, modelled_step

@@ -102,7 +102,7 @@ def layer_times(
 
 @dataclass(frozen=True)
 class ModelledStep:
-    """Forward and backward of a step as a worker measures them, see `taihu.planner.measurement.StepMeasurement`.
+    """Forward and backward of a step as a worker measures them, see `taihu.core.planner.measurement.StepMeasurement`.
 
     Attributes:
         forward_seconds: of all layers.

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 
-from taihu.checkpoint.keepers import keepers
-from taihu.checkpoint.part import Part, State
-from taihu.checkpoint.writer import PartWriter
-from taihu.coordination.client import CoordinatorClient
-from taihu.errors import ModelError
-from taihu.job import Job
+from taihu.core.base.errors import ModelError
+from taihu.core.checkpoint.keepers import keepers
+from taihu.core.checkpoint.part import Part, State
+from taihu.core.checkpoint.writer import PartWriter
+from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.job import Job
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.saved.exporting import description_of
 from taihu.worker.saved.metadata import SavedModel

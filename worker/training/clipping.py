@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.model.layout import Layout
 from taihu.kernels.clip import clip_norm
-from taihu.layout import Layout
 
 __all__ = ["LayerClipping"]
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.planner.groups import group_bounds
+from taihu.core.planner.groups import group_bounds
 from taihu.worker.exchange.shell import Exchange
 
 __all__ = ["exchanged_sha256", "parameters_sha256"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taihu.job import Job
-from taihu.settings import TrainSettings
+from taihu.core.job import Job
+from taihu.core.settings import TrainSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.engine import Model, build_model
 from taihu.worker.engine.loss import Loss, make_loss, outputs_of_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from taihu.coordination.plan import Plan
-from taihu.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.coordination.plan import Plan
+from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.step_record import StepRecord

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Final
 
-from taihu.compression import make_compressor
-from taihu.coordination.planning import FRAME_BYTES, is_computed
-from taihu.job import Job
-from taihu.layout import Layout, TensorSpec
-from taihu.optimization import OptimizerState
-from taihu.planner.fc_mode import FcJob, FcLinks, choose_fc
-from taihu.planner.groups import cap_groups, plan_groups
-from taihu.planner.memory import MemoryJob, server_memory, worker_memory
-from taihu.wire.codec import BYTES_PER_VALUE
-from taihu.wire.headers import ValueType
+from taihu.core.compression import make_compressor
+from taihu.core.coordination.planning import FRAME_BYTES, is_computed
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout, TensorSpec
+from taihu.core.optimization import OptimizerState
+from taihu.core.planner.fc_mode import FcJob, FcLinks, choose_fc
+from taihu.core.planner.groups import cap_groups, plan_groups
+from taihu.core.planner.memory import MemoryJob, server_memory, worker_memory
+from taihu.core.wire.codec import BYTES_PER_VALUE
+from taihu.core.wire.headers import ValueType
 from taihu.worker.engine import Model
 from taihu.worker.fc.connected import Spreadable, spreadable
 

@@ -16,17 +16,17 @@ from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.parts.shards import gather_rows
-from taihu.checkpoint.held_back import read_spread_state
-from taihu.checkpoint.keepers import resumed_from
-from taihu.checkpoint.part import NO_COLUMNS, PARAMETERS, Columns, named
-from taihu.checkpoint.reading import Checkpoint
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.optimization import OptimizerShard
-from taihu.planner.fc_mode import FcChoice, FcJob
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock
-from taihu.wire.headers import ValueType
+from taihu.core.base.errors import ConfigError
+from taihu.core.checkpoint.held_back import read_spread_state
+from taihu.core.checkpoint.keepers import resumed_from
+from taihu.core.checkpoint.part import NO_COLUMNS, PARAMETERS, Columns, named
+from taihu.core.checkpoint.reading import Checkpoint
+from taihu.core.job import Job
+from taihu.core.optimization import OptimizerShard
+from taihu.core.planner.fc_mode import FcChoice, FcJob
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock
+from taihu.core.wire.headers import ValueType
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.engine import Array, Model, StepContext, StepHooks
 from taihu.worker.engine.layer import ignore_layer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from taihu.coordination.plan import Plan
-from taihu.errors import RunError
-from taihu.job import Job
-from taihu.planner.groups import GroupCountdown
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.planner.groups import GroupCountdown
 from taihu.worker.exchange.shell import Exchange
 
 __all__ = ["StepDriver", "Wait"]

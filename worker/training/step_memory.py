@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from taihu.job import Job
+from taihu.core.job import Job
 from taihu.worker.engine import Model
 from taihu.worker.engine.rehearsal import rehearsed_bytes
 from taihu.worker.fc.connected import tail_start

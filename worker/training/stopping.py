@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taihu.coordination.client import CoordinatorClient
-from taihu.coordination.stopping import StopNotice
+from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.stopping import StopNotice
 
 __all__ = ["EvaluationAbandonedError", "LastStep"]
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Protocol
 
-from taihu.coordination.plan import Plan
-from taihu.errors import RunError
-from taihu.job import Job
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock
 from taihu.worker.data.batches import BatchSource
 from taihu.worker.engine import Array, StepContext, StepHooks
 from taihu.worker.exchange.shell import Exchange

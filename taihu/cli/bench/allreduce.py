@@ -17,13 +17,14 @@ from taihu.allreduce.bench import Allreduce, as_rows, elements_of, faster_way, t
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import check_used, measure_here
-from taihu.coordination.listener import listen_options
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.environment import rank_from_environment, resolve_job
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.process.entry import Interrupts
-from taihu.process.options import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import counted
+from taihu.core.coordination.listener import listen_options
+from taihu.core.job import Job
+from taihu.core.job.environment import rank_from_environment, resolve_job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -33,11 +34,10 @@ from taihu.process.options import (
     SupervisorOption,
     supervised_by,
 )
-from taihu.results import check_writable, write_json
-from taihu.settings import ClusterSettings, Transport
-from taihu.wire.address import join_address, split_address
-from taihu.wire.headers import ValueType
-from taihu.words import counted
+from taihu.core.process.results import check_writable, write_json
+from taihu.core.settings import ClusterSettings, Transport
+from taihu.core.wire.address import join_address, split_address
+from taihu.core.wire.headers import ValueType
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
 
 __all__ = ["allreduce"]

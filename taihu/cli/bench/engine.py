@@ -15,14 +15,14 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from taihu.cli.bench.torch_twin import TorchLayout, TorchStep, import_torch
-from taihu.errors import ConfigError, RunError
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.base.measure import spread
+from taihu.core.base.words import counted
+from taihu.core.process.options import JsonOption, SupervisorOption
+from taihu.core.process.results import check_writable, write_json
 from taihu.kernels.nn.peak import multiply_add_rate
 from taihu.local.display import waiting
 from taihu.local.processes import LocalProcesses
-from taihu.measure import spread
-from taihu.process.options import JsonOption, SupervisorOption
-from taihu.results import check_writable, write_json
-from taihu.words import counted
 from taihu.worker.bench.engine import EngineStep, LayerTime
 
 __all__ = ["engine"]

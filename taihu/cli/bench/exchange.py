@@ -13,15 +13,15 @@ import typer
 from taihu.allreduce.rendezvous import listen_for_peers
 from taihu.cli.bench.ranks import assignments_of, check_used, wait_for_all
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
-from taihu.coordination.listener import listen_options
-from taihu.coordination.planning import is_computed
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.environment import rank_from_environment, resolve_job
-from taihu.local.processes import LocalProcesses
-from taihu.planner.model_shapes import layer_table
-from taihu.process.entry import Interrupts
-from taihu.process.options import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import counted
+from taihu.core.coordination.listener import listen_options
+from taihu.core.coordination.planning import is_computed
+from taihu.core.job import Job
+from taihu.core.job.environment import rank_from_environment, resolve_job
+from taihu.core.planner.model_shapes import layer_table
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -31,21 +31,21 @@ from taihu.process.options import (
     SupervisorOption,
     supervised_by,
 )
-from taihu.ps_server.daemon import ServerDaemon, ServerOptions
-from taihu.results import check_writable, read_json, write_json
-from taihu.settings import (
+from taihu.core.process.results import check_writable, read_json, write_json
+from taihu.core.settings import (
     ClusterSettings,
     CompressionSettings,
     ExchangeSettings,
     OptimizerSettings,
     SecuritySettings,
 )
-from taihu.wire.log import configure_logs
-from taihu.words import counted
+from taihu.core.wire.log import configure_logs
+from taihu.local.processes import LocalProcesses
+from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 
 if TYPE_CHECKING:
-    from taihu.wire.frame_link import Carrier
+    from taihu.core.wire.frame_link import Carrier
 
 __all__ = ["bench_job", "exchange"]
 

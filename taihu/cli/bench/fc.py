@@ -14,14 +14,15 @@ from threadpoolctl import threadpool_limits
 
 from taihu.allreduce.rendezvous import listen_for_peers, meet
 from taihu.cli.bench.ranks import measure_here
-from taihu.coordination.listener import listen_options
-from taihu.errors import ConfigError
-from taihu.job.environment import rank_from_environment, resolve_job
-from taihu.job.machine import share_of_threads
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.fc_mode import FcLayer
-from taihu.process.entry import Interrupts
-from taihu.process.options import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import counted
+from taihu.core.coordination.listener import listen_options
+from taihu.core.job.environment import rank_from_environment, resolve_job
+from taihu.core.job.machine import share_of_threads
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.fc_mode import FcLayer
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.options import (
     AdvertiseOption,
     BindOption,
     CoordinatorOption,
@@ -30,9 +31,8 @@ from taihu.process.options import (
     SupervisorOption,
     supervised_by,
 )
-from taihu.results import check_writable, write_json
-from taihu.trace import Tracer, merge_parts
-from taihu.words import counted
+from taihu.core.process.results import check_writable, write_json
+from taihu.core.trace import Tracer, merge_parts
 from taihu.worker.fc.bench import time_exchanges, time_schemes
 from taihu.worker.fc.passes import Scheme
 

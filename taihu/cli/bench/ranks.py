@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.toml import toml_value
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import counted
+from taihu.core.job import Job
+from taihu.core.job.toml import toml_value
+from taihu.core.process.results import read_json
 from taihu.local.display import waiting
 from taihu.local.processes import LocalProcesses
-from taihu.results import read_json
-from taihu.words import counted
 
 __all__ = ["assignments_of", "check_used", "measure_here", "wait_for_all"]
 

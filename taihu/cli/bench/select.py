@@ -15,14 +15,14 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from taihu.compression.methods import kept_elements
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.measure import spread
+from taihu.core.compression.methods import kept_elements
+from taihu.core.process.options import JsonOption
+from taihu.core.process.results import check_writable, write_json
 from taihu.kernels.pack import pack, packed_bound
 from taihu.kernels.select import accumulate_select, kth_largest_magnitude
 from taihu.local.display import waiting
-from taihu.measure import spread
-from taihu.process.options import JsonOption
-from taihu.results import check_writable, write_json
 
 __all__ = ["select"]
 

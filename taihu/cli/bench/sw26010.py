@@ -10,14 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.model.model_defaults import usual_input
+from taihu.core.process.options import JsonOption
+from taihu.core.process.results import check_writable, write_json
 from taihu.kernels.sw26010.errors import BlockingError
 from taihu.kernels.sw26010.grids import KERNELS, PUBLISHED_SWDNN, Row, rows_of
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.local.display import human_bytes
-from taihu.model_defaults import usual_input
-from taihu.process.options import JsonOption
-from taihu.results import check_writable, write_json
 from taihu.worker.bench.engine import step_flops
 from taihu.worker.engine.models.loading import build_model
 from taihu.worker.sw26010.times import layer_times

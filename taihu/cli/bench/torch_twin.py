@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
 from taihu.worker.bench.engine import LEARNING_RATE, MOMENTUM, EngineStep, example_batch
 from taihu.worker.engine import (
     Array,

@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.options import CoordinatorOption, JsonOption, refuse
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.process.options import CoordinatorOption, JsonOption, refuse
 
 __all__ = ["plan"]
 
@@ -171,7 +171,7 @@ def plan(
         plan_tables(json_file)
     elif memory:
         from taihu.cli.planning.memory import plan_memory
-        from taihu.job.advice import advice
+        from taihu.core.job.advice import advice
 
         job = flags.resolve(job_file)
         for line in advice(job):
@@ -179,8 +179,8 @@ def plan(
         plan_memory(job, free_worker, free_server, json_file)
     else:
         from taihu.cli.planning.time import AskedCompression, Costs, plan_time
-        from taihu.job.environment import resolve_job
-        from taihu.job.security import security_of_onlooker
+        from taihu.core.job.environment import resolve_job
+        from taihu.core.job.security import security_of_onlooker
 
         asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink, threshold)
         # Options are of what is predicted: the environment alone says how to reach the run.

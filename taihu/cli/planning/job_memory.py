@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from taihu.job import Job
-from taihu.planner.largest_batch import StepBytes
-from taihu.planner.memory import MemoryJob
+from taihu.core.job import Job
+from taihu.core.planner.largest_batch import StepBytes
+from taihu.core.planner.memory import MemoryJob
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.footprint import kept_bytes
 from taihu.worker.engine import Model, build_model

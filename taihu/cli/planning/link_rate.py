@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taihu import words
-from taihu.errors import ConfigError
+from taihu.core.base import words
+from taihu.core.base.errors import ConfigError
 
 __all__ = ["floor_seconds", "parse_rate"]
 

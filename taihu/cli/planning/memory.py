@@ -11,11 +11,11 @@ from typing import Any, Final
 import typer
 
 from taihu.cli.planning.job_memory import JobMemory
-from taihu.errors import ConfigError
-from taihu.job import Job, Overrides, load_job
-from taihu.local.display import human_bytes
-from taihu.planner.largest_batch import largest_batch
-from taihu.planner.memory import (
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import aligned, counted, parse_bytes
+from taihu.core.job import Job, Overrides, load_job
+from taihu.core.planner.largest_batch import largest_batch
+from taihu.core.planner.memory import (
     MemoryJob,
     MemoryUse,
     cheapest_fit,
@@ -24,9 +24,9 @@ from taihu.planner.memory import (
     server_memory,
     worker_memory,
 )
-from taihu.process.free_memory import free_bytes
-from taihu.results import check_writable, write_json
-from taihu.words import aligned, counted, parse_bytes
+from taihu.core.process.free_memory import free_bytes
+from taihu.core.process.results import check_writable, write_json
+from taihu.local.display import human_bytes
 from taihu.worker.data.load import load_dataset
 
 __all__ = ["plan_memory"]

@@ -13,17 +13,17 @@ from taihu.cli.planning.search_memory import HostMemory
 from taihu.cli.planning.search_tables import Answer, as_json, described, notes
 from taihu.cli.progress import Progress
 from taihu.cli.simulation.inputs import machines_of, work_of
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.advice import advice
-from taihu.results import check_writable, write_json
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.whole_file import write_text
+from taihu.core.job import Job
+from taihu.core.job.advice import advice
+from taihu.core.process.results import check_writable, write_json
 from taihu.search.floors import Floor
 from taihu.search.job_file import job_file
 from taihu.search.search import ALIKE, Found, Search, ranked
 from taihu.search.steps import Costs, Steps
 from taihu.search.ways import Candidate, allowed_for, candidates_of
 from taihu.simulation.placement import Placement
-from taihu.whole_file import write_text
 
 __all__ = ["AskedSearch", "plan_search", "searched"]
 

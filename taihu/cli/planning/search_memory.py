@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from taihu.cli.planning.job_memory import JobMemory
-from taihu.job import Job
+from taihu.core.base.words import counted
+from taihu.core.job import Job
+from taihu.core.planner.largest_batch import largest_batch
+from taihu.core.planner.memory import MemoryJob, server_memory, worker_memory
 from taihu.local.display import human_bytes
-from taihu.planner.largest_batch import largest_batch
-from taihu.planner.memory import MemoryJob, server_memory, worker_memory
 from taihu.search.job_file import where
 from taihu.search.ways import Candidate, Way
-from taihu.words import counted
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 

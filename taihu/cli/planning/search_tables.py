@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from taihu.job import Job
+from taihu.core.base.words import aligned, counted
+from taihu.core.job import Job
 from taihu.local.display import human_bytes
 from taihu.search.job_file import where
 from taihu.search.reasons import why_it_loses, why_it_was_passed
 from taihu.search.search import Found, Passed
 from taihu.search.ways import Allowed, Candidate, Way, why_no_higher_stage
 from taihu.simulation.placement import Placement
-from taihu.words import aligned, counted
 
 __all__ = ["Answer", "as_json", "described", "exchange_in_words", "notes"]
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import typer
 
-from taihu.planner.zero_tables import memory_per_device, model_sizes
-from taihu.results import check_writable, write_json
-from taihu.words import aligned
+from taihu.core.base.words import aligned
+from taihu.core.planner.zero_tables import memory_per_device, model_sizes
+from taihu.core.process.results import check_writable, write_json
 
 __all__ = ["plan_tables"]
 

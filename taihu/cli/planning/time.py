@@ -13,21 +13,21 @@ import numpy as np
 import typer
 
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import aligned, counted
+from taihu.core.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
+from taihu.core.planner.fc_mode import FcChoice
+from taihu.core.planner.profile import Compression, Downlink, Method, Profile, Threshold
+from taihu.core.planner.timeline import Schedule
+from taihu.core.process.results import check_writable, write_json
+from taihu.core.security.security import Security
+from taihu.core.wire.channel import open_channel
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.host_names import check_host
+from taihu.core.wire.retry import call_until_reachable
 from taihu.local.display import human_bytes
-from taihu.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
-from taihu.planner.fc_mode import FcChoice
-from taihu.planner.profile import Compression, Downlink, Method, Profile, Threshold
-from taihu.planner.timeline import Schedule
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
-from taihu.results import check_writable, write_json
-from taihu.security.security import Security
-from taihu.wire.channel import open_channel
-from taihu.wire.clock import SystemClock
-from taihu.wire.host_names import check_host
-from taihu.wire.retry import call_until_reachable
-from taihu.words import aligned, counted
 
 __all__ = ["AskedCompression", "Costs", "Measured", "load_measured", "plan_time", "profile_of_running_job"]
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from taihu.errors import ConfigError
-from taihu.job.flags import JobFlags, takes_job_flags
-from taihu.process.options import JobArgument, JsonOption, refuse
+from taihu.core.base.errors import ConfigError
+from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.process.options import JobArgument, JsonOption, refuse
 
 __all__ = ["simulate"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.model_defaults import smallest_size
-from taihu.names import built_in_data
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.model.model_defaults import smallest_size
+from taihu.core.model.names import built_in_data
 from taihu.simulation.compute import Segments
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, build_model

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import typer
 
-from taihu.errors import ConfigError
-from taihu.results import check_folder_writable, check_writable, write_json
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import aligned
+from taihu.core.process.results import check_folder_writable, check_writable, write_json
 from taihu.simulation.figures.catalogue import FIGURES
 from taihu.simulation.figures.figure import Figure, Row
-from taihu.words import aligned
 
 __all__ = ["run_figures"]
 

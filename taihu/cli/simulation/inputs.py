@@ -7,11 +7,11 @@ from pathlib import Path
 
 from taihu.cli.planning.time import load_measured
 from taihu.cli.simulation.described import DescribedModel
-from taihu.errors import ConfigError
-from taihu.job import Job
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.profile import Profile
 from taihu.kernels.sw26010.errors import BlockingError
-from taihu.layout import Layout
-from taihu.planner.profile import Profile
 from taihu.simulation.compute import Compute, Segments, of_measured, of_modelled
 from taihu.simulation.machine_file import machines_in, named_machines
 from taihu.simulation.machines import Machines, Network, of_profile

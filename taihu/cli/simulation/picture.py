@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.errors import ConfigError
+from taihu.core.base.errors import ConfigError
+from taihu.core.base.whole_file import make_folder, writing
 from taihu.simulation.figures.figure import Figure, Panel, Series
-from taihu.whole_file import make_folder, writing
 
 __all__ = ["draw", "draw_figures"]
 

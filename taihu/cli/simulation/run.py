@@ -11,18 +11,18 @@ import typer
 
 from taihu.cli.simulation.inputs import Work, machines_of, work_of
 from taihu.cli.simulation.tables import Row, described, facts_of
-from taihu.coordination.members import MemberId, Role
-from taihu.errors import ConfigError
-from taihu.job import Job, load_job
-from taihu.job.advice import advice
-from taihu.planner.memory import MemoryUse, server_memory, worker_memory
-from taihu.results import RESULTS_FORMAT, check_writable, write_json
+from taihu.core.base.errors import ConfigError
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.job import Job, load_job
+from taihu.core.job.advice import advice
+from taihu.core.planner.memory import MemoryUse, server_memory, worker_memory
+from taihu.core.process.results import RESULTS_FORMAT, check_writable, write_json
+from taihu.core.trace.merging import trace_of
+from taihu.core.trace.parts import write_trace
 from taihu.simulation.from_start import simulate_first_steps
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.loss import Loss, simulate_loss
 from taihu.simulation.placement import Placement
-from taihu.trace.merging import trace_of
-from taihu.trace.parts import write_trace
 from taihu.worker.training.planned_memory import memory_job
 
 __all__ = ["Asked", "loss_of", "run_simulation", "swept"]

@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from taihu.cli.simulation.inputs import Work
-from taihu.coordination.plan import Plan
-from taihu.job import Job
+from taihu.core.base.words import aligned, counted
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.planner.memory import MemoryUse
+from taihu.core.trace.parts import Part
+from taihu.core.wire.codec import BYTES_PER_VALUE
 from taihu.local.display import human_bytes
-from taihu.planner.memory import MemoryUse
 from taihu.simulation.from_start import FirstSteps
 from taihu.simulation.job import Simulated
 from taihu.simulation.loss import Recovery
 from taihu.simulation.placement import Placement
-from taihu.trace.parts import Part
-from taihu.wire.codec import BYTES_PER_VALUE
-from taihu.words import aligned, counted
 
 __all__ = ["Row", "described", "facts_of"]
 

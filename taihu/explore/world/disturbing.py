@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from taihu.chaos import faults as chaos
+from taihu.core.chaos import faults as chaos
 from taihu.explore.coverage import Coverage
 from taihu.explore.disk.disk import SHARED, Disk
 from taihu.explore.disk.faults import DiskFault, FaultyKind

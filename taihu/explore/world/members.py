@@ -11,19 +11,19 @@ from random import Random
 from typing import Any
 
 from taihu.allreduce.rendezvous import listen_for_peers
-from taihu.chaos.frames import FaultyFrames
-from taihu.chaos.points import Point, Written
-from taihu.coordination.listener import listen_options
-from taihu.coordination.members import RunState
-from taihu.errors import TaihuError
+from taihu.core.base.errors import TaihuError
+from taihu.core.chaos.frames import FaultyFrames
+from taihu.core.chaos.points import Point, Written
+from taihu.core.coordination.listener import listen_options
+from taihu.core.coordination.members import RunState
+from taihu.core.job import Job
+from taihu.core.job.run_folder import RunFiles
+from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.core.process.notices import Notices
+from taihu.core.wire.clock import WallClock
 from taihu.explore.scheduler import RUNNING
 from taihu.explore.tasks import Process
-from taihu.job import Job
-from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.process.notices import Notices
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
-from taihu.run_folder import RunFiles
-from taihu.wire.clock import WallClock
 from taihu.worker.daemon import WorkerDaemon
 from taihu.worker.participation import WorkerOptions
 

@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
+from taihu.core.job import Job
+from taihu.core.process.entry import EXIT_INTERRUPTED
 from taihu.explore.disk.descriptors import Descriptors
 from taihu.explore.disk.disk import SLOW
 from taihu.explore.network import Network
 from taihu.explore.scheduler import RUNNING, STALLED
 from taihu.explore.tasks import Process, Task
 from taihu.explore.world.members import Member
-from taihu.job import Job
 from taihu.local.causes import Ended, cause_of, end_in_words
 from taihu.local.processes import DaemonFailedError
 from taihu.local.stuck import LastingNames
-from taihu.process.entry import EXIT_INTERRUPTED
 
 __all__ = ["KILLED", "SimulatedProcesses"]
 

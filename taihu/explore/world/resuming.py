@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from taihu.checkpoint.keepers import finished
+from taihu.core.checkpoint.keepers import finished
+from taihu.core.job import Job
 from taihu.explore.disk.disk import RECORDS
 from taihu.explore.scheduler import RUNNING
 from taihu.explore.tasks import Process
 from taihu.explore.world.members import Member
 from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.supervisors import Supervisor
-from taihu.job import Job
 
 __all__ = ["go_on"]
 

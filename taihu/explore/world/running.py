@@ -8,8 +8,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from taihu.checkpoint.store import CheckpointStore
-from taihu.errors import TaihuError
+from taihu.core.base.errors import TaihuError
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.history.checking import check_histories
+from taihu.core.history.files import read_histories
+from taihu.core.job import Job, load_job
+from taihu.core.process.entry import EXIT_INTERRUPTED
 from taihu.explore.carriers import Carrier
 from taihu.explore.cases import Case, OrderDraw, Shape
 from taihu.explore.coverage import Coverage
@@ -28,10 +32,6 @@ from taihu.explore.world.members import Member
 from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.resuming import go_on
 from taihu.explore.world.supervisors import Supervisor
-from taihu.history.checking import check_histories
-from taihu.history.files import read_histories
-from taihu.job import Job, load_job
-from taihu.process.entry import EXIT_INTERRUPTED
 
 __all__ = ["job_of", "run_calm", "run_case"]
 

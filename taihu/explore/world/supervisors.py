@@ -8,15 +8,15 @@ from typing import Any, Final, cast
 
 from rich.console import Console
 
-from taihu.errors import TaihuError
+from taihu.core.base.errors import TaihuError
+from taihu.core.job import Job
+from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.explore.scheduler import RUNNING
 from taihu.explore.world.processes import SimulatedProcesses
-from taihu.job import Job
 from taihu.local.display import PlainDisplay
 from taihu.local.processes import LocalProcesses
 from taihu.local.successors import Successors
 from taihu.local.supervision import Supervision
-from taihu.process.entry import EXIT_INTERRUPTED, Interrupts
 
 __all__ = ["HABITS", "Supervisor"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from taihu.job import Job
-from taihu.job.security import certified
+from taihu.core.job import Job
+from taihu.core.job.security import certified
+from taihu.core.security.identity import Identity, member_name
 from taihu.launch.kubernetes.options import CERTIFICATES, Issuer, ManifestOptions, Object
-from taihu.security.identity import Identity, member_name
 
 __all__ = ["CERTIFICATE_API", "certificates_volume", "issued", "security_settings"]
 

@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.job.variables import variable_of
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.job.variables import variable_of
 from taihu.launch.kubernetes.certificates import CERTIFICATE_API, issued, security_settings
 from taihu.launch.kubernetes.options import (
     CHECKPOINTS,
@@ -285,5 +285,5 @@ class _Manifest:
 
 
 def _setting(value: object) -> str:
-    """A value as the environment gives it to a job, see `taihu.job.parse_value`."""
+    """A value as the environment gives it to a job, see `taihu.core.job.parse_value`."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from taihu.job import Job
+from taihu.core.job import Job
+from taihu.core.wire.health import ALIVE, READY
 from taihu.launch.kubernetes.certificates import certificates_volume
 from taihu.launch.kubernetes.options import (
     CERTIFICATES,
@@ -22,7 +23,6 @@ from taihu.launch.kubernetes.options import (
     Resources,
     Script,
 )
-from taihu.wire.health import ALIVE, READY
 
 __all__ = ["Pods"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from taihu.allreduce.ring.schedule import segment_elements
-from taihu.layout import LayerSpec, Layout, TensorSpec
-from taihu.planner.groups import Group
-from taihu.planner.model_shapes import layer_table
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+from taihu.core.planner.model_shapes import layer_table
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series
 from taihu.simulation.figures.papers_machine import (
     BYTES_PER_SECOND,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final
 
-from taihu.job import load_job
-from taihu.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.job import load_job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import Stage, seconds_alone
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series

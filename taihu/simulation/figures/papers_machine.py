@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from taihu.job import Job, load_job
-from taihu.layout import Layout
+from taihu.core.job import Job, load_job
+from taihu.core.model.layout import Layout
 from taihu.simulation.compute import Compute
 from taihu.simulation.events import EventQueue
 from taihu.simulation.job import simulate_job

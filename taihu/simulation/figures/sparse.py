@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from taihu.job import Job, load_job
-from taihu.layout import Layout
-from taihu.planner.profile import LinearCost
+from taihu.core.job import Job, load_job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.profile import LinearCost
 from taihu.simulation.compute import Compute, of_modelled
 from taihu.simulation.costs import costs_of
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taihu.planner.zero_tables import memory_per_device
+from taihu.core.planner.zero_tables import memory_per_device
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series
 
 __all__ = ["zero_memory"]

@@ -8,10 +8,10 @@ from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
-from taihu.errors import PeerUnreachableError
+from taihu.core.base.errors import PeerUnreachableError
+from taihu.core.base.words import counted, listed
 from taihu.torch.group.agreement import Host, Life, Roster
 from taihu.torch.group.place import Place
-from taihu.words import counted, listed
 
 __all__ = ["Board"]
 

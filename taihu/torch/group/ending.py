@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import Protocol
 
-from taihu.process.ending import words_of_end
+from taihu.core.process.ending import words_of_end
 
 __all__ = ["Leaving", "Present"]
 

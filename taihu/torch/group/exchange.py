@@ -17,14 +17,14 @@ from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.ring.operation import IsFailed, reduce_kind
 from taihu.allreduce.same_host.staged import StagedSums, share
-from taihu.errors import ExchangeError, MemberLostError, TaihuError
+from taihu.core.base.errors import ExchangeError, MemberLostError, TaihuError
+from taihu.core.wire.headers import ValueType
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.calls import Call, Words
 from taihu.torch.group.meeting import meet
 from taihu.torch.group.place import Place
 from taihu.torch.group.roll_call import RollCall
 from taihu.torch.group.watch import Watch
-from taihu.wire.headers import ValueType
 
 __all__ = ["Bytes", "Exchange", "Turn"]
 

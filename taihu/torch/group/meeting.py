@@ -11,16 +11,16 @@ import torch.distributed as dist
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.peer_service import PEER_SERVICE
-from taihu.coordination.listener import Listener, ListenOptions, open_listener
-from taihu.errors import ConfigError
-from taihu.security.security import Security
-from taihu.security.token import find_token
+from taihu.core.base.errors import ConfigError
+from taihu.core.coordination.listener import Listener, ListenOptions, open_listener
+from taihu.core.security.security import Security
+from taihu.core.security.token import find_token
+from taihu.core.wire.address import advertised_host, is_loopback, join_address
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.patience import Patience
 from taihu.torch.group.agreement import Life, Roster
 from taihu.torch.group.board import Board
 from taihu.torch.group.place import Place
-from taihu.wire.address import advertised_host, is_loopback, join_address
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.patience import Patience
 
 __all__ = ["Meeting", "meet"]
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from taihu.errors import ExchangeError
+from taihu.core.base.errors import ExchangeError
 from taihu.torch.group.bits import bytes_of
 from taihu.torch.group.callers import Callers
 from taihu.torch.group.exchange import Exchange

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from taihu.errors import ExchangeError
+from taihu.core.base.errors import ExchangeError
 from taihu.torch.group import moves, sparse, sums
 from taihu.torch.group.callers import Callers
 from taihu.torch.group.calls import MOST_TAG, Words, call_of

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from taihu.errors import ExchangeError
+from taihu.core.base.errors import ExchangeError
+from taihu.core.base.words import listed
 from taihu.torch.group.calls import Call, Said
 from taihu.torch.group.place import Place
-from taihu.words import listed
 
 __all__ = ["RollCall", "differing"]
 

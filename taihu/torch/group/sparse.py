@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from taihu.errors import ExchangeError
+from taihu.core.base.errors import ExchangeError
 from taihu.torch.group.bits import bytes_of
 from taihu.torch.group.exchange import Bytes, Turn
 

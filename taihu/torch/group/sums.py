@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from taihu.planner.partition import slice_bounds
+from taihu.core.planner.partition import slice_bounds
 from taihu.torch.group.bits import SUMMED, bytes_of, values_of
 from taihu.torch.group.exchange import Bytes, Turn
 

@@ -67,7 +67,7 @@ def run(seed: int, act: Callable[[list[Any]], None], check: Callable[[list[Any]]
 
 
 def keep_checkpoints(told: list[Any]) -> None:
-    from taihu.checkpoint import files, manifest, part, store  # noqa: PLC0415 - simulated
+    from taihu.core.checkpoint import files, manifest, part, store  # noqa: PLC0415 - simulated
 
     checkpoints = store.CheckpointStore(STAND_INS.path(SHARED) / "run" / "checkpoints")
     for step in STEPS:
@@ -94,7 +94,7 @@ def keep_checkpoints(told: list[Any]) -> None:
 
 
 def find_checkpoints(told: list[Any]) -> None:
-    from taihu.checkpoint.store import CheckpointStore  # noqa: PLC0415 - simulated
+    from taihu.core.checkpoint.store import CheckpointStore  # noqa: PLC0415 - simulated
 
     store = CheckpointStore(STAND_INS.path(SHARED) / "run" / "checkpoints")
     steps = store.steps()
@@ -105,7 +105,7 @@ def find_checkpoints(told: list[Any]) -> None:
 
 
 def replace_files(told: list[Any]) -> None:
-    from taihu.whole_file import write_text  # noqa: PLC0415 - simulated
+    from taihu.core.base.whole_file import write_text  # noqa: PLC0415 - simulated
 
     for version in range(6):
         write_text(STAND_INS.path(SHARED) / "file", f"{version}" * 3000)
@@ -124,10 +124,10 @@ def find_files(told: list[Any]) -> None:
 
 KINDS = {"checkpoints": (keep_checkpoints, find_checkpoints), "files": (replace_files, find_files)}
 CHANGES = {
-    "files are not synchronized": ("taihu.whole_file", "            synchronize(partial)\n"),
-    "names of files are not synchronized": ("taihu.whole_file", "            synchronize(whole.parent)\n"),
-    "names of folders are not synchronized": ("taihu.whole_file", "    synchronize(folder.parent)\n"),
-    "parts are not synchronized": ("taihu.checkpoint.places", "            os.fsync(file.fileno())\n"),
+    "files are not synchronized": ("taihu.core.base.whole_file", "            synchronize(partial)\n"),
+    "names of files are not synchronized": ("taihu.core.base.whole_file", "            synchronize(whole.parent)\n"),
+    "names of folders are not synchronized": ("taihu.core.base.whole_file", "    synchronize(folder.parent)\n"),
+    "parts are not synchronized": ("taihu.core.checkpoint.places", "            os.fsync(file.fileno())\n"),
 }
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 import taihu.torch
-from taihu.coordination.status import fetch_status
-from taihu.errors import RefusedError
-from taihu.security.security import Security
-from taihu.security.token import find_token
+from taihu.core.base.errors import RefusedError
+from taihu.core.coordination.status import fetch_status
+from taihu.core.security.security import Security
+from taihu.core.security.token import find_token
 
 rank = taihu.torch.rank()
 sys.stdout.write(f"rank {rank} begins\n")

@@ -13,10 +13,10 @@ from support.certificates import MEMBERS, TestAuthority
 from support.cluster import Cluster, layout_of
 
 from taihu.cli.bench.exchange import bench_job
-from taihu.errors import ConfigError
-from taihu.job import Job
-from taihu.wire.address import free_port
-from taihu.wire.codec import BYTES_PER_VALUE
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job
+from taihu.core.wire.address import free_port
+from taihu.core.wire.codec import BYTES_PER_VALUE
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 from taihu.worker.bench.gradients import DrawnGradients
 

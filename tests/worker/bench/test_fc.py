@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from support.peers import Peers
 
-from taihu.planner.fc_mode import FcLayer
-from taihu.trace import Tracer
+from taihu.core.planner.fc_mode import FcLayer
+from taihu.core.trace import Tracer
 from taihu.worker.fc.bench import ModelledProducts, time_schemes
 from taihu.worker.fc.passes import Scheme
 

@@ -25,8 +25,8 @@ from support.undisturbed import (
 from support.ways import DENSE, WAYS, Way
 from support.worker import Values, Worker
 
-from taihu.job import Job
-from taihu.layout import Layout
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
 
 IN_MEMORY = Way("ring", 0, transport="same-host")
 """Sums of a ring in shared memory do not count as sent or received."""

@@ -13,10 +13,10 @@ from support.undisturbed import LAYOUT, family_of, gradients, job_of, parametriz
 from support.ways import DENSE, SPARSE, WAYS, Way
 from support.worker import Values, Worker
 
-from taihu.checkpoint.held_back import held_back_by
-from taihu.checkpoint.reading import Checkpoint
-from taihu.errors import CheckpointError
-from taihu.job import Job
+from taihu.core.base.errors import CheckpointError
+from taihu.core.checkpoint.held_back import held_back_by
+from taihu.core.checkpoint.reading import Checkpoint
+from taihu.core.job import Job
 
 STEPS = 4
 KEPT = 2

@@ -13,8 +13,8 @@ from support.oracle import expected_parameters
 from support.ways import DENSE, Way
 from support.worker import Values, Worker
 
-from taihu.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
-from taihu.planner.sparse_route import Route
+from taihu.core.base.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
+from taihu.core.planner.sparse_route import Route
 from taihu.worker.memory.arenas import allocate_arenas
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 3000)

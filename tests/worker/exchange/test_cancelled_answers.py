@@ -6,9 +6,9 @@ import numpy as np
 from support.cluster import layout_of
 from support.frames import initial_header
 
-from taihu.planner.groups import Group
-from taihu.planner.partition import Framing, Shard
-from taihu.wire.headers import At, ValueType
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import Framing, Shard
+from taihu.core.wire.headers import At, ValueType
 from taihu.worker.exchange.servers.answers import ByServers, ServerAnswers
 
 LAYOUT = layout_of(8)

@@ -11,11 +11,11 @@ from support.answers import AnswerProxy
 from support.cluster import Cluster, Member, layout_of, make_job
 from support.frames import changed
 
-from taihu.errors import FrameError
-from taihu.job import Job
-from taihu.wire.codec import encode_frame
-from taihu.wire.headers import Frame, FrameHeader, ValueType
-from taihu.wire.kinds import Gradients, Parameters
+from taihu.core.base.errors import FrameError
+from taihu.core.job import Job
+from taihu.core.wire.codec import encode_frame
+from taihu.core.wire.headers import Frame, FrameHeader, ValueType
+from taihu.core.wire.kinds import Gradients, Parameters
 from taihu.worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 8)

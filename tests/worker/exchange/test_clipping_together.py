@@ -13,9 +13,9 @@ from support.oracle import expected_parameters
 from support.ways import Way
 from support.worker import Values, Worker
 
-from taihu.coordination.planning import first_plan
-from taihu.errors import ConfigError, TaihuError
-from taihu.job import Job, load_job
+from taihu.core.base.errors import ConfigError, TaihuError
+from taihu.core.coordination.planning import first_plan
+from taihu.core.job import Job, load_job
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 3000)
 STEPS = 4

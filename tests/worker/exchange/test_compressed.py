@@ -11,10 +11,10 @@ from support.exchanges import Run, exchange_steps
 from support.oracle import expected_parameters
 from support.worker import Values, initial_parameters
 
-from taihu.coordination.planning import first_plan
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.sparse_route import SPARSE_ROUTES, Route
+from taihu.core.coordination.planning import first_plan
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.sparse_route import SPARSE_ROUTES, Route
 
 LAYOUT = layout_of(300, 7, 1, 1200, 64)
 STEPS = 7

@@ -13,14 +13,14 @@ from support.cluster import Cluster, initial_parameters, layout_of, make_job
 from support.frames import initial_header
 
 from taihu.allreduce.communicator import Communicator
-from taihu.coordination.messages import state_from_message
-from taihu.coordination.planning import first_plan
-from taihu.errors import FrameError, MemberLostError, RunError, TaihuError
+from taihu.core.base.errors import FrameError, MemberLostError, RunError, TaihuError
+from taihu.core.coordination.messages import state_from_message
+from taihu.core.coordination.planning import first_plan
+from taihu.core.wire import direct_connection
+from taihu.core.wire.codec import encode_frame, layout_to_message
+from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata
+from taihu.core.wire.sink import Origin
 from taihu.protos import parameter_server_pb2 as pb
-from taihu.wire import direct_connection
-from taihu.wire.codec import encode_frame, layout_to_message
-from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
-from taihu.wire.sink import Origin
 from taihu.worker.exchange.making import Beside, between_workers, through_servers
 from taihu.worker.memory.arenas import arenas_of
 

@@ -15,17 +15,17 @@ from support.cluster import Cluster, Values, initial_parameters, layout_of, make
 from support.exchanges import run_workers
 from support.frames import header_of, question
 
-from taihu.coordination.client import CoordinatorClient
-from taihu.coordination.members import MemberId, Role
-from taihu.errors import ModelError, RunError, StaleError, TaihuError
-from taihu.wire.codec import encode_frame
-from taihu.wire.direct_connection import open_connection
-from taihu.wire.direct_frames import DirectSender
-from taihu.wire.headers import FrameHeader, ValueType
-from taihu.wire.identity import Sender, WorkerIdentity, identity_to_metadata
-from taihu.wire.kinds import Encoding, Gradients, RingSegment, Summed
-from taihu.wire.sink import Origin
-from taihu.wire.stream import StreamSender
+from taihu.core.base.errors import ModelError, RunError, StaleError, TaihuError
+from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.wire.codec import encode_frame
+from taihu.core.wire.direct_connection import open_connection
+from taihu.core.wire.direct_frames import DirectSender
+from taihu.core.wire.headers import FrameHeader, ValueType
+from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata
+from taihu.core.wire.kinds import Encoding, Gradients, RingSegment, Summed
+from taihu.core.wire.sink import Origin
+from taihu.core.wire.stream import StreamSender
 
 
 def gradients(rank: int, step: int, elements: int) -> Values:

@@ -11,7 +11,7 @@ from support.cluster import layout_of, make_job
 from support.exchanges import run_workers, try_workers
 from support.worker import Values, Worker, initial_parameters
 
-from taihu.job import Job
+from taihu.core.job import Job
 
 STEPS = 3
 SIZES = (3000, 500, 1700)

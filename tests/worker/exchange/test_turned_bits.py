@@ -13,8 +13,8 @@ from support.flips import Flips, flipped
 from support.undisturbed import CHANGE, LAYOUT, STEPS, gradients, job_of, parametrized, plan_of, run_of
 from support.ways import WAYS, Way
 
-from taihu.errors import DamagedFrameError, RunError
-from taihu.wire.repetition import DAMAGED
+from taihu.core.base.errors import DamagedFrameError, RunError
+from taihu.core.wire.repetition import DAMAGED
 from taihu.worker.exchange.servers import calls as calls_of_workers
 
 # Sums of a ring in shared memory take no link.

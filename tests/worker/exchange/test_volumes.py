@@ -11,9 +11,9 @@ from support.cluster import layout_of, make_job
 from support.exchanges import exchange_steps, run_workers
 from support.worker import Worker
 
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.wire.codec import BYTES_PER_VALUE
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.wire.codec import BYTES_PER_VALUE
 
 SERVERS = layout_of(*[8000] * 40)
 RING = layout_of(*[12000] * 40)

@@ -16,8 +16,8 @@ from support.exchanges import run_workers, settle
 from support.ways import Way
 from support.worker import Worker
 
-from taihu.job import Job
-from taihu.planner.sparse_route import Route
+from taihu.core.job import Job
+from taihu.core.planner.sparse_route import Route
 from taihu.worker.training.step_driver import StepDriver
 
 ROOT = Path(__file__).parents[3]
@@ -26,15 +26,15 @@ LAYOUT = layout_of(32, 32)
 NOT_HERE = "worker/training/trainer.py"
 BESIDE = (
     # what all of it is written in
-    "taihu/wire/headers.py",
-    "taihu/wire/kinds.py",
-    "taihu/wire/sink.py",
-    "taihu/wire/checksum.py",
-    "taihu/wire/direct_header.py",
-    "taihu/wire/repetition.py",
+    "core/wire/headers.py",
+    "core/wire/kinds.py",
+    "core/wire/sink.py",
+    "core/wire/checksum.py",
+    "core/wire/direct_header.py",
+    "core/wire/repetition.py",
     "allreduce/early.py",
-    "taihu/planner/",
-    "taihu/job/",
+    "core/planner/",
+    "core/job/",
     "worker/exchange/step_actions.py",
     "worker/exchange/step_rules.py",
     # memory
@@ -43,29 +43,30 @@ BESIDE = (
     "ps_server/shard_holder.py",
     # what computes
     "kernels/",
-    "taihu/schedule.py",
-    "taihu/compression/",
+    "core/optimization/schedule.py",
+    "core/compression/",
     # what carries, measures and tells
-    "taihu/process/background.py",
+    "core/process/background.py",
     "worker/exchange/times.py",
     "ps_server/servicer.py",
     "ps_server/participation.py",
-    "taihu/wire/direct_connection.py",
-    "taihu/wire/stream.py",
-    "taihu/wire/clock.py",
-    "taihu/wire/patience.py",
-    "taihu/wire/silence.py",
-    "taihu/wire/metrics.py",
-    "taihu/trace/",
-    "taihu/history/",
+    "core/wire/direct_connection.py",
+    "core/wire/stream.py",
+    "core/wire/clock.py",
+    "core/wire/patience.py",
+    "core/wire/silence.py",
+    "core/wire/metrics.py",
+    "core/trace/",
+    "core/history/",
     "worker/exchange/recording.py",
     "ps_server/recording.py",
-    "taihu/chaos/",
-    "taihu/coordination/",
+    "core/chaos/",
+    "core/coordination/",
     "worker/exchange/making.py",
     "worker/exchange/ring/peer_path.py",
 )
-PLACE = re.compile(r"`((?:worker|allreduce|ps_server|taihu)/[\w/]+\.py)`")
+ROOMS = ("worker", "allreduce", "ps_server", "core", "taihu", "kernels")
+PLACE = re.compile(r"`((?:worker|allreduce|ps_server|core|taihu)/[\w/]+\.py)`")
 
 
 def files_of(title: str) -> dict[int, set[str]]:
@@ -132,12 +133,12 @@ def files_run(way: Way) -> set[str]:
     finally:
         threading.setprofile(before)
     inside = [Path(name).resolve().relative_to(ROOT).as_posix() for name in seen if name.startswith(f"{ROOT}/")]
-    return {name for name in inside if name.startswith(("worker/", "allreduce/", "ps_server/", "taihu/", "kernels/"))}
+    return {name for name in inside if name.partition("/")[0] in ROOMS}
 
 
 DENSE, SPARSE, RING = "A dense frame through servers", "A sparse frame through servers", "A segment around a ring"
 MESH, FETCH = "Compressed groups between workers", "A fetch in ZeRO's stage 3"
-CODEC, DIRECT = "taihu/wire/codec.py", "taihu/wire/direct_frames.py"
+CODEC, DIRECT = "core/wire/codec.py", "core/wire/direct_frames.py"
 
 
 def first(number: int, title: str) -> set[str]:

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from taihu.errors import DataError
-from taihu.names import TEXT_DATA
+from taihu.core.base.errors import DataError
+from taihu.core.model.names import TEXT_DATA
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.files import read_file
 from taihu.worker.data.statistics import spread_rows

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from taihu.names import parse_synthetic
+from taihu.core.model.names import parse_synthetic
 from taihu.worker.data.dataset import Dataset, Images, Labels, build_dataset
 
 __all__ = ["load_synthetic"]

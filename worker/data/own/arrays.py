@@ -12,10 +12,10 @@ from typing import IO, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.names import OwnData
-from taihu.settings import DataSettings
-from taihu.words import listed
+from taihu.core.base.errors import DataError
+from taihu.core.base.words import listed
+from taihu.core.model.names import OwnData
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.own.assemble import Part, assemble
 from taihu.worker.data.own.inputs import array_inputs

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset, Rows
 from taihu.worker.data.own.inputs import Inputs, Paired
 from taihu.worker.data.own.targets import Given, understand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.data.defects import Fault
 
 __all__ = ["BadImageError"]

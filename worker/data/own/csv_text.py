@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.data.files import check_readable
 
 __all__ = ["read_csv_text"]

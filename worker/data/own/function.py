@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.names import OwnData
-from taihu.settings import DataSettings
-from taihu.user_code import load_function
+from taihu.core.base.errors import DataError
+from taihu.core.model.names import OwnData
+from taihu.core.process.user_code import load_function
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.own.assemble import Part, assemble
 from taihu.worker.data.own.inputs import Inputs, UserCode, array_inputs, item_inputs

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from taihu.errors import DataError
-from taihu.names import OwnData
-from taihu.settings import DataSettings
-from taihu.words import counted, listed
+from taihu.core.base.errors import DataError
+from taihu.core.base.words import counted, listed
+from taihu.core.model.names import OwnData
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.defects import Defects
 from taihu.worker.data.depth import Depth

@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from taihu.words import counted
+from taihu.core.base.words import counted
 from taihu.worker.data.defects import Defects, Fault
 from taihu.worker.data.depth import Depth, DepthError, Values, depth_of, shown_range
 from taihu.worker.data.own.bad_image import BadImageError

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.user_code import explained
+from taihu.core.base.errors import DataError
+from taihu.core.process.user_code import explained
 from taihu.worker.data.dataset import Rows, Targets
 from taihu.worker.data.statistics import Statistics, image_statistics, read_statistics, spread_rows
 

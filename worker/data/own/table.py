@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.names import OwnData
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.model.names import OwnData
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.defects import Defects, Fault, check_all
 from taihu.worker.data.own.assemble import Part, assemble, split_rows

@@ -18,8 +18,8 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pa_parquet
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.settings import DataSettings
 from taihu.worker.data.defects import Defects, Fault
 from taihu.worker.data.own.csv_form import CsvForm, NoNamesError, form_of
 from taihu.worker.data.own.csv_text import read_csv_text

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from taihu.settings import DataSettings
+from taihu.core.settings import DataSettings
 from taihu.worker.data.defects import Fault
 from taihu.worker.data.own.table_files import TableFile
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from taihu.settings import DataSettings
+from taihu.core.settings import DataSettings
 from taihu.worker.data.defects import Fault
 from taihu.worker.data.own.table_files import TableFile
 from taihu.worker.data.own.table_scan import Forms, Scanned

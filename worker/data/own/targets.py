@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 from taihu.worker.data.dataset import TargetKind, Targets
 from taihu.worker.data.own.text_labels import numbered, plain_labels
 

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
-from taihu.names import OwnData
-from taihu.settings import DataSettings
+from taihu.core.base.errors import DataError
+from taihu.core.model.names import OwnData
+from taihu.core.settings import DataSettings
 from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.files import check_readable, read_file
 from taihu.worker.data.folder_files import Wanted, find_files, words_on

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import DataError
+from taihu.core.base.errors import DataError
 
 __all__ = ["numbered", "plain_labels"]
 

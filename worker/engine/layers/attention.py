@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.attention import causal_softmax, causal_softmax_gradient
 from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error
 

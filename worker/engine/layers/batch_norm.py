@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
+from taihu.core.model.layout import TensorSpec
 from taihu.kernels.nn.batch_norm import (
     channel_moments,
     fold,
@@ -13,7 +14,6 @@ from taihu.kernels.nn.batch_norm import (
     row_blocks,
     scale_and_shift,
 )
-from taihu.layout import TensorSpec
 from taihu.worker.engine.layer import Array, ParameterLayer, Run, Shape
 
 __all__ = ["BatchNorm"]

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.elementwise import add, grains
 from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape
 from taihu.worker.engine.loss import Loss

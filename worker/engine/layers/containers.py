@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.elementwise import add, add_rectified, grains
 from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
 

@@ -7,7 +7,8 @@ from typing import Final, Literal
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
+from taihu.core.model.layout import TensorSpec
 from taihu.kernels.nn.batch_norm import blocked_column_sums, fold, row_blocks
 from taihu.kernels.nn.blocks import Blocks, Phase, Result, Source, phases_of, result_of, source_of, window_offsets
 from taihu.kernels.nn.convolution import convolve
@@ -15,7 +16,6 @@ from taihu.kernels.nn.elementwise import add_bias
 from taihu.kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
 from taihu.kernels.nn.weight_gradient import packed_elements, weight_gradient
 from taihu.kernels.nn.window import Window
-from taihu.layout import TensorSpec
 from taihu.worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
 from taihu.worker.engine.layers.products import even_side, multiply, multiply_rows
 

@@ -7,9 +7,9 @@ import zlib
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
+from taihu.core.model.layout import TensorSpec
 from taihu.kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, grains, relu, relu_gradient
-from taihu.layout import TensorSpec
 from taihu.worker.engine.layer import (
     Array,
     Layer,

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.gelu import gelu, gelu_with_slope, scaled, unary_grains
 from taihu.worker.engine.layer import Array, Layer, Run, Shape
 

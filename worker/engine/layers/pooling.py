@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.pooling import avg_pool, avg_pool_gradient, max_pool, max_pool_gradient
 from taihu.kernels.nn.window import Window
 from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error

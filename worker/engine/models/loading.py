@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from taihu.errors import ModelError
-from taihu.model_defaults import check_model_fits
-from taihu.names import check_model_name, layers_file, own_model
-from taihu.user_code import load_function
+from taihu.core.base.errors import ModelError
+from taihu.core.model.model_defaults import check_model_fits
+from taihu.core.model.names import check_model_name, layers_file, own_model
+from taihu.core.process.user_code import load_function
 from taihu.worker.engine.layer import Layer, Shape
 from taihu.worker.engine.model import Model
 from taihu.worker.engine.models.definition import build_from_definition

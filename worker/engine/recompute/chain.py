@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from taihu.errors import ModelError
+from taihu.core.base.errors import ModelError
 from taihu.worker.engine.layer import Array, Layer, Run
 from taihu.worker.engine.layers.containers import Sequential
 from taihu.worker.engine.recompute.kept_inputs import KeptInputs, SpilledInputs

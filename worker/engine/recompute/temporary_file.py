@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from taihu.errors import RunError
+from taihu.core.base.errors import RunError
 from taihu.worker.engine.layer import Array
 
 __all__ = ["TemporaryFile"]

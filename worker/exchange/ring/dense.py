@@ -13,14 +13,14 @@ from typing_extensions import override
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, cut_chunks
-from taihu.compression import GroupCompressor, Selection
-from taihu.coordination.plan import Plan
-from taihu.errors import RunError
-from taihu.job import Job
-from taihu.planner.partition import FrameSpec
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.headers import At
+from taihu.core.base.errors import RunError
+from taihu.core.compression import GroupCompressor, Selection
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.headers import At
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.exchange.route import Held, Route, RouteEvents
 from taihu.worker.exchange.updates import ByEveryWorker, check_finite

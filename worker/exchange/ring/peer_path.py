@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
-from taihu.coordination.plan import Plan
-from taihu.planner.carriage import carrier_in
-from taihu.settings import Transport
-from taihu.wire.headers import At, ValueType
-from taihu.wire.shared_memory import SharedBuffer
+from taihu.core.coordination.plan import Plan
+from taihu.core.planner.carriage import carrier_in
+from taihu.core.settings import Transport
+from taihu.core.wire.headers import At, ValueType
+from taihu.core.wire.shared_memory import SharedBuffer
 from taihu.worker.exchange.route import ExchangeTotals, RouteEvents, RoutePath
 
 __all__ = ["PeerPath"]

@@ -20,14 +20,14 @@ from typing_extensions import override
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
-from taihu.checkpoint.part import Elements, named
-from taihu.coordination.plan import Plan
-from taihu.job import Job
+from taihu.core.checkpoint.part import Elements, named
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.optimization import OptimizerState, WholeNorm, in_steps
+from taihu.core.planner.groups import Group, group_bounds
+from taihu.core.planner.partition import FrameSpec, Piece, Shard
+from taihu.core.wire.headers import At, ValueType
 from taihu.kernels.half import from_half, to_half
-from taihu.optimization import OptimizerState, WholeNorm, in_steps
-from taihu.planner.groups import Group, group_bounds
-from taihu.planner.partition import FrameSpec, Piece, Shard
-from taihu.wire.headers import At, ValueType
 from taihu.worker.exchange.recording import Recording
 from taihu.worker.exchange.ring.dense import RingUpdates
 from taihu.worker.exchange.route import Held, RouteEvents

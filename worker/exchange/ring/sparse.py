@@ -17,17 +17,17 @@ from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseExchange
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
-from taihu.compression import GroupCompressor, Selection
-from taihu.coordination.plan import Plan
-from taihu.errors import RunError
-from taihu.job import Job
+from taihu.core.base.errors import RunError
+from taihu.core.compression import GroupCompressor, Selection
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.planner.partition import FrameSpec, Framing, Shard
+from taihu.core.planner.sparse_route import Route as Way
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.headers import At
 from taihu.kernels.scatter import scatter_assign
 from taihu.kernels.select import clear
-from taihu.planner.partition import FrameSpec, Framing, Shard
-from taihu.planner.sparse_route import Route as Way
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.headers import At
 from taihu.worker.exchange.recording import Recording
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.exchange.route import Held, Route, RouteEvents

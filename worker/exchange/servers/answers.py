@@ -9,12 +9,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.errors import FrameError
+from taihu.core.base.errors import FrameError
+from taihu.core.planner.partition import FrameSpec, Framing
+from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
+from taihu.core.wire.kinds import Encoding, Summed
 from taihu.kernels.pack import unpack
 from taihu.kernels.scatter import scatter_assign
-from taihu.planner.partition import FrameSpec, Framing
-from taihu.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
-from taihu.wire.kinds import Encoding, Summed
 from taihu.worker.exchange.updates import Updates
 
 __all__ = ["ByServers", "FrameWindow", "FramesUnderWay", "ServerAnswers"]

@@ -11,20 +11,20 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from taihu.errors import ExchangeError, FrameError, SharedMemoryError
-from taihu.job import Job
-from taihu.layout import Layout
-from taihu.planner.partition import FrameSpec
+from taihu.core.base.errors import ExchangeError, FrameError, SharedMemoryError
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.codec import decode_frame, encode_frame, layout_to_message
+from taihu.core.wire.headers import At, FrameHeader
+from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.core.wire.kinds import Parameters
+from taihu.core.wire.repetition import once_more_if_damaged
+from taihu.core.wire.retry import call_until_reachable
+from taihu.core.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
+from taihu.core.wire.status import error_from_rpc
 from taihu.protos import parameter_server_pb2 as pb
-from taihu.wire.clock import SystemClock
-from taihu.wire.codec import decode_frame, encode_frame, layout_to_message
-from taihu.wire.headers import At, FrameHeader
-from taihu.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.wire.kinds import Parameters
-from taihu.wire.repetition import once_more_if_damaged
-from taihu.wire.retry import call_until_reachable
-from taihu.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
-from taihu.wire.status import error_from_rpc
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "Call", "ServerCalls"]
 

@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.coordination.plan import Plan
-from taihu.errors import ExchangeError, TaihuError
-from taihu.job import Job
-from taihu.job.security import security_of
-from taihu.planner.carriage import carrier_in
-from taihu.planner.partition import FrameSpec, Framing, Shard
-from taihu.security.identity import member_name
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock
-from taihu.wire.direct_frames import HEADER_BYTES
-from taihu.wire.frame_faults import FrameFaults
-from taihu.wire.frame_link import Carrier, FrameLink, LinkEnd
-from taihu.wire.frame_link import LinkEvents as WireEvents
-from taihu.wire.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
-from taihu.wire.identity import Sender, WorkerIdentity
-from taihu.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
-from taihu.wire.shared_memory import SharedBuffer
-from taihu.wire.sink import Origin, Sink
+from taihu.core.base.errors import ExchangeError, TaihuError
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.job.security import security_of
+from taihu.core.planner.carriage import carrier_in
+from taihu.core.planner.partition import FrameSpec, Framing, Shard
+from taihu.core.security.identity import member_name
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock
+from taihu.core.wire.direct_frames import HEADER_BYTES
+from taihu.core.wire.frame_faults import FrameFaults
+from taihu.core.wire.frame_link import Carrier, FrameLink, LinkEnd
+from taihu.core.wire.frame_link import LinkEvents as WireEvents
+from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
+from taihu.core.wire.identity import Sender, WorkerIdentity
+from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
+from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.sink import Origin, Sink
 from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
 from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from taihu.worker.exchange.updates import Updates

@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from taihu.compression import GroupCompressor, Selection
-from taihu.coordination.plan import Plan
-from taihu.errors import ConfigError, RunError
-from taihu.job import Job
-from taihu.trace import Tracer
-from taihu.wire.clock import Clock, SystemClock
-from taihu.wire.frame_faults import FrameFaults
-from taihu.wire.headers import At, FrameHeader
-from taihu.wire.identity import WorkerIdentity
-from taihu.wire.kinds import Summed
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.compression import GroupCompressor, Selection
+from taihu.core.coordination.plan import Plan
+from taihu.core.job import Job
+from taihu.core.trace import Tracer
+from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.frame_faults import FrameFaults
+from taihu.core.wire.headers import At, FrameHeader
+from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.kinds import Summed
 from taihu.worker.exchange.recording import Recording
 from taihu.worker.exchange.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
 from taihu.worker.exchange.servers.answers import ByServers

@@ -1,0 +1,7 @@
+"""What daemons stand on: jobs, plans, compression, checkpoints, coordination, bytes on the wire, processes."""
+
+from __future__ import annotations
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0"

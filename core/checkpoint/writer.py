@@ -1,0 +1,153 @@
+"""Parts of checkpoints written in the background: the run goes on, whatever the disk does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from taihu.core.base.errors import AWAY, TaihuError
+from taihu.core.base.words import one_line
+from taihu.core.chaos.points import Chaos, NoChaos
+from taihu.core.checkpoint.files import PartFile, write_part
+from taihu.core.checkpoint.keepers import checkpoint_folder
+from taihu.core.checkpoint.part import Part
+from taihu.core.checkpoint.places import Place
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.job import Job
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.retry import backoff_seconds
+
+__all__ = ["LeftOut", "PartWriter", "Stored", "maybe_writing"]
+
+Stored = Callable[[int, PartFile], None]
+LeftOut = Callable[[int, str], None]
+
+
+@contextmanager
+def maybe_writing(
+    job: Job, stored: Stored, left_out: LeftOut, chaos: Chaos | None = None
+) -> Iterator[PartWriter | None]:
+    """A writer during the block, see `PartWriter`; None where the job keeps no checkpoints."""
+    folder = checkpoint_folder(job)
+    if folder is None:
+        yield None
+        return
+    with PartWriter(folder, stored, left_out, chaos, job.cluster.lost_after_s) as writer:
+        yield writer
+
+
+class PartWriter:
+    """Writes one process's parts into `folder`, one at a time, on a thread of its own; a context manager.
+
+    A part that comes while the one before is being written is left out, as is one that cannot be written: its
+    checkpoint does not count then, and the run goes on. At the end what is being written is waited for.
+
+    Args:
+        folder: of the run's checkpoints.
+        stored: called with the step and the file when a part is durable, by the thread that writes.
+        left_out: called with the step of a part that is left out, and why.
+        chaos: is asked at each point.
+        lost_after_s: seconds for which `stored` is called again where it was not answered: a connection that breaks
+            is no reason to leave a part out. It has to bear that it is told of a part twice.
+    """
+
+    def __init__(
+        self,
+        folder: Place,
+        stored: Stored,
+        left_out: LeftOut = lambda *_: None,
+        chaos: Chaos | None = None,
+        lost_after_s: float = 0.0,
+    ) -> None:
+        self._store = CheckpointStore(folder)
+        self._stored = stored
+        self._left_out = left_out
+        self._chaos = chaos or NoChaos()
+        self._lost_after_s = lost_after_s
+        self._clock = SystemClock()
+        self._changed = threading.Condition()
+        self._next: Part | None = None
+        self._is_busy = self._is_closed = self._has_failed = False
+        self._log = structlog.get_logger()
+        self._thread = threading.Thread(target=self._write_all, name="checkpoints", daemon=True)
+
+    def write(self, step: int, copy: Callable[[], Part]) -> None:
+        """Take a part of `step` by `copy`, whose arrays nobody else changes, and begin to write it."""
+        if self._is_busy:
+            self._say(step, "the one before is still being written")
+            return
+        part = copy()
+        with self._changed:
+            is_closed = self._is_closed
+            if not is_closed:
+                self._next, self._is_busy = part, True
+                self._changed.notify_all()
+        if is_closed:  # a call that was under way when this generation ended: nobody writes it, or hears of it
+            self._log.info("checkpoint left out", step=step, reason="this process takes no part any more")
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Wait before the block until nothing is being written, and after it until what it began is stored."""
+        self._wait()
+        yield
+        self._wait()
+
+    def _wait(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_busy)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._is_closed, self._has_failed = True, kind is not None
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _write_all(self) -> None:
+        while (part := self._await_next()) is not None:
+            try:
+                self._tell(part.step, write_part(self._store.folder_of(part.step), part, self._chaos))
+            except (OSError, TaihuError) as error:
+                self._say(part.step, str(error))
+            del part
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+
+    def _tell(self, step: int, file: PartFile) -> None:
+        """Tell of a part, until somebody has heard it, or nobody will."""
+        until_s, pauses = self._clock.now() + self._lost_after_s, backoff_seconds()
+        while True:
+            try:
+                self._stored(step, file)
+            except AWAY:
+                if self._clock.now() >= until_s or self._fails_within(next(pauses)):
+                    raise
+            else:
+                return
+
+    def _fails_within(self, seconds: float) -> bool:
+        """Wait so long; whether what this writer belongs to fails meanwhile."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._has_failed, seconds)
+
+    def _await_next(self) -> Part | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None or self._is_closed)
+            part, self._next = self._next, None
+            return part
+
+    def _say(self, step: int, why: str) -> None:
+        self._log.warning("checkpoint left out", step=step, reason=why)
+        with suppress(TaihuError):  # nobody is left who would hear it
+            self._left_out(step, one_line(why))

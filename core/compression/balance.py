@@ -1,0 +1,78 @@
+"""The balance of one selection: what was owed before, and what is sent and kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.kernels.half import from_half
+
+if TYPE_CHECKING:
+    from taihu.core.compression.methods import Compressor
+    from taihu.core.compression.state import CompressionState
+
+__all__ = ["Weighed", "Weighing"]
+
+Values = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """The residual of neighbouring elements around a selection; arrays of shape (n,), fp32.
+
+    Attributes:
+        before: the residual before the gradient was added.
+        owed: the same after it was added, with nothing sent.
+        after: the residual behind the selection.
+        together: that, and what is sent, added.
+        rounded: whether what is sent was rounded to 16 bits.
+        sent: what is sent, among zeros.
+    """
+
+    before: Values
+    owed: Values
+    after: Values
+    together: Values
+    sent: Values
+    rounded: bool
+
+
+class Weighing:
+    """Copies of the residual and velocity of elements [start, stop) before a selection, for its balance.
+
+    What is owed is computed by the kernel that selects, which sees no threshold: its fused operations round in their
+    own way.
+    """
+
+    def __init__(self, compressor: Compressor, state: CompressionState, start: int, stop: int) -> None:
+        self._compressor, self._state = compressor, state
+        self._range = slice(start, stop)
+        self._before = state.residual[start:stop].copy()
+        self._velocity = state.velocity[start:stop].copy()
+
+    def weighed(
+        self, gradient: Values, parameters: Values, indices: NDArray[np.int32], values: NDArray[Any]
+    ) -> Weighed:
+        """The balance behind the selection of `values` at `indices`.
+
+        Args:
+            gradient: shape (elements,), the arena as the selection left it.
+            parameters: shape (elements,), the arena.
+            indices: shape (k,), places in the arena.
+            values: shape (k,), fp32 or codes.
+        """
+        owed = self._before.copy()
+        self._compressor.accumulate(gradient[self._range], parameters[self._range], self._velocity, owed)
+        after = self._state.residual[self._range].copy()
+        sent, places = values, indices - np.int32(self._range.start)
+        if self._compressor.value_type != "fp32":
+            sent = np.empty(len(values), dtype=np.float32)
+            from_half(np.ascontiguousarray(values), self._compressor.value_type, sent)
+        alone, together = np.zeros_like(after), after.copy()
+        alone[places] = sent
+        together += alone
+        rounded = self._compressor.value_type != "fp32"
+        return Weighed(self._before, owed, after, together, alone, rounded)

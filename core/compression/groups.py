@@ -1,0 +1,146 @@
+"""Groups of a gradient arena are compressed, and what was selected is packed into frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.core.compression.balance import Weighed, Weighing
+from taihu.core.compression.methods import Compressor
+from taihu.core.compression.state import Outcome, units_of_plan
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec
+from taihu.core.wire.headers import ValueType
+from taihu.kernels.half import to_half
+from taihu.kernels.half_sums import all_finite_half
+from taihu.kernels.pack import pack, packed_bound
+from taihu.kernels.reduce import all_finite
+
+__all__ = ["GroupCompressor", "Selection"]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The values that are sent of one group: views into buffers, valid until the next group is compressed."""
+
+    indices: NDArray[np.int32]
+    values: NDArray[Any]
+    outcome: Outcome
+
+
+class GroupCompressor:
+    """One worker's compression: the method, its state, and buffers that are allocated once for each plan.
+
+    One thread compresses; the state may be read when nothing is under way.
+
+    Args:
+        compressor: the method.
+        layout: of the arenas.
+        groups: of the first plan.
+        gradients: the arena, shape (elements,), fp32; see `Compressor.update`.
+        parameters: the arena, shape (elements,), fp32.
+        forgets_non_finite: of a group with values that are not finite some are sent, so that all workers know, and
+            none are held back. That takes another look at all values.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        layout: Layout,
+        groups: Sequence[Group],
+        *,
+        gradients: NDArray[np.float32],
+        parameters: NDArray[np.float32],
+        forgets_non_finite: bool = False,
+    ) -> None:
+        self._compressor = compressor
+        self._layout = layout
+        self._gradients = gradients
+        self._parameters = parameters
+        self._forgets_non_finite = forgets_non_finite
+        self.value_type = ValueType.named(compressor.value_type)
+        self.state = compressor.init(layout.elements, ())
+        self.adopt(groups)
+
+    def adopt(self, groups: Sequence[Group]) -> None:
+        """Go on with other groups: residuals stay, and thresholds but those of layers that are merged otherwise."""
+        units = units_of_plan(self._compressor.method.unit, self._layout, groups)
+        self.state.rebind(units)
+        room = [0] * len(groups)
+        ends = [0] * len(groups)
+        for index, unit in enumerate(units):
+            ends[unit.group] = index + 1
+            room[unit.group] += self._compressor.most_selected(unit.elements)
+        stops = list(accumulate(ends, max))
+        self._units = [range(start, stop) for start, stop in pairwise([0, *stops])]
+        most = max(room, default=0)
+        largest = max((group.last_layer - group.first_layer + 1 for group in groups), default=0)
+        self._indices = np.empty(most, dtype=np.int32)
+        self._values = np.empty(most, dtype=self._compressor.value_dtype)
+        self._packed = np.empty_like(self._values)
+        self._sections = np.empty(packed_bound(most, largest), dtype=np.uint8)
+
+    def compress(self, group: int, step: int, on_weighed: Callable[[Weighed], None] | None = None) -> Selection:
+        """Select from the group's gradients, which are in the arena, and keep the rest for later.
+
+        `on_weighed` is told the balance, which takes copies of the group.
+        """
+        units = self.state.units[self._units[group].start : self._units[group].stop]
+        weighing = None
+        if on_weighed is not None and units:
+            weighing = Weighing(self._compressor, self.state, units[0].start, units[-1].stop)
+        outcome = self._compressor.update(
+            self.state,
+            self._units[group],
+            step,
+            gradient=self._gradients,
+            parameters=self._parameters,
+            indices=self._indices,
+            values=self._values,
+        )
+        count = int(outcome.selected.sum())
+        indices, values = self._indices[:count], self._values[:count]
+        if weighing is not None and on_weighed is not None:
+            on_weighed(weighing.weighed(self._gradients, self._parameters, indices, values))
+        if units and self._forgets_non_finite:
+            self._forget_non_finite(units[0].start, units[-1].stop, values)
+        return Selection(indices, values, outcome)
+
+    def _are_finite(self, values: NDArray[Any]) -> bool:
+        kind = self.value_type.half_kind
+        return all_finite(values) if kind is None else all_finite_half(values, kind)
+
+    def _forget_non_finite(self, start: int, stop: int, values: NDArray[Any]) -> None:
+        """Hold nothing back that is not finite: there may be more of it than is sent, and it would never end."""
+        is_left = not all_finite(self.state.residual[start:stop])
+        is_sent = not self._are_finite(values)
+        if is_left and not is_sent:
+            # Equal values before it took its room. All workers are to know.
+            self._put_nan(values[:1])
+        if not is_left and not is_sent:
+            return
+        for kept in (self.state.residual, self.state.velocity):
+            part = kept[start:stop]
+            part[~np.isfinite(part)] = 0.0
+
+    def _put_nan(self, place: NDArray[Any]) -> None:
+        nan = np.array([np.nan], dtype=np.float32)
+        if (kind := self.value_type.half_kind) is None:
+            np.copyto(place, nan)
+        else:
+            to_half(nan, kind, place)
+
+    def kept(self, elements: int, step: int) -> int:
+        """The number that the density of step `step` keeps of so many elements."""
+        return self._compressor.kept(elements, step)
+
+    def pack(self, selection: Selection, frame: FrameSpec) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+        """The values and sections of one frame; views that are valid until the next call."""
+        count, size = pack(selection.indices, selection.values, frame.arena_bounds, self._packed, self._sections)
+        return self._packed[:count], self._sections[:size]

@@ -1,0 +1,201 @@
+"""Methods of compression: the ranges that share a threshold, how often it is made anew, the update common to all.
+
+docs/methods.md section 1.1: the residual is added exactly once, the threshold is exact in the first update and reused
+in the following ones, entries at or above it are sent, the others stay. Global Top-K and LAGS (Shi et al. 2019) make
+it anew every time, for the whole model or each layer; DLGS every `refresh_every` updates, for each layer, or for each
+group where it is asked to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.core.compression.state import CompressionState, Outcome, Unit, UnitKind
+from taihu.core.settings import CompressionSettings, OptimizerSettings
+from taihu.kernels.select import accumulate_select, clear, momentum_select, take_rounded
+from taihu.kernels.unit_select import Arenas, Rule, most_of, select_units
+
+__all__ = ["METHODS", "Compressor", "Method", "kept_elements", "make_compressor", "method_of"]
+
+Values = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The traits of one method; `refresh_every` None leaves it to the settings."""
+
+    unit: UnitKind
+    refresh_every: int | None
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "none": Method("group", 1),
+        "topk": Method("model", 1),
+        "lags": Method("layer", 1),
+        "dlgs": Method("layer", None),
+    }
+)
+
+
+def kept_elements(density: float, elements: int) -> int:
+    """The number of values kept of `elements`: `max(1, ceil(density * elements))`, docs/methods.md section 1.1."""
+    return min(elements, max(1, math.ceil(density * elements)))
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """One method with its options: a pair (`init`, `update`) over explicit state.
+
+    Attributes:
+        method: which ranges share a threshold.
+        density: share of the elements that is kept once the warm-up is over.
+        refresh_every: updates between exact thresholds (s in docs/methods.md section 1.1).
+        value_type: `fp32`, `fp16` or `bf16`; what rounding takes away stays in the residual.
+        density_warmup_steps: the density falls exponentially from 1 to `density` within these steps.
+        momentum, weight_decay, nesterov: applied before selection (momentum correction, Lin et al. 2018, section
+            3.2); all zero when the servers do it.
+        factor_masking: forget the velocity of what was sent (section 3.3 there). Without it density 1 is momentum
+            SGD; with it, momentum ends wherever something is sent, so that at density 1 none is left.
+        clip_norm: bound of the L2 norm of a unit's gradient, None for none (section 3.2 there; the norm of the whole
+            gradient is known only after backward, so every unit is clipped on its own).
+    """
+
+    method: Method
+    density: float
+    refresh_every: int = 1
+    value_type: Literal["fp32", "fp16", "bf16"] = "fp32"
+    density_warmup_steps: int = 0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    factor_masking: bool = False
+    clip_norm: float | None = None
+
+    @property
+    def value_dtype(self) -> np.dtype[Any]:
+        """Dtype of the selected values: fp32, or 16-bit codes."""
+        return np.dtype(np.float32) if self.value_type == "fp32" else np.dtype(np.uint16)
+
+    def init(self, elements: int, units: Sequence[Unit]) -> CompressionState:
+        """State before the first step, for an arena of `elements` values."""
+        velocity = elements if self.momentum or self.weight_decay else 0
+        return CompressionState(
+            tuple(units), np.zeros(elements, dtype=np.float32), np.zeros(velocity, dtype=np.float32)
+        )
+
+    def kept(self, elements: int, step: int) -> int:
+        """The number that the density of step `step` (from 1) keeps of a unit's `elements`."""
+        return kept_elements(self._share(step), elements)
+
+    def most_selected(self, elements: int) -> int:
+        """No update of a unit of `elements` values selects more than this."""
+        if self.density_warmup_steps:
+            return elements
+        return min(elements, most_of(kept_elements(self.density, elements)))
+
+    def update(
+        self,
+        state: CompressionState,
+        units: range,
+        step: int,
+        *,
+        gradient: Values,
+        parameters: Values,
+        indices: NDArray[np.int32],
+        values: NDArray[Any],
+    ) -> Outcome:
+        """Take in the gradients of neighbouring units and select what is sent of them now.
+
+        `residual + gradient` before equals `residual + decoded(values)` after, bit for bit; nothing is allocated that
+        grows with the units. Different threads may update different units at the same time.
+
+        Args:
+            state: changed in place.
+            units: indices of the units in `state.units`, one after the other.
+            step: number of this step, from 1.
+            gradient: shape (n,), the arena; the range of a unit that is clipped is scaled in place.
+            parameters: shape (n,), the arena; read for the weight decay.
+            indices: room for `most_selected` positions of every unit; gets ascending positions in the arena.
+            values: room for as many values of `value_dtype`; gets the values, or 16-bit codes.
+
+        Returns:
+            How many were selected, and the thresholds. Values that are not finite are always selected.
+        """
+        if self.clip_norm is not None:
+            self._clip(state.units[units.start : units.stop], gradient, self.clip_norm)
+        count = select_units(
+            Arenas(gradient, parameters, state.velocity, state.residual),
+            state.table,
+            state.outcomes,
+            units.start,
+            units.stop,
+            Rule(self._share(step), self.refresh_every, self.momentum, self.weight_decay, self.nesterov),
+            indices,
+            # In fp32 what is selected moves while it is in the cache; rounding comes after.
+            values if self.value_type == "fp32" else state.residual[:0],
+        )
+        if self.value_type != "fp32":
+            take_rounded(state.residual, indices[:count], values[:count], self.value_type)
+        if self.factor_masking and len(state.velocity):
+            clear(state.velocity, indices[:count])
+        return state.outcome(step, units)
+
+    def accumulate(self, gradient: Values, parameters: Values, velocity: Values, residual: Values) -> None:
+        """Add a gradient to `residual` as `update` does before it selects; arrays of shape (n,).
+
+        `velocity` changes, too, and has length 0 without momentum. A gradient that is clipped comes so.
+        """
+        places, moved = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+        if not len(velocity):
+            accumulate_select(gradient, residual, np.inf, places, moved)
+            return
+        rule = (self.momentum, self.weight_decay, self.nesterov, 1.0)
+        momentum_select(gradient, parameters, velocity, residual, np.inf, places, moved, *rule)
+
+    def _share(self, step: int) -> float:
+        """The density of a step (from 1)."""
+        if step > self.density_warmup_steps:
+            return self.density
+        return float(self.density ** ((step - 1) / self.density_warmup_steps))
+
+    @staticmethod
+    def _clip(units: Sequence[Unit], gradient: Values, bound: float) -> None:
+        for unit in units:
+            part = gradient[unit.start : unit.stop]
+            norm = math.sqrt(float(np.dot(part, part)))
+            if norm > bound:
+                part *= np.float32(bound / norm)
+
+
+def method_of(settings: CompressionSettings) -> Method:
+    """The traits of the job's method: `threshold` says what shares one in `dlgs`."""
+    method = METHODS[settings.method]
+    return replace(method, unit=settings.threshold) if settings.method == "dlgs" else method
+
+
+def make_compressor(
+    settings: CompressionSettings, optimizer: OptimizerSettings, *, workers: int, momentum_here: bool
+) -> Compressor:
+    """The compressor of a job; `momentum_here` says whether the workers apply momentum and weight decay."""
+    method = method_of(settings)
+    clip = settings.clip_norm
+    return Compressor(
+        method=method,
+        density=1.0 if settings.method == "none" else settings.density,
+        refresh_every=method.refresh_every or settings.refresh_every,
+        value_type=settings.value_type,
+        density_warmup_steps=settings.density_warmup_steps,
+        momentum=optimizer.momentum if momentum_here else 0.0,
+        weight_decay=optimizer.weight_decay if momentum_here else 0.0,
+        nesterov=optimizer.nesterov and momentum_here,
+        factor_masking=settings.factor_masking,
+        clip_norm=None if clip is None else clip / math.sqrt(workers),
+    )

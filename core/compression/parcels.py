@@ -1,0 +1,109 @@
+"""A selection as one parcel of a size that all ranks know beforehand, so that one gather carries it.
+
+A parcel is two little-endian uint32, the numbers of values and of bytes of index sections; the values; the sections
+(`kernels.pack`), of one piece that has all elements. Bytes behind them mean nothing. Rooms are multiples of 8 bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.core.base.errors import FrameError
+from taihu.core.wire.headers import ValueType
+from taihu.kernels.half import from_half
+from taihu.kernels.pack import pack, unpack
+from taihu.kernels.scatter import make_marks, scatter_add
+from taihu.kernels.sections import MAX_PARAMETER, MAX_VARINT_BYTES
+
+__all__ = ["Parcels", "sections_bound"]
+
+_HEADER: Final = np.dtype("<u4")
+_HEADER_BYTES: Final = 2 * _HEADER.itemsize
+_ALIGNED: Final = 8
+
+Bytes = NDArray[np.uint8]
+
+
+def sections_bound(count: int, elements: int) -> int:
+    """Bytes that always suffice for the section of up to `count` positions in one piece of `elements`.
+
+    `taihu.kernels.pack` takes the encoding of the fewest bytes: no more than a bitmap, and no more than Rice's of any
+    parameter k, whose quotients together are below `elements / 2**k`.
+    """
+    bitmap = -(-elements // 8)
+    rest = elements - count
+    bits = min(count * (k + 1) + (rest >> k) for k in range(MAX_PARAMETER + 1))
+    return 1 + min(bitmap, MAX_VARINT_BYTES + 1 + -(-bits // 8))
+
+
+class Parcels:
+    """Parcels of selections from arrays of `elements` values; buffers are allocated once.
+
+    Args:
+        elements: of the array, below 2**31.
+        most: entries that a selection has at most.
+        value_type: of the selected values.
+    """
+
+    def __init__(self, elements: int, most: int, value_type: ValueType) -> None:
+        self._bounds = np.array([[0, elements]], dtype=np.int64)
+        self._kind = value_type.half_kind
+        self._dtype = np.dtype(np.float32) if self._kind is None else np.dtype(np.uint16)
+        self._indices = np.empty(most, dtype=np.int32)
+        self._values = np.empty(most if self._kind else 0, dtype=np.float32)
+        self._marks = make_marks(elements)
+
+    def room(self, most: int) -> int:
+        """Bytes of a parcel of up to `most` entries."""
+        size = _HEADER_BYTES + most * self._dtype.itemsize + sections_bound(most, int(self._bounds[0, 1]))
+        return -(-size // _ALIGNED) * _ALIGNED
+
+    def write(self, indices: NDArray[np.int32], values: NDArray[Any], parcel: Bytes) -> None:
+        """Write a selection to `parcel`, shape (room(len(indices)),) or larger.
+
+        Args:
+            indices: shape (k,), int32, ascending, each once.
+            values: shape (k,), fp32 or 16-bit codes.
+            parcel: out; contiguous, its first byte at an address that 8 divides.
+        """
+        values_end = _HEADER_BYTES + values.nbytes
+        own = parcel[_HEADER_BYTES:values_end].view(self._dtype)
+        count, size = pack(indices, values, self._bounds, own, parcel[values_end:])
+        parcel[:_HEADER_BYTES].view(_HEADER)[:] = count, size
+
+    def sum(self, parcels: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        """Set `out` to the sum of all parcels' selections, in their order; zeros where nobody selected.
+
+        Args:
+            parcels: shape (ranks, room), contiguous.
+            out: shape (elements,).
+
+        Raises:
+            FrameError: a parcel is damaged; `out` has any values then.
+        """
+        out[:] = 0.0
+        self._marks[:] = 0
+        for rank, parcel in enumerate(parcels):
+            try:
+                indices, values = self._read(parcel)
+                scatter_add(indices, values, 0, out, self._marks)
+            except ValueError as error:
+                raise FrameError(f"the selection of rank {rank}: {error}") from None
+
+    def _read(self, parcel: Bytes) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        count, size = map(int, parcel[:_HEADER_BYTES].view(_HEADER))
+        values_end = _HEADER_BYTES + count * self._dtype.itemsize
+        if count > len(self._indices) or values_end + size > len(parcel):
+            raise ValueError(
+                f"{count} values and {size} bytes of positions in {len(parcel)} bytes; expected at most "
+                f"{len(self._indices)} values, and all of it inside"
+            )
+        unpack(parcel[values_end : values_end + size], self._bounds, count, self._indices)
+        values = parcel[_HEADER_BYTES:values_end].view(self._dtype)
+        if self._kind is not None:
+            from_half(values, self._kind, self._values[:count])
+            values = self._values[:count]
+        return self._indices[:count], values

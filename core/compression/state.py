@@ -1,0 +1,194 @@
+"""State of a compression method between steps, and the ranges of the arena that share a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import Group
+from taihu.kernels.unit_select import Outcomes, Thresholds
+
+__all__ = ["CompressionState", "Outcome", "Unit", "UnitKind", "units_of_plan"]
+
+UnitKind = Literal["model", "layer", "group"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Elements [start, stop) of the arena are selected from with one threshold; they belong to `group`.
+
+    `name` is that of the layer, or of the first and the last one.
+    """
+
+    start: int
+    stop: int
+    group: int
+    name: str = field(default="", compare=False)
+
+    @property
+    def elements(self) -> int:
+        """Number of values."""
+        return self.stop - self.start
+
+
+def units_of_plan(kind: UnitKind, layout: Layout, groups: Sequence[Group]) -> tuple[Unit, ...]:
+    """The units of a plan in backward order: one for each layer or each group, or one for all.
+
+    A unit without elements is left out.
+    """
+    units = (
+        Unit(layout.offsets[first], layout.offsets[last + 1], index, _name(layout, first, last))
+        for index, group in enumerate(groups)
+        for first, last in _ranges(kind, group)
+    )
+    return tuple(unit for unit in units if unit.elements)
+
+
+def _ranges(kind: UnitKind, group: Group) -> list[tuple[int, int]]:
+    if kind == "layer":
+        return [(layer, layer) for layer in range(group.first_layer, group.last_layer + 1)]
+    return [(group.first_layer, group.last_layer)]
+
+
+def _name(layout: Layout, first: int, last: int) -> str:
+    names = [layout.layers[layer].name for layer in dict.fromkeys((first, last))]
+    return " to ".join(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of an update of several units at one step; arrays of shape (units,).
+
+    The arrays are views, valid until the same units are updated again.
+
+    Attributes:
+        step: its number, from 1.
+        units: that were updated.
+        elements: int64, of each unit.
+        kept: int64, how many entries the density asks for.
+        selected: int64, how many are sent.
+        used: int64, the updates for which the threshold had been used before.
+        thresholds: fp32.
+        drifts: fp64, the relative change of the threshold; NaN where it was not made anew, or is the first one.
+        refreshed: whether it was made anew.
+    """
+
+    step: int
+    units: tuple[Unit, ...]
+    elements: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    selected: NDArray[np.int64]
+    used: NDArray[np.int64]
+    thresholds: NDArray[np.float32]
+    drifts: NDArray[np.float64]
+    refreshed: NDArray[np.bool_]
+
+
+@dataclass
+class CompressionState:
+    """The memory of one worker's compression, changed in place by `update`.
+
+    Attributes:
+        units: ranges with a threshold each.
+        residual: shape (n,), fp32: what has not been sent yet, in units of the gradient (with momentum on the
+            workers, of the velocity). It is not scaled when the learning rate changes: what was held back at the old
+            rate is applied at the new one.
+        velocity: shape (n,), fp32, or of length 0 when momentum is not applied here.
+        table: the threshold of each unit, its age, and what it was made for.
+        outcomes: of the last update of each unit.
+    """
+
+    units: tuple[Unit, ...]
+    residual: NDArray[np.float32]
+    velocity: NDArray[np.float32]
+    table: Thresholds = field(init=False)
+    outcomes: Outcomes = field(init=False)
+
+    def __post_init__(self) -> None:
+        units, self.units = self.units, ()
+        self._make(units)
+
+    @property
+    def thresholds(self) -> NDArray[np.float32]:
+        """Shape (units,), fp32; the threshold of each unit."""
+        return self.table.values
+
+    @property
+    def ages(self) -> NDArray[np.int64]:
+        """Shape (units,), int64; updates since the threshold was made, -1 before the first one."""
+        return self.table.ages
+
+    @property
+    def kept(self) -> NDArray[np.int64]:
+        """Shape (units,), int64; how many entries the threshold was made for."""
+        return self.table.made_for
+
+    def rebind(self, units: Sequence[Unit]) -> None:
+        """Go on with other units: residual and velocity stay, and the thresholds of units that are there still."""
+        places = {(unit.start, unit.stop): place for place, unit in enumerate(self.units)}
+        before = self.table
+        self._make(tuple(units))
+        for place, unit in enumerate(self.units):
+            if (old := places.get((unit.start, unit.stop))) is not None:
+                self.table.values[place] = before.values[old]
+                self.table.ages[place] = before.ages[old]
+                self.table.made_for[place] = before.made_for[old]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Live views of all that outlasts a step, by name; `bounds`, shape (units, 2), says what each unit covers."""
+        table: dict[str, NDArray[Any]] = {
+            "bounds": self.table.bounds,
+            "thresholds": self.thresholds,
+            "ages": self.ages,
+            "kept": self.kept,
+        }
+        return {"residual": self.residual, "velocity": self.velocity, **table}
+
+    def resume(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `arrays` gave; units that are others now begin with new thresholds."""
+        np.copyto(self.residual, arrays["residual"])
+        np.copyto(self.velocity, arrays["velocity"])
+        places = {tuple(bounds): place for place, bounds in enumerate(arrays["bounds"].tolist())}
+        for place, unit in enumerate(self.units):
+            if (old := places.get((unit.start, unit.stop))) is not None:
+                self.thresholds[place] = arrays["thresholds"][old]
+                self.ages[place] = arrays["ages"][old]
+                self.kept[place] = arrays["kept"][old]
+
+    def outcome(self, step: int, units: range) -> Outcome:
+        """The outcome of the last update of these units."""
+        part = slice(units.start, units.stop)
+        bounds, (kept, selected, used, drifts, refreshed) = self.table.bounds[part], self.outcomes
+        return Outcome(
+            step=step,
+            units=self.units[part],
+            elements=bounds[:, 1] - bounds[:, 0],
+            kept=kept[part],
+            selected=selected[part],
+            used=used[part],
+            thresholds=self.table.values[part],
+            drifts=drifts[part],
+            refreshed=refreshed[part],
+        )
+
+    def _make(self, units: tuple[Unit, ...]) -> None:
+        count = len(units)
+        self.units = units
+        self.table = Thresholds(
+            bounds=np.array([(unit.start, unit.stop) for unit in units], dtype=np.int64).reshape(-1, 2),
+            values=np.zeros(count, dtype=np.float32),
+            ages=np.full(count, -1, dtype=np.int64),
+            made_for=np.zeros(count, dtype=np.int64),
+        )
+        self.outcomes = Outcomes(
+            kept=np.zeros(count, dtype=np.int64),
+            selected=np.zeros(count, dtype=np.int64),
+            used=np.zeros(count, dtype=np.int64),
+            drifts=np.full(count, np.nan),
+            refreshed=np.zeros(count, dtype=np.bool_),
+        )

@@ -1,0 +1,109 @@
+"""Generations of a run's members: when one is lost, all begin again from a checkpoint, in the processes they have.
+
+A generation begins with joining and ends with the run, or with the loss of a member. Who lives on gives up all that
+belonged to the generation (connections, arenas, shards), keeps its process with what that has loaded and compiled,
+and asks the coordinator for the next one. A process that was started in the place of a lost one asks alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import structlog
+
+from taihu.core.base.errors import CheckpointError, FinishedError, RecoveringError
+from taihu.core.checkpoint.keepers import checkpoint_folder, ended_run, going_on, newest_of, recovers
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.restarts import Restarts
+from taihu.core.coordination.service import new_incarnation
+from taihu.core.job import Job
+
+__all__ = ["ONLY", "Generation", "in_generations"]
+
+T = TypeVar("T")
+
+# Processes that are lost again and again are held back by who starts them.
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The generation that a member takes part in.
+
+    Attributes:
+        number: what members join by, drawn at random; 0 in a run that does not recover.
+        step: that of the checkpoint in the run's own folder from which it begins; 0 for none.
+        recovers: whether another one may follow; for the member that hosts the coordinator.
+    """
+
+    number: int = 0
+    step: int = 0
+    recovers: bool = False
+
+
+ONLY: Final = Generation()
+"""That of a run that does not recover."""
+
+
+def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation], T]) -> T:
+    """Call `live` for one generation after another; returns its result of the one in which the run ends.
+
+    It is given the job as it goes on from the generation's checkpoint.
+
+    Raises:
+        TaihuError: what ended the run otherwise.
+    """
+    if not (recovers(job) or job.checkpoint.resumes_auto):
+        return live(job, ONLY)
+    hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
+    restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+    while True:
+        generation = _next_hosted(job, restarts) if hosts else _asked_for(job, member)
+        try:
+            return live(going_on(job, generation.step), generation)
+        except RecoveringError as error:
+            structlog.get_logger().warning("all members begin again", reason=str(error))
+        # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
+        gc.collect()
+        if hosts:
+            time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
+
+
+def _next_hosted(job: Job, restarts: Restarts) -> Generation:
+    """The generation that begins from the newest checkpoint that is whole and has steps left.
+
+    Where the run goes on by itself, that is the newest that is whole: this process decides for all.
+
+    Raises:
+        CheckpointError: there are some, damaged or of another job: to begin anew would lose them.
+        FinishedError: the process in whose place this one is has finished the run.
+    """
+    if (ended := ended_run(job)) is not None:
+        raise FinishedError(told_of(ended, job))
+    folder, found = checkpoint_folder(job), None
+    if job.checkpoint.resumes_auto:
+        found = newest_of(job)
+        structlog.get_logger().info(
+            "going on" if found else "beginning: no checkpoint is complete there",
+            checkpoint=str(found.folder if found else folder),
+        )
+    else:
+        try:
+            found = None if folder is None else CheckpointStore(folder).going_on(job.shared_settings)
+        except CheckpointError:
+            if job.checkpoint.resume is None:
+                raise
+    step = 0 if found is None else found.step
+    return Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
+
+
+def _asked_for(job: Job, member: MemberId) -> Generation:
+    with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
+        return Generation(*client.begin())

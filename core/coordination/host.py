@@ -1,0 +1,129 @@
+"""The coordinator in the process that hosts it: server 0 or, in a run without servers, worker 0."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+
+import structlog
+
+from taihu.core.base.errors import ModelError
+from taihu.core.checkpoint.ended import EndedRun, keep_end
+from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
+from taihu.core.coordination.checkpointing import Checkpointing
+from taihu.core.coordination.generations import ONLY, Generation
+from taihu.core.coordination.members import RunState
+from taihu.core.coordination.membership import TICK_S, Membership
+from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.service import Coordinator, CoordinatorServicer
+from taihu.core.job import Job, settled
+from taihu.core.model.layout import Layout
+from taihu.core.wire.address import is_loopback
+from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.server import RpcServer
+from taihu.kernels import group_search
+from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
+
+__all__ = ["hosted_coordinator"]
+
+_AGAIN: Final = "the same commands and --resume auto"
+
+
+@contextmanager
+def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) -> Iterator[Coordinator]:
+    """A coordinator of `job` on `rpc`, which is started afterwards; leaving waits until the others know the end."""
+    cluster = job.cluster
+    membership = Membership(
+        job=job.name,
+        digest=job.digest,
+        settings=job.shared_settings,
+        servers=job.servers,
+        workers=cluster.workers,
+        lost_after_s=cluster.lost_after_s,
+        join_timeout_s=cluster.connect_timeout_s,
+        workers_meet=job.workers_meet,
+        layout_follows=job.layout_follows,
+        heartbeat_s=cluster.heartbeat_s,
+        still_after_s=job.patience.still_after_s,
+        generation=generation.number,
+        recovers=generation.recovers,
+        remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
+        keeps_end=recovers(job),
+    )
+    # The planner is needed for the first time after some steps, in which its kernels can be compiled.
+    threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
+    clock = SystemClock()
+    checkpointing = Checkpointing.of(job, clock)
+    coordinator = Coordinator(
+        membership,
+        lambda layout: _planning(job, layout, membership),
+        clock,
+        checkpointing,
+        partial(_keep_end, job, generation.number),
+    )
+    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, generation.step), rpc.grpc_server)
+    closed = threading.Event()
+    watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
+    watch.start()
+    try:
+        yield coordinator
+    finally:
+        with coordinator.changing() as (members, _):
+            has_failed = members.state is RunState.FAILED
+        # Who has done its part, and is cut off, asks for as long, over new connections.
+        patience_s = job.patience.answer_s if has_failed else cluster.lost_after_s
+        if not coordinator.wait_for(Membership.over, patience_s + cluster.heartbeat_s):
+            # Nobody finds the end of this run anywhere else: who was cut off begins again, and asks for as long.
+            coordinator.wait_for(lambda m: m.over() or m.end_is_kept, cluster.connect_timeout_s)
+        coordinator.close(cluster.lost_after_s)
+        closed.set()
+        watch.join()
+
+
+def _keep_end(job: Job, generation: int, parameters_sha256: str) -> str | None:
+    """Keep the end of a run, where it has a folder for that; the reason where it cannot be kept."""
+    folder = checkpoint_folder(job)
+    if folder is None:
+        return None
+    ended = EndedRun(generation=generation, settings=dict(job.shared_settings), parameters_sha256=parameters_sha256)
+    try:
+        keep_end(folder, ended)
+    except OSError as error:
+        return f"{folder}: {error}"
+    return None
+
+
+def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
+    job = settled(job, membership.updates)
+    begun = resumed_from(job)
+    spreads = job.exchange.fc != "data"
+    if begun is not None and (difference := begun.difference(layout, spreads=spreads)):
+        raise ModelError(f"checkpoint.resume {begun.folder} is of another model: {difference}")
+    return Planning(
+        job,
+        layout,
+        one_host=_on_one_host(membership),
+        length=membership.length,
+        updates=membership.updates,
+        begun_after=0 if begun is None else begun.step,
+    )
+
+
+def _on_one_host(membership: Membership) -> bool:
+    """Whether the addresses that members exchange at mean something on this machine only."""
+    addresses = membership.peer_addresses()
+    return addresses is not None and all(map(is_loopback, addresses))
+
+
+def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:
+    said = ""
+    while not closed.wait(TICK_S):
+        with coordinator.changing() as (members, now):
+            members.expire(now)
+            stall = members.stall
+        if stall and not said:
+            structlog.get_logger().warning("stall", seen=stall)
+        said = stall

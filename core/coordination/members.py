@@ -1,0 +1,120 @@
+"""Words about the members of a run, and the states that it is in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from taihu.core.base.errors import RecoveringError, RunError
+
+__all__ = ["MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
+
+
+class Role(Enum):
+    """The role of a process."""
+
+    SERVER = "server"
+    WORKER = "worker"
+
+
+class RunState(Enum):
+    """The state of a run. STOPPED: it was asked to end before its time, and did so in order.
+
+    RECOVERING: a member was lost; this generation of members is over, and all begin again from a checkpoint.
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    RECOVERING = "recovering"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run has ended, or at least this generation of its members."""
+        return self not in (RunState.WAITING, RunState.RUNNING)
+
+
+@dataclass(frozen=True)
+class MemberId:
+    """A worker by its rank, or a server by its index."""
+
+    role: Role
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.role.value} {self.rank}"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of a member; times are means over recent steps, `test_accuracy` is negative before the first test.
+
+    `total_steps` is 0 of a script's own loop, which tells neither its losses nor its samples.
+
+    A run that is not tested by accuracy has the name and value of its first metric in `test_metric` and `test_value`;
+    `tests` is the number of tests so far. `threshold_drift_ratio` is the relative change of the threshold that was
+    made anew last; `update_seconds` is a server's mean time of summing and updating one frame. `path` is what a
+    worker's values take: shared memory (same-host), gRPC's streams (grpc) or connections beside them (tcp).
+
+    `moves` grows with everything that the member gets on by; `waits_for` is what it waits for, "" where it waits for
+    nobody; `busy_with` what it does that takes long without `moves`. `in_step_seconds` is the time since the step
+    before ended; one that takes longer than `slow_after_seconds` is unlike the recent ones, 0 where these are few.
+
+    A script tells of operations that all workers take part in, each at its own time: `begun` are the numbers of those
+    that it has come to, by kinds, its backwards first; `waits_in` is the one that it waits in, "" where it does not.
+    """
+
+    step: int = 0
+    total_steps: int = 0
+    loss: float = 0.0
+    test_accuracy: float = -1.0
+    samples_per_second: float = 0.0
+    step_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    bytes_sent_per_step: int = 0
+    bytes_received_per_step: int = 0
+    compress_seconds: float = 0.0
+    selected_ratio: float = 1.0
+    threshold_drift_ratio: float = 0.0
+    update_seconds: float = 0.0
+    test_metric: str = ""
+    test_value: float = 0.0
+    tests: int = 0
+    path: str = ""
+    moves: int = 0
+    waits_for: str = ""
+    busy_with: str = ""
+    in_step_seconds: float = 0.0
+    slow_after_seconds: float = 0.0
+    begun: tuple[int, ...] = ()
+    waits_in: str = ""
+
+
+@dataclass
+class MemberRecord:
+    """The record of one member. One that has `finished` ends with `exit_code`, where it has told that.
+
+    One that `awaits_end` is there, and asks, until it has heard that the run has ended. `joining` of its calls have
+    asked to join: it asks again over another connection where it has lost one, of which the coordinator hears later.
+    """
+
+    incarnation: int
+    address: str
+    last_seen_s: float
+    progress: Progress = field(default_factory=Progress)
+    finished: bool = False
+    awaits_end: bool = False
+    exit_code: int | None = None
+    joining: int = 0
+    parameters_sha256: str = ""
+
+
+def error_of(state: RunState, reason: str) -> RunError | None:
+    """The error for whoever waits for others in a state of the run; None where they come."""
+    if state is RunState.RECOVERING:
+        return RecoveringError(reason)
+    return RunError(reason) if state is RunState.FAILED else None

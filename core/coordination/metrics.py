@@ -1,0 +1,57 @@
+"""Metrics of the run and its members, which the coordinator's process exports as they are when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from taihu.core.coordination.members import MemberId, Role, RunState
+from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.service import Coordinator
+
+__all__ = ["CoordinatorMetrics"]
+
+
+class CoordinatorMetrics(Collector):
+    """Gauges of a `Membership`, labelled with the host's role and rank, and with the member that they are of."""
+
+    def __init__(self, coordinator: Coordinator, host: MemberId) -> None:
+        self._coordinator = coordinator
+        self._labels = {"role": host.role.value, "rank": str(host.rank)}
+
+    def describe(self) -> Iterator[Metric]:
+        """Names and texts, which do not depend on the run."""
+        yield from self._families().values()
+
+    def collect(self) -> Iterator[Metric]:
+        """The state of the run."""
+        families = self._families()
+        with self._coordinator.changing() as (members, now):
+            self._fill(families, members, now)
+        yield from families.values()
+
+    def _fill(self, families: dict[str, GaugeMetricFamily], members: Membership, now: float) -> None:
+        own = list(self._labels.values())
+        for state in RunState:
+            families["state"].add_metric([*own, state.value], float(members.state is state))
+        families["missing"].add_metric(own, len(members.missing()))
+        for member, record in members.members.items():
+            labels = [*own, str(member)]
+            families["lost"].add_metric(labels, float(members.is_lost(member)))
+            families["heartbeat"].add_metric(labels, max(0.0, now - record.last_seen_s))
+            if member.role is Role.WORKER:
+                families["step"].add_metric(labels, record.progress.step)
+
+    def _families(self) -> dict[str, GaugeMetricFamily]:
+        def family(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(name, text, labels=[*self._labels, *labels])
+
+        return {
+            "state": family("taihu_run_state", "1 for the state that the run is in.", "state"),
+            "missing": family("taihu_missing_members", "Servers and workers that have not joined."),
+            "lost": family("taihu_member_lost", "1 for a member that was gone before it had finished.", "member"),
+            "heartbeat": family("taihu_member_heartbeat_age_seconds", "Time since a member was heard of.", "member"),
+            "step": family("taihu_member_step", "Last completed step that a worker told.", "member"),
+        }

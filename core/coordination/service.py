@@ -1,0 +1,468 @@
+"""`CoordinatorService`: the thin shell of locks and messages around `Membership`."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import grpc
+import structlog
+
+from taihu.core.base.errors import ConfigError, FrameError, PeerUnreachableError, StaleError, TaihuError
+from taihu.core.base.words import told
+from taihu.core.checkpoint.files import PartFile, file_name
+from taihu.core.coordination import messages
+from taihu.core.coordination.checkpointing import Checkpointing
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plan_messages import plan_to_message
+from taihu.core.coordination.planning import Planning
+from taihu.core.model.layout import Layout
+from taihu.core.planner.measurement import StepMeasurement
+from taihu.core.planner.profile import Profile
+from taihu.core.wire.address import host_of_peer
+from taihu.core.wire.clock import Clock
+from taihu.core.wire.codec import layout_from_message
+from taihu.core.wire.refusal_log import RefusalLog
+from taihu.core.wire.server import remaining_s
+from taihu.core.wire.status import abort
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceServicer
+
+__all__ = ["COORDINATOR_SERVICE", "Coordinator", "CoordinatorServicer", "new_incarnation"]
+
+COORDINATOR_SERVICE = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
+_KEEP_AGAIN_S: Final = 0.5
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def new_incarnation() -> int:
+    """A number for this life of a process; 63 bits, never 0."""
+    return secrets.randbits(62) + 1
+
+
+class Coordinator:
+    """A `Membership` and the run's `Planning` that threads may share.
+
+    `make_planning` is called once, when the run's layout, and its length where it has one, are known; `keep_end` with
+    the hash of the final parameters, before anybody is told that the run has finished. Where it says why that cannot
+    be kept, it is called again and again, until it can or the coordinator is closed.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        make_planning: Callable[[Layout], Planning],
+        clock: Clock,
+        checkpointing: Checkpointing | None = None,
+        keep_end: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        self._clock = clock
+        self._checkpointing = checkpointing
+        self._membership = membership
+        self._make_planning = make_planning
+        self._planning: Planning | None = None
+        self._changed = threading.Condition()
+        self._reporting = threading.Lock()
+        self._keep_end = keep_end
+        self._conclusion: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def close(self, timeout_s: float) -> None:
+        """Nobody asks any more: the end is not kept later. Waits so long for a disk that is being written to."""
+        self._closed.set()
+        if self._conclusion is not None:
+            self._conclusion.join(timeout_s)
+
+    @contextmanager
+    def changing(self) -> Iterator[tuple[Membership, float]]:
+        """The membership and the time, alone; whoever waits for a change looks again afterwards."""
+        with self._changed:
+            yield self._membership, self._clock.now()
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[Membership], bool], timeout_s: float | None) -> bool:
+        """Wait until `condition` holds; False when `timeout_s` passed first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: condition(self._membership), timeout_s)
+
+    def conclude(self) -> None:
+        """Have the end kept of a run that all workers have finished; who waits for that is told then.
+
+        A thread of its own keeps it: a disk may be slow, and calls are answered in time.
+        """
+        with self._changed:
+            conclusion = self._membership.conclusion
+            if conclusion is not None and self._conclusion is None:
+                self._conclusion = threading.Thread(
+                    target=self._conclude, args=(conclusion,), name="conclusion", daemon=True
+                )
+                self._conclusion.start()
+
+    def _conclude(self, parameters_sha256: str) -> None:
+        told = False
+        while (problem := self._keep_end(parameters_sha256)) is not None:
+            with self.changing() as (membership, _):
+                membership.conclude(kept=False)
+            if not told:
+                structlog.get_logger().warning("the end of the run cannot be kept yet", reason=problem)
+                told = True
+            if self._closed.wait(_KEEP_AGAIN_S):
+                return
+        with self.changing() as (membership, _):
+            membership.conclude()
+
+    def plan(self, timeout_s: float | None = None) -> Plan:
+        """The run's plan; waits until a worker has brought the layout.
+
+        Raises:
+            RunError: the run failed first.
+            PeerUnreachableError: no worker joined within `timeout_s`.
+        """
+        self.wait_for(lambda m: m.layout is not None or m.broken is not None, timeout_s)
+        with self._changed:
+            layout = self._membership.layout
+            self._raise_if_broken()
+            if layout is None:
+                raise PeerUnreachableError(f"no worker joined within {timeout_s:g} s, so there is no plan yet")
+            if self._planning is None:
+                self._planning = self._make_planning(layout)
+            return self._planning.plan
+
+    def report(self, member: MemberId, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None) -> Plan:
+        """Take in a worker's measurements; returns when all workers' have led to the plan of the next step.
+
+        Raises:
+            RunError: the run failed first.
+            StaleError, FrameError: see `Planning.report`.
+            PeerUnreachableError: another worker did not report within `timeout_s`.
+        """
+        with self._changed:
+            planning = self._planning
+            if planning is None:
+                raise StaleError(f"{member} reports steps, but there is no plan yet")
+        # A plan may take seconds to make, and the first one compiles: nobody's sign of life waits for that.
+        with self._reporting:
+            planning.report(member.rank, step, steps)
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: planning.decided_after(step) or self._membership.broken is not None, timeout_s
+            )
+            self._raise_if_broken()
+            if not planning.decided_after(step):
+                raise PeerUnreachableError(f"the other workers did not report step {step} within {timeout_s:g} s")
+            return planning.plan
+
+    def profile(self) -> tuple[Plan, Profile | None] | None:
+        """The plan and the costs it was made from; None before there is a plan."""
+        with self._changed:
+            return None if self._planning is None else (self._planning.plan, self._planning.profile)
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """The checkpoints of the run; raises StaleError where it has none."""
+        if self._checkpointing is None:
+            raise StaleError("this run keeps no checkpoints; give every process the same job")
+        return self._checkpointing
+
+    @property
+    def checkpoint_problem(self) -> str:
+        """The reason why the newest checkpoint is not complete; "" if it is, or may be yet."""
+        return "" if self._checkpointing is None else self._checkpointing.problem
+
+    def fix_last_step(self, step: int, timeout_s: float | None) -> int:
+        """Agree on the last step by `StopAgreement.fix`, and return it when worker 0 may go on.
+
+        Raises:
+            RunError: the run failed first.
+            PeerUnreachableError: a worker did not learn of it within `timeout_s`.
+        """
+        with self.changing() as (membership, _):
+            last_step = membership.stop.fix(step)
+        agreed = self.wait_for(lambda m: m.stop.agreed or m.state.is_final, timeout_s)
+        with self._changed:
+            self._raise_if_broken()
+        if not agreed:
+            raise PeerUnreachableError(f"not all workers learnt within {timeout_s:g} s that the run stops")
+        return last_step
+
+    def _raise_if_broken(self) -> None:
+        if (error := self._membership.broken) is not None:
+            raise error
+
+
+class CoordinatorServicer(CoordinatorServiceServicer):
+    """Converts messages, calls the coordinator, turns errors into statuses."""
+
+    def __init__(self, coordinator: Coordinator, begun_after: int = 0) -> None:
+        self._coordinator = coordinator
+        self._begun_after = begun_after
+        self._refusals = RefusalLog()
+
+    def Begin(self, request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:  # noqa: N802
+        """Say whether a process may join, and where the run goes on from."""
+        with (
+            _errors_as_status(context),
+            self._refusals_told(context),
+            self._coordinator.changing() as (membership, now),
+        ):
+            member, incarnation = messages.member_from_message(request.member)
+            if not membership.admits(member, incarnation, job=request.job, now=now):
+                return pb.BeginResponse(again=True)
+            return pb.BeginResponse(generation=membership.generation, step=self._begun_after)
+
+    def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
+        """Admit the member, and hold a worker until everybody is there whom it exchanges with."""
+        with _errors_as_status(context), self._refusals_told(context):
+            member, incarnation = messages.member_from_message(request.member)
+            layout = layout_from_message(request.layout) if request.HasField("layout") else None
+            length = messages.length_from_message(request.length) if request.HasField("length") else None
+            with self._coordinator.changing() as (membership, now):
+                membership.join(
+                    member,
+                    incarnation,
+                    job=request.job,
+                    digest=request.settings_digest,
+                    now=now,
+                    address=told(request.address) or host_of_peer(context.peer()),
+                    layout=layout,
+                    settings=request.settings,
+                    length=length,
+                    generation=request.generation,
+                )
+            if member.role is Role.WORKER:
+                if not context.add_callback(lambda: self._call_ended(member, incarnation)):
+                    self._call_ended(member, incarnation)
+                self._await_peers(member, incarnation, context)
+        with self._coordinator.changing() as (membership, _):
+            addresses = membership.peer_addresses() or ()
+            servers = membership.sizes[Role.SERVER]
+            return pb.JoinResponse(
+                server_addresses=addresses[:servers],
+                worker_addresses=addresses[servers:],
+                worker_incarnations=membership.worker_incarnations() if addresses[servers:] else (),
+            )
+
+    @contextmanager
+    def _refusals_told(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Log why a process may not take part: it is told itself, and may be on another machine."""
+        try:
+            yield
+        except TaihuError as error:
+            if isinstance(error, (ConfigError, FrameError, StaleError)) and not isinstance(
+                error, PeerUnreachableError
+            ):
+                kind = type(error).__name__
+                self._refusals.tell("process refused", kind, peer=context.peer(), reason=str(error))
+            raise
+
+    def Vouch(self, request: pb.VouchRequest, context: grpc.ServicerContext) -> pb.VouchResponse:  # noqa: N802
+        """Say to a member whether its caller is one."""
+        with _errors_as_status(context):
+            self._check(request)
+            caller, incarnation = messages.member_from_message(request.caller)
+            with self._coordinator.changing() as (membership, _):
+                membership.check(caller, incarnation, job=request.job)
+        return pb.VouchResponse()
+
+    def BringLayout(self, request: pb.BringLayoutRequest, context: grpc.ServicerContext) -> pb.BringLayoutResponse:  # noqa: N802
+        """Note the layers of a worker that has joined."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(request.member)
+            layout = layout_from_message(request.layout)
+            updates = messages.updates_from_message(request.updates) if request.HasField("updates") else None
+            with self._coordinator.changing() as (membership, _):
+                membership.bring_layout(member, incarnation, layout, updates, job=request.job)
+        return pb.BringLayoutResponse()
+
+    def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatResponse:  # noqa: N802
+        """Note the progress; answer with the state of the run."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, now):
+            member, incarnation = messages.member_from_message(request.member)
+            progress = messages.progress_from_message(messages.plain(request).progress)
+            membership.heartbeat(member, incarnation, progress, job=request.job, now=now)
+            if member.role is Role.WORKER:
+                membership.stop.learnt(member.rank, request.known_last_step)
+            if request.wants_stop:
+                membership.ask_to_stop(f"{member}: {request.wants_stop}", goes_on=request.leaves)
+            return pb.HeartbeatResponse(
+                state=messages.state_to_message(membership.state),
+                reason=membership.reason,
+                clock_s=now,
+                stop_reason=membership.stop.reason,
+                last_step=membership.stop.last_step or 0,
+                goes_on=membership.stop.goes_on,
+            )
+
+    def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.StopResponse:  # noqa: N802
+        """Note that somebody wants the run to stop."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, _):
+            if request.job != membership.job:
+                raise StaleError(f"this is job {membership.job!r}, not {request.job!r}; check the address")
+            membership.ask_to_stop(messages.plain(request).reason)
+            return pb.StopResponse(state=messages.state_to_message(membership.state))
+
+    def FixLastStep(self, request: pb.FixLastStepRequest, context: grpc.ServicerContext) -> pb.FixLastStepResponse:  # noqa: N802
+        """Fix the last step of a run that stops, and hold worker 0 until all know it."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(request.member)
+            with self._coordinator.changing() as (membership, _):
+                membership.check(member, incarnation, job=request.job)
+            last_step = self._coordinator.fix_last_step(request.step, remaining_s(context))
+            return pb.FixLastStepResponse(last_step=last_step)
+
+    def GetPlan(self, request: pb.GetPlanRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
+        """Wait for the plan within the caller's deadline."""
+        with _errors_as_status(context):
+            self._check(request)
+            return plan_to_message(self._coordinator.plan(remaining_s(context)))
+
+    def ReportSteps(self, request: pb.ReportStepsRequest, context: grpc.ServicerContext) -> pb.GetPlanResponse:  # noqa: N802
+        """Take in measurements, and hold the worker until the plan of its next step is made."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(request.member)
+            with self._coordinator.changing() as (membership, _):
+                membership.check(member, incarnation, job=request.job)
+            steps = [messages.step_from_message(step) for step in request.steps]
+            plan = self._coordinator.report(member, request.step, steps, remaining_s(context))
+            return plan_to_message(plan)
+
+    def DecideCheckpoint(  # noqa: N802
+        self, request: pb.DecideCheckpointRequest, context: grpc.ServicerContext
+    ) -> pb.DecideCheckpointResponse:
+        """Say whether the state behind a step is kept."""
+        with _errors_as_status(context):
+            self._check(request)
+            decision = self._coordinator.checkpointing.decide(request.step, is_last=request.is_last)
+            return pb.DecideCheckpointResponse(keep=decision.keep, next_step=decision.next_step)
+
+    def Stored(self, request: pb.StoredRequest, context: grpc.ServicerContext) -> pb.StoredResponse:  # noqa: N802
+        """Note that a member's part of a checkpoint is durable."""
+        with _errors_as_status(context):
+            member = self._check(messages.plain(request))
+            if request.left_out:
+                self._coordinator.checkpointing.left_out(str(member), request.step, request.left_out)
+                return pb.StoredResponse()
+            expected = file_name(str(member))
+            if request.name != expected or not _SHA256.fullmatch(request.sha256):
+                raise FrameError(f"{member} has stored {request.name!r}: expected {expected} and its SHA-256")
+            file = PartFile(request.name, request.size_bytes, request.sha256)
+            plan = self._coordinator.plan(remaining_s(context))
+            self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
+        return pb.StoredResponse()
+
+    def Compare(self, request: pb.CompareRequest, context: grpc.ServicerContext) -> pb.CompareResponse:  # noqa: N802
+        """Note the hash of a worker's parameters."""
+        with _errors_as_status(context), self._coordinator.changing() as (membership, _):
+            member, incarnation = messages.member_from_message(request.member)
+            membership.compare(member, incarnation, request.step, told(request.parameters_sha256), job=request.job)
+        return pb.CompareResponse()
+
+    def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
+        """The plan and the costs it was made from, as far as there are any."""
+        known = self._coordinator.profile()
+        if known is None:
+            return pb.GetProfileResponse()
+        plan, profile = known
+        text = "" if profile is None else json.dumps(profile.to_json())
+        return pb.GetProfileResponse(profile_json=text, plan=plan_to_message(plan))
+
+    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:  # noqa: N802
+        """Everything that is known."""
+        with self._coordinator.changing() as (membership, now):
+            return pb.GetStatusResponse(
+                job=membership.job,
+                state=messages.state_to_message(membership.state),
+                reason=membership.reason,
+                members=[
+                    pb.MemberStatus(
+                        member=messages.member_to_message(member, 0),
+                        address=record.address,
+                        progress=messages.progress_to_message(record.progress),
+                        seconds_since_heartbeat=now - record.last_seen_s,
+                        finished=record.finished,
+                    )
+                    for member, record in sorted(membership.members.items(), key=_by_role_and_rank)
+                ],
+                servers=membership.sizes[Role.SERVER],
+                workers=membership.sizes[Role.WORKER],
+                waiting_seconds=membership.waiting_s(now),
+                stall=membership.stall,
+                checkpoint_problem=self._coordinator.checkpoint_problem,
+            )
+
+    def Finish(self, request: pb.FinishRequest, context: grpc.ServicerContext) -> pb.FinishResponse:  # noqa: N802
+        """Note the end of a member; hold it until that of the run, where it asks for that."""
+        with _errors_as_status(context):
+            member, incarnation = messages.member_from_message(messages.plain(request).member)
+            if request.has_heard:
+                with self._coordinator.changing() as (membership, now):
+                    membership.has_heard(member, incarnation, job=request.job, now=now)
+                return pb.FinishResponse()
+            with self._coordinator.changing() as (membership, now):
+                membership.finish(
+                    member,
+                    incarnation,
+                    job=request.job,
+                    now=now,
+                    progress=messages.progress_from_message(request.progress)
+                    if request.HasField("progress")
+                    else None,
+                    parameters_sha256=request.parameters_sha256,
+                    failure=request.failure,
+                    has_lost=request.has_lost,
+                    exit_code=request.exit_code if request.HasField("exit_code") else None,
+                    awaits_end=request.until_end,
+                )
+            self._coordinator.conclude()
+            if request.until_end:
+                self._coordinator.wait_for(lambda m: m.state.is_final, remaining_s(context))
+            with self._coordinator.changing() as (membership, _):
+                return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
+
+    def _check(
+        self, request: pb.DecideCheckpointRequest | pb.StoredRequest | pb.GetPlanRequest | pb.VouchRequest
+    ) -> MemberId:
+        """The member that calls; raises StaleError unless it has joined."""
+        member, incarnation = messages.member_from_message(request.member)
+        with self._coordinator.changing() as (membership, _):
+            membership.check(member, incarnation, job=request.job)
+        return member
+
+    def _call_ended(self, member: MemberId, incarnation: int) -> None:
+        """A worker's call to join has ended, before it was answered if its process died."""
+        with self._coordinator.changing() as (membership, _):
+            if membership.peer_addresses() is None:
+                membership.withdraw(member, incarnation)
+
+    def _await_peers(self, member: MemberId, incarnation: int, context: grpc.ServicerContext) -> None:
+        self._coordinator.wait_for(
+            lambda m: m.peer_addresses() is not None or m.broken is not None, remaining_s(context)
+        )
+        with self._coordinator.changing() as (membership, _):
+            if (error := membership.broken) is not None:
+                membership.told(member, incarnation)
+                raise error
+            if membership.peer_addresses() is None:
+                missing = ", ".join(str(m) for m in membership.missing() if m.role in membership.peer_roles)
+                roles = " and ".join(f"{role.value}s" for role in membership.peer_roles)
+                raise PeerUnreachableError(f"{missing} did not join in time; start all {roles} of the job")
+
+
+@contextmanager
+def _errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
+    try:
+        yield
+    except TaihuError as error:
+        abort(context, error)
+
+
+def _by_role_and_rank(item: tuple[MemberId, object]) -> tuple[str, int]:
+    return item[0].role.value, item[0].rank

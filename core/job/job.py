@@ -1,0 +1,379 @@
+"""The whole job: what its sections may not be combined with, and what follows from them together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
+
+from taihu.core.model.model_defaults import default_learning_rate, default_model
+from taihu.core.model.names import shared_data_name
+from taihu.core.settings import (
+    ChaosSettings,
+    CheckpointSettings,
+    ClusterSettings,
+    CompressionSettings,
+    DataSettings,
+    ExchangeSettings,
+    ModelSettings,
+    OptimizerSettings,
+    RunSettings,
+    Section,
+    SecuritySettings,
+    TrainSettings,
+)
+from taihu.core.settings.base import Form
+from taihu.core.wire.patience import Patience
+
+__all__ = ["Job", "setting_keys", "setting_tables"]
+
+_NAME: Final = Form(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
+    "at most 100 letters, digits, dots, dashes and underscores that begin with a letter or a digit",
+    "fashion-2",
+)
+_FP32_BYTES: Final = 4
+_BUCKET_BYTES: Final = 16 << 20
+_LEAST_USUAL_BUCKET_BYTES: Final = 1 << 20
+_BUCKETS: Final = 8
+
+
+class Job(Section):
+    """A whole job; every key has a default, so that an empty file is a job."""
+
+    name: Annotated[str, _NAME] = Field(default="taihu", description="the run's name, the same in all its processes")
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    exchange: ExchangeSettings = ExchangeSettings()
+    compression: CompressionSettings = CompressionSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    run: RunSettings = RunSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    chaos: ChaosSettings = ChaosSettings()
+    security: SecuritySettings = SecuritySettings()
+
+    @property
+    def patience(self) -> Patience:
+        """The deadlines of its processes."""
+        return Patience(self.cluster.lost_after_s)
+
+    @model_validator(mode="after")
+    def _has_a_model_for_its_data(self) -> Job:
+        """A model that was not set is one for the data; it still counts as one that was not set."""
+        given = self.model.model_fields_set
+        if "name" not in given:
+            values = {**dict(self.model), "name": default_model(self.data.name)}
+            # As for the learning rate below, which depends on it.
+            object.__setattr__(self, "model", ModelSettings.model_construct(set(given), **values))
+        return self
+
+    @model_validator(mode="after")
+    def _learns_at_the_models_rate(self) -> Job:
+        """A learning rate that was not set is that of the model; it still counts as one that was not set."""
+        given = self.optimizer.model_fields_set
+        if "learning_rate" not in given:
+            rate = default_learning_rate(self.model.name, self.optimizer.name)
+            values = {**dict(self.optimizer), "learning_rate": rate}
+            # The job is frozen for its users; here it is being made.
+            object.__setattr__(self, "optimizer", OptimizerSettings.model_construct(set(given), **values))
+        return self
+
+    @model_validator(mode="after")
+    def _compression_fits(self) -> Job:
+        compression, optimizer = self.compression, self.optimizer
+        # Sums that come back leave the parameters to whoever updates them.
+        sparse = self.downlink != "dense" and self.exchange.returns == "parameters"
+        if self.exchange.kind == "ring" and compression.value_type != "fp32":
+            raise ValueError("a ring sums in fp32: set compression.value_type = 'fp32'")
+        if compression.method != "none" and self.exchange.transport == "same-host":
+            raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
+        if compression.method == "none" and (self.downlink != "dense" or compression.momentum_at == "workers"):
+            raise ValueError("compression.downlink and momentum on the workers need a compression.method")
+        if compression.method == "topk" and self.exchange.plan not in ("auto", "single"):
+            raise ValueError("compression 'topk' selects from the whole gradient: set exchange.plan = 'single'")
+        if optimizer.name != "sgd" and (sparse or compression.momentum_at == "workers"):
+            raise ValueError(f"optimizer '{optimizer.name}' runs on the servers: set compression.downlink = 'dense'")
+        if sparse and optimizer.momentum and compression.momentum_at == "servers":
+            raise ValueError("momentum on the servers changes every parameter: set compression.downlink = 'dense'")
+        return self
+
+    @model_validator(mode="after")
+    def _zero_fits(self) -> Job:
+        exchange, zero, usual = self.exchange, self.zero, self._usual_zero
+        precision = self.train.precision
+        if precision != "fp32" and zero < 2:
+            raise ValueError(f"precision {precision} holds gradients group by group: set exchange.zero = 2 or 3")
+        if precision != "fp32" and self.compression.method != "none":
+            raise ValueError(
+                f"precision {precision} goes with dense gradients: set train.precision = 'fp32' or "
+                "compression.method = 'none'"
+            )
+        if precision == "fp16" and exchange.fc != "data":
+            raise ValueError(
+                "precision fp16 skips steps that sharded layers have updated: set train.precision = 'bf16', or "
+                "exchange.fc = 'data'"
+            )
+        if self.compression.method != "none" and zero != usual:
+            raise ValueError(
+                f"compression keeps a residual of every gradient on every worker, which zero {zero} does not divide: "
+                f"set exchange.zero = {usual}"
+            )
+        if zero > self._shared_zero and exchange.transport == "same-host":
+            raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
+        return self
+
+    @model_validator(mode="after")
+    def _returns_fit(self) -> Job:
+        returns = self.exchange.returns
+        if returns == "parameters":
+            return self
+        if returns == "gradients" and self.zero:
+            raise ValueError("exchange.returns 'gradients' leaves updates to all workers: set exchange.zero = 0")
+        if returns == "script" and not self.servers:
+            raise ValueError(
+                "exchange.returns 'script' is for servers that update: set exchange.returns = 'gradients'"
+            )
+        if returns == "script" and self.train.precision != "fp32":
+            raise ValueError("exchange.returns 'script' goes with 32-bit values: set train.precision = 'fp32'")
+        if self.downlink == "doublesqueeze" or (self.downlink == "exact" and not self.servers):
+            raise ValueError(
+                f"exchange.returns '{returns}' brings sums of all that was selected: leave compression.downlink out"
+            )
+        clips = self.optimizer.clip_norm is not None or self.optimizer.clip_value is not None
+        if self.exchange.fc != "data" or clips:
+            raise ValueError(
+                f"exchange.returns '{returns}' leaves layers and clipping to whoever updates: set exchange.fc = "
+                "'data' and leave optimizer.clip_norm and optimizer.clip_value out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clipping_fits(self) -> Job:
+        key = "clip_norm" if self.optimizer.clip_norm is not None else "clip_value"
+        if getattr(self.optimizer, key) is None:
+            return self
+        if self.compression.method != "none":
+            raise ValueError(
+                f"optimizer.{key} clips dense gradients: leave it out, or set compression.clip_norm in its place"
+            )
+        if self.exchange.fc != "data":
+            raise ValueError(f"optimizer.{key} clips gradients of whole layers: set exchange.fc = 'data'")
+        if self.clips_whole and self.servers and self.zero:
+            raise ValueError(
+                "optimizer.clip 'whole' needs all sums before the first update, and each server has a part of them: "
+                "set exchange.zero = 0, or exchange.kind = 'ring'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compute_fits(self) -> Job:
+        if self.models_compute and self.exchange.fc != "data":
+            raise ValueError(f"compute {self.cluster.compute} models whole layers alone: set exchange.fc = 'data'")
+        if self.models_compute and self.train.recompute != "none":
+            raise ValueError(
+                f"compute {self.cluster.compute} does not model what is computed again: set train.recompute = 'none'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoints_fit(self) -> Job:
+        if self.checkpoint.resumes_auto:
+            if self.checkpoint.dir in {None, Path("none")}:
+                raise ValueError(
+                    "checkpoint.resume auto is the newest in checkpoint.dir: name that folder, which all processes "
+                    "see; or give the step's own"
+                )
+        elif self.checkpoint.resume is not None and self.model.init_from is not None:
+            raise ValueError("a run goes on from checkpoint.resume or begins from model.init_from: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _security_fits(self) -> Job:
+        if self.is_encrypted and self.exchange.transport == "tcp":
+            raise ValueError(
+                "exchange.transport 'tcp' is of connections in plain text: beside security.ca set "
+                "exchange.transport = 'auto' or 'grpc'"
+            )
+        return self
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether what is exchanged travels under TLS, and so in gRPC's streams, or in shared memory."""
+        return self.security.ca is not None
+
+    @property
+    def models_compute(self) -> bool:
+        """Whether forward and backward have modelled times."""
+        return self.cluster.compute != "cpu"
+
+    @property
+    def zero(self) -> int:
+        """The stage of ZeRO: what is divided among servers or workers, 0 nothing to 3 everything."""
+        return self._usual_zero if self.exchange.zero is None else self.exchange.zero
+
+    @property
+    def _usual_zero(self) -> int:
+        if self.exchange.returns == "gradients":
+            return 0
+        return 2 if self.train.precision != "fp32" else self._shared_zero
+
+    @property
+    def _shared_zero(self) -> int:
+        """The highest stage with arenas that other processes may map."""
+        return 1 if self.servers else 0
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a step may bring gradients of some layers alone: those of one of a script's optimizers."""
+        return self.exchange.returns == "gradients"
+
+    @property
+    def refuses_non_finite(self) -> bool:
+        """Whether gradients that are not finite end the run; those that come back are judged by whoever updates."""
+        if self.exchange.non_finite is None:
+            return self.exchange.returns == "parameters"
+        return self.exchange.non_finite == "error"
+
+    @property
+    def whole_norm(self) -> float | None:
+        """The largest norm of the whole mean gradient, where that is clipped."""
+        return self.optimizer.clip_norm if self.optimizer.clip == "whole" else None
+
+    @property
+    def clips_whole(self) -> bool:
+        """Whether no group is updated before all have been summed, for the norm of the whole gradient."""
+        return self.whole_norm is not None
+
+    @property
+    def updates_together(self) -> bool:
+        """Whether the groups of a step wait for each other, so that none is updated before all are there."""
+        return self.holds_gradients or self.clips_whole
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether a step's gradients are sent when all are there: only then fp16 knows whether to skip the step."""
+        return self.train.precision == "fp16"
+
+    def bucket_bytes(self, exchanged: int) -> int:
+        """The most fp32 bytes of a merged group from stage 2 on, where so many parameters are exchanged.
+
+        Beside layers that are spread over the workers the rest of a model may be less than a usual bucket: one group
+        would be all of it, and nothing would be divided.
+        """
+        if self.exchange.bucket_bytes is not None:
+            return self.exchange.bucket_bytes
+        if self.exchange.fc == "data":
+            return _BUCKET_BYTES
+        return min(_BUCKET_BYTES, max(_LEAST_USUAL_BUCKET_BYTES, _FP32_BYTES * exchanged // _BUCKETS))
+
+    @property
+    def plans_by_measuring(self) -> bool:
+        """Whether the timeline knows the job's exchange.
+
+        It knows one exchange for each group and step that begins within backward: not what stage 3 of ZeRO fetches,
+        and not what begins after backward.
+        """
+        return self.zero < 3 and not self.updates_together
+
+    @property
+    def servers(self) -> int:
+        """Number of servers; 0 where workers exchange with each other."""
+        return 0 if self.exchange.kind == "ring" else self.cluster.servers
+
+    @property
+    def workers_meet(self) -> bool:
+        """Whether workers exchange with each other."""
+        return not self.servers or self.layout_follows
+
+    @property
+    def layout_follows(self) -> bool:
+        """Whether what is exchanged is known only when the workers have met."""
+        return self.exchange.fc != "data" or self.exchange.returns != "parameters"
+
+    @property
+    def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:
+        """The values that come back from the servers."""
+        if self.compression.downlink != "auto":
+            return self.compression.downlink
+        if self.compression.method == "none":
+            return "dense"
+        if self.exchange.returns != "parameters":
+            # Servers answer with the sums of what was selected; in a ring it is spread over all elements.
+            return "exact" if self.servers else "dense"
+        exact = self.optimizer.name == "sgd" and self.compression.momentum_at != "servers"
+        return "exact" if exact else "dense"
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
+        possible = self.exchange.transport in ("auto", "same-host") and self.zero <= self._shared_zero
+        return possible and self.compression.method == "none"
+
+    @property
+    def history_folder(self) -> Path | None:
+        """The folder in which every process records what it did; None where none does."""
+        return None if self.run.history == Path("none") else self.run.history
+
+    @property
+    def momentum_on_workers(self) -> bool:
+        """Whether workers apply momentum and weight decay before they select, and servers plain SGD."""
+        changes_selected = self.downlink != "dense" and self.exchange.returns == "parameters"
+        return changes_selected or self.compression.momentum_at == "workers"
+
+    @property
+    def server_optimizer(self) -> OptimizerSettings:
+        """The part of the optimizer that is left to the servers."""
+        if not self.momentum_on_workers:
+            return self.optimizer
+        return self.optimizer.model_copy(update={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0})
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over `shared_settings`."""
+        return hashlib.sha256(json.dumps(self.shared_settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def shared_settings(self) -> dict[str, str]:
+        """The settings that all members of a run must share (not paths or addresses): key to value, as JSON.
+
+        Of data of the user's own that is the name of the file or folder, which may lie elsewhere on every host.
+        """
+        local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
+        own = {
+            "model": {"init_from"},
+            "data": {"path"},
+            "train": {"evaluate"},
+            "cluster": local,
+            "checkpoint": {"dir", "resume"},
+        }
+        if self.servers or self.zero < 3:
+            # Where workers gather parameters from each other, they must do so equally often.
+            own["train"] |= {"recompute", "recompute_segments"}
+        data = self.data.model_copy(update={"name": shared_data_name(self.data.name)})
+        shared = self.model_copy(update={"data": data})
+        tables = shared.model_dump(
+            mode="json", exclude={**own, "name": True, "run": True, "chaos": True, "security": True}
+        )
+        values = {f"{table}.{key}": json.dumps(value) for table, of in tables.items() for key, value in of.items()}
+        return {"name": json.dumps(self.name), **values}
+
+
+def setting_keys() -> dict[str, FieldInfo]:
+    """Every key of a job file but `name`, as `section.key`."""
+    return {
+        f"{section}.{key}": field
+        for section, table in setting_tables().items()
+        for key, field in table.model_fields.items()
+    }
+
+
+def setting_tables() -> dict[str, type[Section]]:
+    """The tables of a job file by name."""
+    kinds = {name: field.annotation for name, field in Job.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Section)}

@@ -1,0 +1,63 @@
+"""The job once a script has said who updates."""
+
+from __future__ import annotations
+
+from taihu.core.base.errors import ConfigError
+from taihu.core.job.job import Job
+from taihu.core.job.reading import revised
+from taihu.core.optimization.update_rules import CONSTANTS, UpdateRules
+
+__all__ = ["settled"]
+
+
+def settled(job: Job, updates: UpdateRules | None) -> Job:
+    """`job` where servers update by `updates`, the optimizer of a script, or with None the workers do.
+
+    Raises:
+        ConfigError: they cannot in this job.
+    """
+    returns, zero = job.exchange.returns, job.exchange.zero
+    if updates is None:
+        if returns != "script":
+            return job
+        if zero:
+            raise ConfigError(
+                f'exchange.zero {zero} divides what servers keep: give DistributedOptimizer update="servers", or set '
+                "exchange.zero = 0"
+            )
+        return revised(job, "exchange", returns="gradients")
+    if not job.servers:
+        raise ConfigError(
+            'update="servers": a ring has no servers; start it with --servers, or give update="workers"'
+        )
+    if returns != "script":
+        raise ConfigError(
+            f"update=\"servers\": exchange.returns is {returns!r}; set exchange.returns = 'script' for all "
+            'processes, or give update="workers"'
+        )
+    if zero == 0:
+        raise ConfigError(
+            'update="servers": in stage 0 of ZeRO servers keep nothing; set exchange.zero to 1, 2 or 3, or give '
+            'update="workers"'
+        )
+    job = _with_dense_answers(job)
+    own = {key: getattr(updates.settings, key) for key in CONSTANTS}
+    return revised(revised(job, "exchange", returns="parameters"), "optimizer", **own)
+
+
+def _with_dense_answers(job: Job) -> Job:
+    """`job` with answers that hold every parameter: what is selected of gradients moves all of them."""
+    compression = job.compression
+    if compression.method == "none":
+        return job
+    if compression.downlink not in ("auto", "dense"):
+        raise ConfigError(
+            f'update="servers": the script\'s optimizer changes every parameter, and compression.downlink '
+            f'{compression.downlink!r} brings some; leave it out, or give update="workers"'
+        )
+    if compression.momentum_at == "workers":
+        raise ConfigError(
+            "update=\"servers\": compression.momentum_at is 'workers', and servers keep the momentum of the script's "
+            'optimizer; leave it out, or give update="workers"'
+        )
+    return revised(job, "compression", downlink="dense", momentum_at="servers")

@@ -1,0 +1,1 @@
+"""What is said of a model and its training without its arrays: layers, losses, scores, names."""

@@ -1,0 +1,251 @@
+"""Update rules and the optimizer state that they need: of parameters anywhere, and of an arena's part (ZeRO)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.core.base.errors import ConfigError, FrameError, ModelError
+from taihu.core.optimization.schedule import learning_rate
+from taihu.core.settings import OptimizerSettings
+from taihu.kernels.clip import clip_values
+from taihu.kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
+
+__all__ = ["Constants", "OptimizerShard", "OptimizerState"]
+
+Values = NDArray[np.float32]
+
+
+class Constants(NamedTuple):
+    """Constants of a range of parameters in a step; `weight_decay` as the update rule takes it."""
+
+    learning_rate: float
+    weight_decay: float
+
+
+class OptimizerState:
+    """The state of `elements` parameters. Disjoint ranges may be updated at the same time, in any order."""
+
+    def __init__(self, settings: OptimizerSettings, elements: int) -> None:
+        self._settings = settings
+        self.arrays: dict[str, Values] = {
+            name: np.zeros(elements, dtype=np.float32) for name in _state_names(settings)
+        }
+        """By name, each of shape (elements,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
+
+        # No state: where clipped gradients wait for their update.
+        self._clipped: Values | None = None
+        if settings.clip_value is not None:
+            self._clipped = np.zeros(elements, dtype=np.float32)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all arrays, and of what clipping needs beside them."""
+        clipped = 0 if self._clipped is None else self._clipped.nbytes
+        return sum(array.nbytes for array in self.arrays.values()) + clipped
+
+    def update(  # noqa: PLR0917 - what one update takes
+        self,
+        start: int,
+        parameters: Values,
+        gradient: Values,
+        step: int,
+        scale: float = 1.0,
+        constants: Constants | None = None,
+    ) -> None:
+        """Update `parameters`, shape (k,), fp32, in place; elements [start, start + k) of the state belong to them.
+
+        Args:
+            start: first element.
+            parameters: contiguous.
+            gradient: shape (k,), fp32.
+            step: number of this step, counted from 1; it sets learning rate and bias correction.
+            scale: multiplies the gradient first.
+            constants: of these parameters, by default those of the settings.
+        """
+        if constants is None:
+            constants = _constants(self._settings, step)
+        if self._clipped is not None and self._settings.clip_value is not None:
+            clipped = self._clipped[start : start + len(parameters)]
+            clip_values(gradient, float(scale), self._settings.clip_value, clipped)
+            gradient, scale = clipped, 1.0
+        own = {name: array[start : start + len(parameters)] for name, array in self.arrays.items()}
+        if self._settings.name != "sgd":
+            adam(
+                parameters,
+                gradient,
+                own["exp_avg"],
+                own["exp_avg_sq"],
+                _adam_rule(self._settings, step, scale, constants),
+            )
+        elif self._settings.momentum:
+            sgd_momentum(parameters, gradient, own["momentum"], _sgd_rule(self._settings, scale, constants))
+        else:
+            sgd(parameters, gradient, _sgd_rule(self._settings, scale, constants))
+
+    def update_sparse(
+        self, parameters: Values, indices: NDArray[np.int32], gradient: Values, step: int, scale: float
+    ) -> None:
+        """Update `parameters[indices]` by plain SGD; `indices`, shape (k,), are ascending and unique."""
+        constants = _constants(self._settings, step)
+        sgd_sparse(parameters, indices, gradient, _sgd_rule(self._settings, scale, constants))
+
+    def warm_up(self) -> None:
+        """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
+        one = np.zeros(1, dtype=np.float32)
+        OptimizerShard(self._settings, one.copy()).update(0, 1, one, step=1)
+
+
+class OptimizerShard:
+    """Updates `parameters` in place and owns the optimizer state that belongs to them.
+
+    Disjoint ranges may be updated at the same time from different threads, in any order: how the arena is cut into
+    ranges changes no bit of the result. ZeRO's optimizer state partition, docs/methods.md section 5.
+
+    Args:
+        settings: the update rule and its schedule.
+        parameters: shape (n,), fp32, contiguous and writable; kept, not copied.
+
+    Raises:
+        ModelError: `parameters` is not such an array.
+    """
+
+    def __init__(self, settings: OptimizerSettings, parameters: Values) -> None:
+        flags = parameters.flags
+        if parameters.ndim != 1 or parameters.dtype != np.float32 or not (flags.c_contiguous and flags.writeable):
+            raise ModelError(
+                f"parameters of an optimizer shard: got {parameters.dtype}{list(parameters.shape)}; "
+                "expected one contiguous, writable float32 dimension"
+            )
+        self._settings = settings
+        self._parameters = parameters
+        self._state = OptimizerState(settings, len(parameters))
+
+    @property
+    def parameters(self) -> Values:
+        """The parameters, shape (n,)."""
+        return self._parameters
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state, without the parameters."""
+        return self._state.state_bytes
+
+    def update(self, start: int, stop: int, gradient: Values, step: int, scale: float = 1.0) -> None:
+        """Update elements [start, stop); every element must be updated exactly once in every step.
+
+        Args:
+            start: first element.
+            stop: one past the last element.
+            gradient: shape (stop - start,), fp32.
+            step: number of this step, counted from 1; it sets learning rate and bias correction.
+            scale: multiplies the gradient first; 1 / workers when `gradient` is a sum.
+
+        Raises:
+            FrameError: the range is outside the shard, `gradient` is not fp32 of its length, or the step is below 1.
+                Nothing was changed.
+        """
+        self._check(start, stop, gradient, step)
+        self._state.update(start, self._parameters[start:stop], gradient, step, scale)
+
+    def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
+        """Update the elements at `indices` only, by plain SGD.
+
+        Args:
+            indices: shape (k,), int32, ascending and unique.
+            gradient: shape (k,), fp32.
+            step: as in `update`.
+            scale: as in `update`.
+
+        Raises:
+            ConfigError: the optimizer is another one, which would change every element.
+        """
+        if self._state.arrays or self._settings.weight_decay:
+            raise ConfigError(
+                f"optimizer '{self._settings.name}' with state or weight decay changes every parameter; "
+                "set compression.downlink = 'dense'"
+            )
+        self._state.update_sparse(self._parameters, indices, gradient, step, scale)
+
+    def state(self) -> dict[str, Values]:
+        """Live views of the state by name, each of shape (n,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
+        return dict(self._state.arrays)
+
+    def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
+        """Take over copies of `arrays`, as `state` gave them.
+
+        Raises:
+            ConfigError: the names are those of another optimizer. Nothing was changed.
+            ModelError: an array has another shape or type than the shard. Nothing was changed.
+        """
+        own = self._state.arrays
+        if set(arrays) != set(own):
+            raise ConfigError(
+                f"optimizer state has {_listed(arrays)}, optimizer {self._settings.name!r} needs "
+                f"{_listed(own)}; continue with the optimizer settings that wrote it"
+            )
+        for name, array in arrays.items():
+            if array.shape != self._parameters.shape or array.dtype != np.float32:
+                raise ModelError(
+                    f"optimizer state {name}: got {array.dtype}{list(array.shape)}, expected "
+                    f"float32{list(self._parameters.shape)}; use the model and number of servers that wrote it"
+                )
+        for name, array in arrays.items():
+            np.copyto(own[name], array)
+
+    def warm_up(self) -> None:
+        """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
+        self._state.warm_up()
+
+    def _check(self, start: int, stop: int, gradient: Values, step: int) -> None:
+        elements = len(self._parameters)
+        if not 0 <= start <= stop <= elements:
+            raise FrameError(f"update of elements [{start}, {stop}): outside the shard of {elements} elements")
+        if gradient.shape != (stop - start,) or gradient.dtype != np.float32:
+            raise FrameError(
+                f"gradient of elements [{start}, {stop}): got {gradient.dtype}{list(gradient.shape)}, "
+                f"expected float32[{stop - start}]"
+            )
+        if step < 1:
+            raise FrameError(f"update of elements [{start}, {stop}) at step {step}: steps count from 1")
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _state_names(settings: OptimizerSettings) -> tuple[str, ...]:
+    if settings.name != "sgd":
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum",) if settings.momentum else ()
+
+
+def _constants(settings: OptimizerSettings, step: int) -> Constants:
+    return Constants(learning_rate(settings, step), settings.weight_decay)
+
+
+def _sgd_rule(settings: OptimizerSettings, scale: float, constants: Constants) -> SgdRule:
+    return SgdRule(
+        scale=float(scale),
+        learning_rate=constants.learning_rate,
+        weight_decay=constants.weight_decay,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+    )
+
+
+def _adam_rule(settings: OptimizerSettings, step: int, scale: float, constants: Constants) -> AdamRule:
+    decoupled = settings.name == "adamw"
+    return AdamRule(
+        scale=float(scale),
+        learning_rate=constants.learning_rate,
+        l2_decay=0.0 if decoupled else constants.weight_decay,
+        decoupled_decay=constants.weight_decay if decoupled else 0.0,
+        beta1=settings.beta1,
+        beta2=settings.beta2,
+        epsilon=settings.epsilon,
+        step=step,
+    )

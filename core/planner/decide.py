@@ -1,0 +1,139 @@
+"""The decision: which plan a job should use, what it is expected to take, and whether compressing pays.
+
+Layers are numbered in backward order (0 is the output side), as in `taihu.core.model.layout`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from taihu.core.base.errors import ConfigError
+from taihu.core.planner.fc_mode import FcChoice, FcJob, FcLinks, choose_fc
+from taihu.core.planner.groups import Group, plan_groups
+from taihu.core.planner.merging import merge_exact, merge_greedy
+from taihu.core.planner.profile import Compression, Profile
+from taihu.core.planner.timeline import Schedule, Timeline, costs_as, simulate, step_costs
+from taihu.kernels.group_search import Pipeline
+
+__all__ = ["UNCOMPRESSED", "Decision", "best_frame_elements", "choose_fc_of", "decide", "predict"]
+
+UNCOMPRESSED = "uncompressed"
+"""The alternative that sends everything, by its own best plan."""
+
+_LEAST_FRAME_ELEMENTS = 1 << 14
+_AUTO_SLACK = 0.02
+_COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A plan and what it was compared with.
+
+    Attributes:
+        groups: in backward order.
+        timeline: of a step by this plan.
+        alternatives: predicted seconds per step by strategy, and of `UNCOMPRESSED`.
+        pays: whether this plan is faster than sending everything by the best plan for that; False where nothing is
+            compressed anyway.
+    """
+
+    groups: tuple[Group, ...]
+    timeline: Timeline
+    alternatives: Mapping[str, float]
+    pays: bool
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds per step."""
+        return self.timeline.seconds
+
+
+def decide(profile: Profile, compression: Compression, strategy: str, schedule: Schedule = "overlapped") -> Decision:
+    """Plan a job by `strategy`: auto, per-layer, single, bucket:SIZE, greedy or exact; steps run by `schedule`.
+
+    auto takes the fewest groups that are predicted to be within 2 % of exact: costs are not known better than that,
+    and each message also costs the processor that computes, which no stage of the pipeline shows. `topk` selects from
+    the whole gradient and knows only the plan single, which is also its auto.
+
+    Raises:
+        ConfigError: there is no such strategy, or none such for `topk`.
+    """
+    costs = costs_as(schedule, profile, compression)
+    chosen = _strategy(compression, strategy)
+    compared = ("single",) if compression.method == "topk" else _COMPARED
+    plans = {name: _merge(profile, costs, name) for name in dict.fromkeys((*compared, chosen))}
+    seconds = {name: simulate(costs, groups).seconds for name, groups in plans.items()}
+    dense_costs = costs_as(schedule, profile, replace(compression, method="none"))
+    seconds[UNCOMPRESSED] = simulate(dense_costs, merge_exact(dense_costs)).seconds
+    return Decision(
+        groups=plans[chosen],
+        timeline=simulate(costs, plans[chosen]),
+        alternatives=MappingProxyType(seconds),
+        pays=compression.method != "none" and seconds[chosen] < seconds[UNCOMPRESSED],
+    )
+
+
+def predict(profile: Profile, compression: Compression, groups: Sequence[Group]) -> float:
+    """Seconds per step by a plan that there is already."""
+    return simulate(step_costs(profile, compression), groups).seconds
+
+
+def best_frame_elements(profile: Profile, compression: Compression, most: int) -> int:
+    """The elements that a frame should cover, from 2^14 to `most`, to keep both directions of the links busy.
+
+    k frames for each of S servers cost S k start-ups of alpha, and one frame's way, w / k, in which only one
+    direction is busy; the sum is least at k = sqrt(w / (S alpha)). w is the way of the whole model, much shorter
+    where few values are sent. k is rounded down: a frame also costs the processors what no link shows.
+    """
+    link, servers = profile.link, max(1, profile.servers)
+    whole = compression.sizes(profile, np.array([0]), np.array([len(profile.layers) - 1]))
+    way_seconds = max(
+        link.up_seconds_per_byte * compression.up_bytes(profile, whole).item(),
+        link.down_seconds_per_byte * compression.down_bytes(profile, whole).item(),
+    )
+    if not link.alpha_seconds:
+        return min(_LEAST_FRAME_ELEMENTS, most)
+    frames = int(math.sqrt(way_seconds / (servers * link.alpha_seconds)))
+    if frames <= 1:
+        return most
+    return min(max(_LEAST_FRAME_ELEMENTS, math.ceil(whole.elements.item() / servers / frames)), most)
+
+
+def choose_fc_of(profile: Profile) -> tuple[FcChoice, ...]:
+    """The prediction for the fully connected layers of a profile; nothing where the batch is not known.
+
+    The link of the profile stands for that of a transfer between workers, which starts up in half the time of an
+    exchange: one way instead of two.
+    """
+    if not profile.batch:
+        return ()
+    link = profile.link
+    shared = max(profile.workers / profile.servers, 1.0) if profile.servers else 1.0
+    links = FcLinks(link.alpha_seconds / 2.0, link.alpha_seconds, link.up_seconds_per_byte / shared)
+    return choose_fc(profile.fc_layers, FcJob(profile.batch, profile.workers, profile.servers), links)
+
+
+def _strategy(compression: Compression, strategy: str) -> str:
+    """The strategy that is meant, which exists."""
+    if strategy not in ("auto", *_COMPARED) and not strategy.startswith("bucket:"):
+        raise ConfigError(f"plan {strategy!r}: expected auto, per-layer, single, bucket:SIZE, greedy or exact")
+    if compression.method != "topk":
+        return strategy
+    if strategy not in ("auto", "single"):
+        raise ConfigError(f"plan {strategy!r}: compression topk selects from the whole gradient; use single or auto")
+    return "single"
+
+
+def _merge(profile: Profile, costs: Pipeline, strategy: str) -> tuple[Group, ...]:
+    if strategy == "exact":
+        return merge_exact(costs)
+    if strategy == "auto":
+        return merge_exact(costs, _AUTO_SLACK)
+    if strategy == "greedy":
+        return merge_greedy(costs)
+    return plan_groups(profile.layout, strategy)

@@ -1,0 +1,234 @@
+"""Frames and their headers: who sends what, the address of the values, and how they are encoded. Pure.
+
+A frame is the same whatever carries it; `taihu.core.wire.codec` writes it as a protobuf message, and
+`taihu.core.wire.direct_frames` a header of fixed size before its values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.core.base.errors import FrameError
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Encoding, K, Kind
+from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.kernels.half import HalfKind
+
+__all__ = [
+    "Address",
+    "At",
+    "Frame",
+    "FrameHeader",
+    "ValueType",
+    "dense_values",
+    "frame_of",
+]
+
+_WIRE_TYPE = np.dtype("<f4")
+# Positions are counted in 64 bits with a sign.
+_MOST_ELEMENTS = (1 << 63) - 1
+
+
+class ValueType(Enum):
+    """Type of the values on the wire; the 16-bit ones travel as codes of `taihu.kernels.half` (uint16).
+
+    Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
+    reduce. The numbers are those of `DataType` in `protos/tensor.proto`.
+    """
+
+    FP32 = 1
+    FP16 = 2
+    BF16 = 3
+    FP64 = 4
+
+    @classmethod
+    def named(cls, name: str) -> ValueType:
+        """The type by its name in a job file, for example bf16."""
+        return cls[name.upper()]
+
+    @property
+    def label(self) -> str:
+        """Its common name."""
+        return {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16", self.FP64: "float64"}[self]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The little-endian NumPy type that holds such values."""
+        match self:
+            case ValueType.FP32:
+                return _WIRE_TYPE
+            case ValueType.FP64:
+                return np.dtype("<f8")
+            case _:
+                return np.dtype("<u2")
+
+    @property
+    def half_kind(self) -> HalfKind | None:
+        """The name of a 16-bit type in `taihu.kernels.half`; None for the others."""
+        match self:
+            case ValueType.FP16:
+                return "fp16"
+            case ValueType.BF16:
+                return "bf16"
+            case _:
+                return None
+
+
+class Range(Protocol):
+    """A range of a group, as a plan cuts it."""
+
+    @property
+    def group(self) -> int:
+        """Its group."""
+
+    @property
+    def offset(self) -> int:
+        """Its first element."""
+
+    @property
+    def count(self) -> int:
+        """Its number of elements."""
+
+
+class At(NamedTuple):
+    """One attempt at one step by one plan: the key of all that travels for it.
+
+    Steps count from 1; 0 is the initial state. Attempts count how often the run has gone back, and never fall in it:
+    a rank may be a step ahead of another, so that what it sent of later steps is undone as well when a step is
+    replayed. What no plan has cut has plan and step 0.
+    """
+
+    plan: int
+    step: int
+    attempt: int = 0
+
+    def range(self, part: Range) -> Address:
+        """The address of a range."""
+        return Address(self, part.group, part.offset, part.count)
+
+
+class Address(NamedTuple):
+    """The address of a frame's values: `elements` of a group from `offset` on.
+
+    Offsets count in the arena of the server that sends or receives the frame; between workers, in the array that they
+    work on together. Calls and transfers between workers have their number in the place of a group.
+    """
+
+    at: At
+    group: int
+    offset: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The header of a frame; `selected` is the number of values of a sparse one."""
+
+    sender: Sender
+    address: Address
+    kind: Kind
+    encoding: Encoding = Encoding.DENSE
+    value_type: ValueType = ValueType.FP32
+    selected: int = 0
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the payload holds a value for every element."""
+        return self.encoding is Encoding.DENSE
+
+    @property
+    def held(self) -> int:
+        """Number of values in the payload."""
+        if self.encoding is Encoding.DENSE:
+            return self.address.elements
+        return self.selected
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of the values that the frame tells of in shared memory."""
+        return self.address.elements * self.value_type.dtype.itemsize if self.encoding is Encoding.SHARED else 0
+
+    @property
+    def label(self) -> str:
+        """The frame in messages: what it is, and of which values."""
+        (_, step, attempt), group, offset, count = self.address
+        again = f", attempt {attempt}" if attempt else ""
+        return f"{self.kind.label}, group {group}, {count} values at {offset}, step {step}{again}"
+
+    def expect(self, kind: type[K]) -> K:
+        """The frame's kind, which must be this one; raises FrameError when it is not."""
+        if not isinstance(self.kind, kind):
+            raise self.unexpected(kind)
+        return self.kind
+
+    def unexpected(self, *expected: type[Kind]) -> FrameError:
+        """The error of a receiver that expected others."""
+        labels = " or ".join(kind.label for kind in expected) or "nothing"
+        return FrameError(f"{self.sender.label} sent {self.kind.label}: expected {labels}")
+
+    def check(self, payload_bytes: int) -> None:
+        """Raise FrameError unless the fields belong together, and a payload of this size holds the values."""
+        offset, count = self.address.offset, self.address.elements
+        if self.encoding not in self.kind.encodings:
+            raise FrameError(f"{self.sender.label} sent {self.kind.label} with encoding {self.encoding.name.lower()}")
+        if self.selected and self.encoding is not Encoding.SPARSE:
+            raise FrameError(f"frame encoding {self.encoding.name.lower()}, {self.selected} selected: expected none")
+        if payload_bytes > MAX_PAYLOAD_BYTES:
+            raise FrameError(f"frame payload of {payload_bytes} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
+        held = self.held
+        rest = payload_bytes - held * self.value_type.dtype.itemsize
+        if rest < 0 or (rest and self.encoding is not Encoding.SPARSE) or held > count:
+            raise FrameError(
+                f"frame payload of {payload_bytes} bytes: expected {held} {self.value_type.label} values of "
+                f"{count} elements"
+            )
+        if offset + count > _MOST_ELEMENTS:
+            raise FrameError(
+                f"frame of {count} values at offset {offset}: expected at most {_MOST_ELEMENTS} elements"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame that was read; neither array may be written to.
+
+    `values` has shape (count,), or (selected,) when sparse, in the header's type; `sections`, uint8, says where the
+    values of a sparse frame belong (`taihu.kernels.pack`) and is empty in a dense one.
+    """
+
+    header: FrameHeader
+    values: NDArray[Any]
+    sections: NDArray[np.uint8]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of values and sections together."""
+        return self.values.nbytes + self.sections.nbytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that the frame moves, in its payload or in shared memory."""
+        return self.size_bytes + self.header.shared_bytes
+
+
+def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
+    """The frame of a payload that `header.check` found good; the arrays are views of it."""
+    dtype = header.value_type.dtype
+    size = header.held * dtype.itemsize
+    return Frame(header, payload[:size].view(dtype), payload[size:])
+
+
+def dense_values(frame: Frame, value_type: ValueType = ValueType.FP32) -> NDArray[Any]:
+    """The values of a frame that must hold one of this type for every element; raises FrameError when it does not."""
+    header = frame.header
+    if not header.is_dense or header.value_type is not value_type:
+        raise FrameError(
+            f"frame at offset {header.address.offset} is {header.encoding.name.lower()} with "
+            f"{header.value_type.label} values: expected a dense one with {value_type.label} values"
+        )
+    return frame.values

@@ -1,0 +1,49 @@
+"""Whether the name in an address means a host.
+
+A name that nobody knows is a mistake, told at once, except in containers: there the name of another one is known only
+when that one has been started. `dns:NAME:port` is waited for everywhere, see `taihu.core.coordination.discovery`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from taihu.core.base.errors import ConfigError
+from taihu.core.wire.address import split_address
+
+__all__ = ["check_host", "is_known", "names_may_come"]
+
+Look = Callable[[str], object]
+
+_UNKNOWN: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+_MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
+
+
+def is_known(host: str, look: Look | None = None) -> bool:
+    """Whether `host` is an address or a name that has one; a resolver out of reach is no answer, and so True."""
+    try:
+        (look or _look)(host)
+    except UnicodeError:
+        return False
+    except OSError as error:
+        return error.errno not in _UNKNOWN
+    return True
+
+
+def check_host(address: str, look: Look | None = None) -> None:
+    """Raise ConfigError for an `address` (`host:port`) whose host nobody knows."""
+    host = split_address(address)[0]
+    if host and not is_known(host, look):
+        raise ConfigError(f"address {address}: no host of the name {host} is known; check the name")
+
+
+def names_may_come(environment: Mapping[str, str], marks: tuple[Path, ...] = _MARKS) -> bool:
+    """Whether this process is in a container, where the names of others are known as soon as they are there."""
+    return "KUBERNETES_SERVICE_HOST" in environment or any(mark.exists() for mark in marks)
+
+
+def _look(host: str) -> object:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -1,0 +1,85 @@
+"""Calling again what failed for a passing reason, until a deadline."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import TypeVar
+
+import grpc
+
+from taihu.core.base.errors import PeerUnreachableError
+from taihu.core.wire.clock import Clock
+from taihu.core.wire.status import error_class, error_from_rpc
+
+__all__ = ["backoff_seconds", "call_until_reachable"]
+
+T = TypeVar("T")
+
+_FIRST_DELAY_S = 0.05
+_LONGEST_DELAY_S = 2.0
+# gRPC's words for a name or a certificate that is not believed, and for a side that speaks no TLS.
+_CUT = ("Verification Check failed", "andshake", "Socket closed")
+# gRPC's words where a name is not known.
+_UNKNOWN = re.compile(r"(?:errors resolving|resolution failed for) (?:dns:/*)?(\[[^\]]*\]|[^\s:]+)")
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def backoff_seconds() -> Iterator[float]:
+    """Delays that double from 50 ms up to 2 s."""
+    for attempt in count():
+        yield min(_FIRST_DELAY_S * 2 ** min(attempt, 16), _LONGEST_DELAY_S)
+
+
+def call_until_reachable(
+    call: Callable[[float], T],
+    *,
+    peer: str,
+    timeout_s: float,
+    clock: Clock,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> T:
+    """Call `call(remaining_seconds)` until its peer answers, or `gives_up()` says that nobody waits any more.
+
+    Tried again are UNAVAILABLE and CANCELLED, with which a server that ends cuts the calls in progress.
+
+    Raises:
+        PeerUnreachableError: nobody answered within `timeout_s`, the message names `peer` and the time; or it was
+            given up.
+        TaihuError: the peer answered with an error.
+    """
+    start, told = clock.now(), ""
+    for delay in backoff_seconds():
+        remaining = timeout_s - (clock.now() - start)
+        if remaining <= 0:
+            break
+        if gives_up():
+            raise PeerUnreachableError(f"{peer}: nobody waits for its answer any more")
+        try:
+            return call(remaining)
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else None
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                break
+            if code not in _AWAY or error_class(error):
+                raise error_from_rpc(error, peer) from None
+            told = str(error.details()) if isinstance(error, grpc.Call) else ""
+        clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
+    raise PeerUnreachableError(
+        f"{peer}: no answer within {timeout_s:g} s; check the address and that it has been started, "
+        f"or raise cluster.connect_timeout_s{_of_name(told)}{_of_tls(told)}"
+    )
+
+
+def _of_name(told: str) -> str:
+    """The cause, where gRPC `told` that nobody knows the name."""
+    name = _UNKNOWN.search(told)
+    return "" if name is None else f"; the name {name[1]} is not known here: check it, DNS and /etc/hosts"
+
+
+def _of_tls(told: str) -> str:
+    """The other cause that there may be, where gRPC `told` of a connection that was cut before it was there."""
+    if not any(words in told for words in _CUT):
+        return ""
+    return "; somebody listens, but TLS may have failed: check [security] and the times of certificates on both sides"

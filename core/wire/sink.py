@@ -1,0 +1,60 @@
+"""The two ends of frames: who sends them, and who takes which kinds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from taihu.core.wire.headers import Frame, FrameHeader
+from taihu.core.wire.identity import Sender
+from taihu.core.wire.kinds import Kind
+from taihu.core.wire.patience import Patience
+
+__all__ = ["Origin", "Sink"]
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The sender of the frames of a connection; its name in messages, and that of this process, which gets them.
+
+    `patience` is how long it is waited for.
+    """
+
+    name: str
+    sender: Sender
+    receiver: str = "this process"
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True)
+class Sink:
+    """The receiver of frames of these `kinds`; all are called by the thread that receives.
+
+    `places(header)` gives contiguous arrays of as many values together as the address has in which dense values are
+    received without a copy, or None where there are no such; `take(header, values, in_place)` is called when they are
+    complete, with those arrays or one that is reused after. `take_frame(frame)` gets sparse frames and ones without
+    values, and may keep them.
+    """
+
+    kinds: tuple[type[Kind], ...]
+    places: Callable[[FrameHeader], Sequence[Values] | None]
+    take: Callable[[FrameHeader, Sequence[Values], bool], None]
+    take_frame: Callable[[Frame], None]
+
+    def check(self, header: FrameHeader) -> None:
+        """Raise FrameError unless frames of this kind are expected."""
+        if not isinstance(header.kind, self.kinds):
+            raise header.unexpected(*self.kinds)
+
+    def take_any(self, frame: Frame) -> None:
+        """Take a frame that came in one message; raises FrameError as `check`."""
+        self.check(frame.header)
+        if frame.header.is_dense:
+            self.take(frame.header, [frame.values], False)
+        else:
+            self.take_frame(frame)
