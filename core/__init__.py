@@ -1,4 +1,4 @@
-"""What daemons stand on: jobs, plans, compression, checkpoints, coordination, bytes on the wire, processes."""
+"""The ground that daemons stand on: jobs, plans, compression, checkpoints, coordination, the wire, processes."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from taihu.core.coordination.service import Coordinator, new_incarnation
 from taihu.core.coordination.stopping import StopNotice
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.update_rules import UpdateRules
 from taihu.core.trace import Tracer
 from taihu.core.wire.identity import WorkerIdentity
 from taihu.worker.exchange.making import Beside, between_workers, through_servers

@@ -22,8 +22,8 @@ from taihu.core.coordination.plan import Plan
 from taihu.core.coordination.planning import Planning
 from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
-from taihu.core.optimization.update_rules import UpdateRules
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, words, files that are whole or not there."""
+"""The base of all rooms: errors, words, files that are whole or not there."""

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+_PUBLIC: Final = "taihu.errors"  # the name that programs know, and tracebacks show
+
 __all__ = [
     "AWAY",
     "CheckpointError",
@@ -113,3 +115,7 @@ class GivenUpError(StaleError):
 
 AWAY: Final = (MemberLostError, PeerUnreachableError)
 """Errors of a call that was not answered."""
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = _PUBLIC

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from taihu.core.base.errors import ConfigError, ModelError
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.update_rules import UpdateRules
 
 __all__ = ["Agreement"]
 

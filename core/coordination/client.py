@@ -38,9 +38,9 @@ from taihu.core.coordination.stopping import StopNotice
 from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.job import Job
 from taihu.core.job.security import security_of
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.update_rules import UpdateRules
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
 from taihu.core.process.entry import InterruptedRunError, LeavingError

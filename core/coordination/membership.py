@@ -15,9 +15,9 @@ from taihu.core.coordination.hashes import HashBook, difference
 from taihu.core.coordination.members import MemberId, MemberRecord, Progress, Role, RunState, error_of
 from taihu.core.coordination.standstill import Standstill, stall_of
 from taihu.core.coordination.stopping import StopAgreement
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.update_rules import UpdateRules
 
 __all__ = ["TICK_S", "Membership"]
 

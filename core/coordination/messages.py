@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from taihu.core.base.errors import FrameError
 from taihu.core.base.words import told
 from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.job.update_rules import CONSTANTS, UpdateRules
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.update_rules import CONSTANTS, UpdateRules
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.core.settings import OptimizerSettings
 from taihu.protos import coordinator_pb2 as pb

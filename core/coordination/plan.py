@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taihu.core.base.errors import ConfigError
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.update_rules import UpdateRules
 from taihu.core.planner.carriage import Carriage
 from taihu.core.planner.groups import Group, check_groups
 from taihu.core.planner.sparse_route import Route

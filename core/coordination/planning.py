@@ -11,9 +11,9 @@ from dataclasses import replace
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.update_rules import UpdateRules
 from taihu.core.planner.calibration import calibrate, with_measured_bytes
 from taihu.core.planner.carriage import Carriage, faster_carrier, first_carriage, steps_by
 from taihu.core.planner.decide import best_frame_elements, decide, predict

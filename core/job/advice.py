@@ -8,9 +8,9 @@ from typing import Final
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job
+from taihu.core.job.schedule import in_steps, learning_rate
 from taihu.core.model.names import TEXT_DATA, own_data
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.schedule import in_steps, learning_rate
 from taihu.core.settings import OptimizerSettings
 from taihu.core.settings.words import written
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taihu.core.base.errors import ConfigError
 from taihu.core.job.job import Job
 from taihu.core.job.reading import revised
-from taihu.core.optimization.update_rules import CONSTANTS, UpdateRules
+from taihu.core.job.update_rules import CONSTANTS, UpdateRules
 
 __all__ = ["settled"]
 

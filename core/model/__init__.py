@@ -1,1 +1,1 @@
-"""What is said of a model and its training without its arrays: layers, losses, scores, names."""
+"""A model and its training without arrays: layers, losses, scores, names."""

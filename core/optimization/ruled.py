@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, FrameError, GivenUpError
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.optimization.shard import Constants, OptimizerShard, OptimizerState
-from taihu.core.optimization.update_rules import UpdateRules
 
 __all__ = ["RuledShard", "StepRates"]
 

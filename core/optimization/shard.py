@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, FrameError, ModelError
-from taihu.core.optimization.schedule import learning_rate
+from taihu.core.job.schedule import learning_rate
 from taihu.core.settings import OptimizerSettings
 from taihu.kernels.clip import clip_values
 from taihu.kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse

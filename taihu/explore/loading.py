@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from itertools import accumulate
 from types import CodeType, ModuleType
 from typing import Any, Final
 
@@ -51,7 +52,9 @@ class Simulation(MetaPathFinder):
         Raises:
             RuntimeError: some of them are loaded already.
         """
-        early = sorted(name for name in sys.modules if _is_simulated(name) and name != "taihu")
+        # The packages that what is real lies in hold nothing themselves.
+        holding = {name for each in _REAL for name in accumulate(each.split(".")[:-1], "{}.{}".format)}
+        early = sorted(name for name in sys.modules if _is_simulated(name) and name not in holding)
         if early:
             raise RuntimeError(f"these modules were loaded before the simulation: {', '.join(early)}")
         sys.meta_path.insert(0, self)

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.settings import OptimizerSettings
 from taihu.torch.spread import is_spread
 

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
-from taihu.core.optimization.update_rules import UpdateRules
 from taihu.torch.gradients import views_of
 from taihu.torch.modules import ModuleReads, Uses
 from taihu.torch.order import with_layers

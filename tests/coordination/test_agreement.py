@@ -9,7 +9,7 @@ from support.cluster import layout_of
 
 from taihu.core.base.errors import ConfigError, ModelError
 from taihu.core.coordination.agreement import Agreement
-from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.settings import OptimizerSettings
 
 LAYOUT = layout_of(3, 5)

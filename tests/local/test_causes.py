@@ -25,13 +25,13 @@ GROUP = "torch.distributed.DistBackendError: taihu group '0', allreduce: rank 1 
     ("processes", "name", "line"),
     [
         (
-            [ended("worker 0", 1, f"taihu.core.base.errors.RunError: {LEFT}"), ended("worker 2", 3, LEFT)],
+            [ended("worker 0", 1, f"taihu.errors.RunError: {LEFT}"), ended("worker 2", 3, LEFT)],
             "worker 2",
             f"{LEFT}; log: worker 2.log",
         ),
         # Who is to blame has ended well: the others alone say who that is.
         (
-            [ended("worker 0", 1, f"taihu.core.base.errors.MemberLostError: {LEFT}"), ended("worker 2", 0)],
+            [ended("worker 0", 1, f"taihu.errors.MemberLostError: {LEFT}"), ended("worker 2", 0)],
             "worker 0",
             f"{LEFT}; log: worker 2.log",
         ),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.core.base.errors import FrameError, GivenUpError
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.optimization import OptimizerShard, RuledShard, StepRates
-from taihu.core.optimization.update_rules import UpdateRules
 from taihu.core.settings import OptimizerSettings
 
 RULES = {

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taihu.core.base.errors import ConfigError
+from taihu.core.job.schedule import in_steps, learning_rate
 from taihu.core.model.run_length import RunLength
-from taihu.core.optimization.schedule import in_steps, learning_rate
 from taihu.core.settings import OptimizerSettings
 
 schedules = st.one_of(

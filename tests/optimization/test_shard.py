@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, FrameError, ModelError
+from taihu.core.job.schedule import learning_rate
 from taihu.core.optimization import OptimizerShard, SumShard
-from taihu.core.optimization.schedule import learning_rate
 from taihu.core.settings import OptimizerSettings
 from taihu.kernels.reduce import sum_in_rank_order
 

@@ -76,6 +76,7 @@ def test_nothing_is_imported_before_ctrl_c_is_told_in_one_line() -> None:
         "__future__",
         "taihu",
         "taihu.__main__",
+        "taihu.core",
         "taihu.core.process",
         "taihu.core.process.starting",
     ]

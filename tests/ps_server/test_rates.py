@@ -10,7 +10,7 @@ from support.frames import header_of
 from support.shards import LAYOUT, NOTHING, Clock, Values, make_plan, shard_job
 
 from taihu.core.base.errors import FrameError, GivenUpError, StaleError
-from taihu.core.optimization.update_rules import UpdateRules
+from taihu.core.job.update_rules import UpdateRules
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
 from taihu.core.wire.headers import Frame, FrameHeader, ValueType

@@ -19,7 +19,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
 from taihu.core.base.errors import RunError
-from taihu.core.optimization.schedule import learning_rate
+from taihu.core.job.schedule import learning_rate
 from taihu.core.settings import OptimizerSettings
 from taihu.worker.reporting.progress import Evaluation, StepSample
 from taihu.worker.reporting.run_events import EventFile

@@ -43,7 +43,7 @@ BESIDE = (
     "ps_server/shard_holder.py",
     # what computes
     "kernels/",
-    "core/optimization/schedule.py",
+    "core/job/schedule.py",
     "core/compression/",
     # what carries, measures and tells
     "core/process/background.py",
