@@ -13,20 +13,20 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.early import EARLY_BYTES
 from taihu.allreduce.operations import AnyOperation, Operations
+from taihu.allreduce.order.early import EARLY_BYTES
+from taihu.allreduce.order.operation import IsFailed, Operation, OperationKey, reduce_kind
+from taihu.allreduce.order.turns import TurnEvents
 from taihu.allreduce.parts.mesh import PartsOperation, Transfer
 from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
 from taihu.allreduce.ring.kernel_path import KernelRingPath
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
-from taihu.allreduce.ring.operation import IsFailed, Operation, OperationKey, reduce_kind
 from taihu.allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
 from taihu.allreduce.same_host.agreement import share_with_all
 from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseOperation
-from taihu.allreduce.turns import TurnEvents
 from taihu.core.base.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.core.base.words import said_by
 from taihu.core.planner.groups import Group

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.early import EARLY_BYTES, EarlyFrames, Held
-from taihu.allreduce.fence import Fence
+from taihu.allreduce.order.early import EARLY_BYTES, EarlyFrames, Held
+from taihu.allreduce.order.fence import Fence
+from taihu.allreduce.order.operation import Operation, OperationKey, Segment
 from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation
 from taihu.allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
 from taihu.allreduce.ring.kernel_path import KernelRingPath
-from taihu.allreduce.ring.operation import Operation, OperationKey
-from taihu.allreduce.ring.schedule import Segment
 from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.order.operation import reduce_kind
 from taihu.allreduce.ring.kernel_ring import KernelRing
-from taihu.allreduce.ring.operation import reduce_kind
 from taihu.allreduce.same_host.board import SharedBoard, open_board
 from taihu.core.settings import Transport
 from taihu.core.wire.headers import ValueType

@@ -35,8 +35,8 @@ from taihu.core.job import Job
 from taihu.core.job.reading import load_job, parse_assignments
 
 if TYPE_CHECKING:
+    from taihu.worker.data.base.dataset import Dataset
     from taihu.worker.data.batches import Batches
-    from taihu.worker.data.dataset import Dataset
     from taihu.worker.engine import Model
 
 __all__ = ["Cell", "cells", "told", "train"]

@@ -32,9 +32,9 @@ from taihu.kernels.pack import pack, packed_bound, unpack
 from taihu.kernels.reduce import sum_in_rank_order
 from taihu.kernels.scatter import make_marks, sum_sparse_in_rank_order
 from taihu.simulation.sizes import PASSES_OF_UPDATE
-from taihu.worker.engine.layer import StepContext
-from taihu.worker.engine.model import StepHooks
+from taihu.worker.engine.base.layer import StepContext
 from taihu.worker.engine.models.loading import build_model
+from taihu.worker.engine.models.model import StepHooks
 
 __all__ = ["MACHINE", "PACED", "Processors", "awake", "calibrated", "compute_share", "machines_keys", "settings_of"]
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from benchmarks.pictures import TURNS, WAYS, Way, shown_by_pillow
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset, Examples
+from taihu.worker.data.base.dataset import Dataset, Examples
 from taihu.worker.data.load import load_dataset
 
 __all__ = ["OUTCOMES", "Case", "main", "outcome_of"]

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 
 __all__ = ["Case", "drawn", "main", "outcome_of"]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from benchmarks.rows import in_page, load_rows, save_rows
 
 if TYPE_CHECKING:
-    from taihu.worker.data.dataset import Examples
+    from taihu.worker.data.base.dataset import Examples
 
 __all__ = ["WAYS", "differing", "table", "train"]
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taihu.torch
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import read_normalised
+from taihu.worker.data.base.dataset import read_normalised
 from taihu.worker.data.load import load_dataset
 
 __all__ = ["WAYS", "main"]

@@ -17,7 +17,7 @@ from taihu.core.base.errors import ModelError, WriteError
 from taihu.core.job import Job
 from taihu.core.job.run_folder import RunFiles, run_name, stopped_model
 from taihu.core.process.notices import Notices
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.engine import Array, Model
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.writing import describe_model, save_model

@@ -45,16 +45,16 @@ from taihu.core.wire.clock import SystemClock, WallClock
 from taihu.core.wire.metrics import WorkerMetrics
 from taihu.core.wire.server import RpcServer
 from taihu.worker.data.ahead import LoadAhead
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches, BatchSource
-from taihu.worker.data.dataset import Dataset
 from taihu.worker.ending import Ending, save_at_end
 from taihu.worker.engine import Model
+from taihu.worker.exchange.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.observer import Observer
 from taihu.worker.reporting.run_log import RunLog, open_writers
 from taihu.worker.saved.beginning import begin_from, beginning_of
 from taihu.worker.saved.writing import describe_model
-from taihu.worker.session import Exchanged, Reporting, Session, take_part, take_part_after_meeting
 from taihu.worker.steps import TrainingLoop
 from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.checkpoints import Keeper
@@ -68,7 +68,7 @@ from taihu.worker.training.stopping import LastStep
 from taihu.worker.training.trainer import Trainer
 
 if TYPE_CHECKING:
-    from taihu.worker.sw26010.modelled_compute import ModelledCompute
+    from taihu.worker.training.modelled_compute import ModelledCompute
 
 __all__ = ["Participation", "WorkerOptions", "threads_of"]
 
@@ -172,7 +172,7 @@ class Participation:
     def _model_compute(self, model: Model) -> ModelledCompute | None:
         if not self._job.models_compute:
             return None
-        from taihu.worker.sw26010.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
+        from taihu.worker.training.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
 
         return model_compute(self._job, model, self._dataset.input_shape)
 

@@ -7,8 +7,8 @@ from taihu.core.job import Job
 from taihu.core.model.losses import find_loss
 from taihu.core.model.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
 from taihu.core.model.names import TEXT_DATA, TOKENS, built_in_data, layers_file, own_data, own_model
+from taihu.worker.data.base.sources import check_batch, check_sources, folder_kind
 from taihu.worker.data.counting import count_training_samples
-from taihu.worker.data.sources import check_batch, check_sources, folder_kind
 
 __all__ = ["check_inputs", "check_trains"]
 

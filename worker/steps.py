@@ -10,7 +10,7 @@ from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.wire.clock import Clock
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.observer import Observer

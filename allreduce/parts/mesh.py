@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.early import EarlyFrames, Held
-from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.order.early import EarlyFrames, Held
+from taihu.allreduce.order.operation import OperationKey
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import slice_bounds
 from taihu.core.wire.headers import At, FrameHeader, ValueType

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from taihu.allreduce.order.operation import IsFailed, Operation, reduce_kind
+from taihu.allreduce.order.turns import InTurn, TurnEvents
 from taihu.allreduce.ring.kernel_ring import KernelRing
-from taihu.allreduce.ring.operation import IsFailed, Operation, reduce_kind
 from taihu.allreduce.ring.passes import Pass, pass_of
 from taihu.allreduce.ring.schedule import Chunks, Ring
-from taihu.allreduce.turns import InTurn, TurnEvents
 
 __all__ = ["KernelRingPath"]
 

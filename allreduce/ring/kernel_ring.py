@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from taihu.allreduce.ring.operation import IsFailed
+from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass
 from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
 from taihu.core.wire.repetition import DAMAGED, damaged_error

@@ -13,23 +13,19 @@ of P would own of it (`taihu.core.planner.partition`): merging layers in another
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 from typing import Literal
 
+from taihu.allreduce.order.operation import Action, Arrival, Segment
 from taihu.core.base.errors import FrameError
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, Shard
 
 __all__ = [
-    "Action",
-    "Arrival",
     "Broadcast",
     "Phase",
     "Ring",
-    "Segment",
     "buffer_layout",
     "cut_chunks",
     "segment_elements",
@@ -42,34 +38,6 @@ _SMALLEST_SEGMENT_BYTES = 512 << 10
 _LARGEST_SEGMENT_BYTES = 1 << 20
 
 Chunks = Sequence[Sequence[FrameSpec]]
-
-
-class Action(Enum):
-    """The action of a rank on a segment that has arrived."""
-
-    ADD = "add"
-    """Add it to the own values."""
-    COMPLETE = "complete"
-    """Add it to the own values; the sum of all ranks is then complete."""
-    REPLACE = "replace"
-    """Replace the own values by it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a chunk at one of its hops; `frame.pieces` are its ranges of the arena."""
-
-    hop: int
-    frame: FrameSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """The segment that has arrived, what to do with it, and after that which one to send on, if any."""
-
-    segment: Segment
-    action: Action
-    forward: Segment | None
 
 
 class _Hop:

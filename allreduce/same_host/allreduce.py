@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from taihu.allreduce.ring.operation import IsFailed
+from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.ring.schedule import summation_order
 from taihu.core.base.errors import ExchangeError, StaleError
 from taihu.core.planner.partition import slice_bounds

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.ring.operation import IsFailed
+from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.same_host.agreement import Sums, share_new
 from taihu.core.base.errors import FrameError
 from taihu.core.wire.shared_memory import SharedBuffer

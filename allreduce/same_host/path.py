@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.ring.operation import IsFailed, Operation, reduce_kind
+from taihu.allreduce.order.operation import IsFailed, Operation, reduce_kind
+from taihu.allreduce.order.turns import InTurn, TurnEvents
 from taihu.allreduce.ring.schedule import Ring
 from taihu.allreduce.same_host.allreduce import SharedAllreduce
-from taihu.allreduce.turns import InTurn, TurnEvents
 from taihu.core.base.errors import SharedMemoryError
 from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.early import EarlyFrames, Held
-from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.order.early import EarlyFrames, Held
+from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.sparse.exchange import Message, SparseExchange
 from taihu.core.base.errors import FrameError
 from taihu.core.wire.headers import Frame, FrameHeader, ValueType

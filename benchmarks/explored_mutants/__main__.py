@@ -21,8 +21,8 @@ from pathlib import Path
 
 from benchmarks.explored_mutants.changes import Change, chosen, read_changes
 from benchmarks.explored_mutants.proving import Book, Proof, confirm, prove
-from taihu.cli.progress import Progress
 from taihu.core.base.errors import ConfigError
+from taihu.local.progress import Progress
 
 __all__ = ["main", "table"]
 

@@ -40,7 +40,7 @@ class Change:
 
     @property
     def source(self) -> tuple[str, str, str]:
-        """The change as `taihu.explore.work.Work.changes` takes it."""
+        """The change as `taihu.explore.campaign.work.Work.changes` takes it."""
         return self.module, self.old, self.new
 
     @property

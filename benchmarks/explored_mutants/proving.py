@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from benchmarks.explored_mutants.changes import Change
 from taihu.core.base.errors import RunError
-from taihu.explore.campaign import explore, explored
-from taihu.explore.work import Found, Smaller, Work
+from taihu.explore.campaign.campaign import explore, explored
+from taihu.explore.campaign.work import Found, Smaller, Work
 
 __all__ = ["Book", "Proof", "confirm", "prove"]
 

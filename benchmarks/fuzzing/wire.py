@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.fuzzing.target import Target
 from taihu.allreduce.operations import Operations
-from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, buffer_layout, cut_chunks
 from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
 from taihu.core.base.errors import FrameError, SharedMemoryError, TaihuError

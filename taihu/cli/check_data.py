@@ -15,9 +15,9 @@ from taihu.core.process.results import check_writable, write_json
 from taihu.local.display import waiting
 
 if TYPE_CHECKING:
+    from taihu.worker.data.base.dataset import Dataset
+    from taihu.worker.data.base.reading import Column
     from taihu.worker.data.checking import CheckedData
-    from taihu.worker.data.dataset import Dataset
-    from taihu.worker.data.reading import Column
 
 __all__ = ["check_data"]
 

@@ -17,7 +17,7 @@ from taihu.core.model.scores import ACCURACY, score_lines
 from taihu.core.process.options import JsonOption, OwnModelOption
 from taihu.core.process.results import write_json
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset, with_statistics
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.reading import load_model

@@ -11,15 +11,15 @@ from typing import Annotated, Final
 
 import typer
 
-from taihu.cli.progress import Progress
 from taihu.core.base.errors import RunError
 from taihu.core.base.words import counted
 from taihu.core.process.results import write_json
-from taihu.explore.campaign import Summary, explore, explored
+from taihu.explore.campaign.campaign import Summary, explore, explored
+from taihu.explore.campaign.shrinking import shrunk
+from taihu.explore.campaign.work import Found, Smaller, Work
 from taihu.explore.carriers import CARRIERS
 from taihu.explore.coverage import table_of
-from taihu.explore.shrinking import shrunk
-from taihu.explore.work import Found, Smaller, Work
+from taihu.local.progress import Progress
 
 __all__ = ["explore_command"]
 

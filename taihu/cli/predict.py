@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from taihu.cli.model_argument import ModelArgument
 from taihu.cli.predict_text import TextOptions, predict_text
-from taihu.cli.progress import Progress
 from taihu.core.base.errors import ConfigError, DataError
 from taihu.core.base.words import counted, one_line
 from taihu.core.checkpoint.places import place_of
 from taihu.core.process.options import JsonOption, OwnModelOption
 from taihu.core.process.results import check_writable, write_json
-from taihu.worker.data.defects import Defects
+from taihu.local.progress import Progress
+from taihu.worker.data.base.defects import Defects
 from taihu.worker.data.own.bad_image import BadImageError
 from taihu.worker.saved.folders import in_folders
 from taihu.worker.saved.inputs import read_samples

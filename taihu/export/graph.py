@@ -17,7 +17,7 @@ from taihu.worker.engine import (
     Sequential,
     build_from_definition,
 )
-from taihu.worker.engine.layer import Shape
+from taihu.worker.engine.base.layer import Shape
 from taihu.worker.saved.prediction import LoadedModel
 
 __all__ = ["INPUT", "Graph", "Node", "graph_of"]

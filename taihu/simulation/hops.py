@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.ring.schedule import Action, Chunks, Phase
+from taihu.allreduce.order.operation import Action
+from taihu.allreduce.ring.schedule import Chunks, Phase
 from taihu.core.wire.direct_frames import HEADER_BYTES
 from taihu.simulation.network import Fabric, Host
 

@@ -13,16 +13,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from taihu.allreduce.ring.schedule import (
-    Action,
-    Chunks,
-    Phase,
-    Ring,
-    Segment,
-    buffer_layout,
-    cut_chunks,
-    segment_elements,
-)
+from taihu.allreduce.order.operation import Action, Segment
+from taihu.allreduce.ring.schedule import Chunks, Phase, Ring, buffer_layout, cut_chunks, segment_elements
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout

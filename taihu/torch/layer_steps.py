@@ -12,8 +12,8 @@ from taihu.core.wire.clock import Clock
 from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports
 from taihu.torch.turns import Brought, Turns
+from taihu.worker.exchange.session import Session
 from taihu.worker.exchange.shell import Exchange
-from taihu.worker.session import Session
 from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.plan_follower import PlanFollower
 from taihu.worker.training.step_driver import StepDriver, Wait

@@ -30,10 +30,10 @@ from taihu.core.process.options import make_tracer
 from taihu.core.process.results import RESULTS_FORMAT, write_json
 from taihu.core.wire.address import host_of
 from taihu.core.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
+from taihu.worker.exchange.session import Session
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.observer import Observer
 from taihu.worker.reporting.run_log import RunLog, open_writers
-from taihu.worker.session import Session
 from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["ReportOptions", "Reports", "begin_results", "options_of"]

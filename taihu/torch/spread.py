@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from taihu.allreduce.parts.mesh import Transfer
 from taihu.allreduce.parts.shards import columns_to_rows, gather_rows, rows_to_columns, scatter_rows, sum_terms
 from taihu.core.base.errors import RunError
-from taihu.worker.engine.workspace import Workspace
+from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.fc.tail import Mover
 
 __all__ = ["Call", "Product", "Spread", "is_spread", "mark", "was_spread"]

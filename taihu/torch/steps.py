@@ -28,7 +28,7 @@ from taihu.torch.reports import Reports
 from taihu.torch.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.turns import Brought, Turns
-from taihu.worker.session import Session
+from taihu.worker.exchange.session import Session
 from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_driver import Wait
 from taihu.worker.training.step_record import StepRecord

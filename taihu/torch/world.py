@@ -32,10 +32,17 @@ from taihu.torch.roll_call import Call, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.spread import Spread, is_spread
 from taihu.torch.steps import BackwardSteps
+from taihu.worker.exchange.session import (
+    Exchanged,
+    Reporting,
+    Session,
+    exchange_after_meeting,
+    exchange_by_plan,
+    meet_workers,
+)
 from taihu.worker.fc.mover import PeerMover
 from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.reporting.activity import Activity
-from taihu.worker.session import Exchanged, Reporting, Session, exchange_after_meeting, exchange_by_plan, meet_workers
 
 __all__ = ["World"]
 

@@ -17,8 +17,8 @@ from support.frames import header_of
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.peer_service import PEER_SERVICE
-from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, cut_chunks, summation_order
 from taihu.core.base.errors import ExchangeError, RunError, TaihuError
 from taihu.core.planner.groups import Group

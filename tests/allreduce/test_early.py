@@ -14,9 +14,9 @@ from support.daemons import wait_for
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.early import EarlyFrames, Held, waiting_bytes
+from taihu.allreduce.order.early import EarlyFrames, Held, waiting_bytes
+from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.parts.messages import Receive
-from taihu.allreduce.ring.operation import OperationKey
 from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import Part, RingSegment

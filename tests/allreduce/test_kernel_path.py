@@ -13,8 +13,8 @@ from support.daemons import wait_for
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE
-from taihu.allreduce.ring.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.core.base.errors import RunError, StaleError, TaihuError
 from taihu.core.planner.groups import Group

@@ -10,9 +10,9 @@ import pytest
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
+from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.parts.mesh import Transfer
 from taihu.allreduce.parts.messages import Receive
-from taihu.allreduce.ring.operation import OperationKey
 from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
 from taihu.allreduce.sparse.mesh import SparseOperation

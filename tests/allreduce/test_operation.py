@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.allreduce.ring.operation import Operation, OperationKey, reduce_kind
+from taihu.allreduce.order.operation import Operation, OperationKey, Segment, reduce_kind
 from taihu.allreduce.ring.schedule import (
     Broadcast,
     Phase,
     Ring,
-    Segment,
     buffer_layout,
     cut_chunks,
     summation_order,

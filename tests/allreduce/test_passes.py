@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from taihu.allreduce.order.operation import Action, Segment
 from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass, pass_of
-from taihu.allreduce.ring.schedule import Action, Chunks, Ring, Segment, buffer_layout, cut_chunks
+from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import slice_bounds

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.allreduce.ring.schedule import Action, Broadcast, Ring, Segment, buffer_layout, cut_chunks, summation_order
+from taihu.allreduce.order.operation import Action, Segment
+from taihu.allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks, summation_order
 from taihu.core.base.errors import FrameError
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group

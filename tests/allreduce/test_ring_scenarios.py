@@ -9,8 +9,8 @@ import pytest
 from support.cluster import layout_of
 from support.scenarios import check_scenario, parse_options, scenario_paths
 
-from taihu.allreduce.ring.operation import Schedule
-from taihu.allreduce.ring.schedule import Broadcast, Ring, Segment
+from taihu.allreduce.order.operation import Schedule, Segment
+from taihu.allreduce.ring.schedule import Broadcast, Ring
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, Shard
 

@@ -14,7 +14,7 @@ from support.cluster import layout_of
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
 from taihu.core.base.errors import ConfigError, RunError, SharedMemoryError, TaihuError

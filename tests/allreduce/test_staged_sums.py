@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.shared_ranks import PeerDiedError, expected_result, on_all_ranks, shared_buffers
 from support.value_kinds import random_values, same_bits
 
-from taihu.allreduce.same_host.staged import StagedSums
+from taihu.allreduce.staged import StagedSums
 from taihu.core.base.errors import ExchangeError
 from taihu.kernels.sums import REDUCE_KINDS, ReduceKind
 

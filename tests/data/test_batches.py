@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, DataError
+from taihu.worker.data.base.dataset import ArrayExamples, Dataset, build_dataset, standardise
 from taihu.worker.data.batches import Augment, Batches
-from taihu.worker.data.dataset import ArrayExamples, Dataset, build_dataset, standardise
 
 AUGMENTS = st.sampled_from(["none", "flip", "crop-flip"])
 

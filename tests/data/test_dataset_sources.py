@@ -15,10 +15,10 @@ from support.reading import inputs_of, targets_of
 from taihu.core.base.errors import DataError
 from taihu.core.model.names import check_data_name, parse_synthetic
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset, Examples, build_dataset, standardise
+from taihu.worker.data.base.sources import check_sources
 from taihu.worker.data.built_in.digits import load_digits
-from taihu.worker.data.dataset import Dataset, Examples, build_dataset, standardise
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.sources import check_sources
 
 
 def normalised(dataset: Dataset, examples: Examples) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taihu.core.base.errors import DataError
-from taihu.worker.data.defects import Defects, Fault
+from taihu.worker.data.base.defects import Defects, Fault
 
 MISSING = Fault("the value is missing", "fill it in", "column a")
 

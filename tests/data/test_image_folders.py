@@ -16,10 +16,10 @@ from support.reading import inputs_of, targets_of
 from benchmarks.pictures import WAYS
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.defects import Defects
+from taihu.worker.data.base.depth import Depth
 from taihu.worker.data.counting import count_training_samples
-from taihu.worker.data.dataset import Dataset
-from taihu.worker.data.defects import Defects
-from taihu.worker.data.depth import Depth
 from taihu.worker.data.load import load_dataset
 from taihu.worker.data.own.image_folder import ImageFolder
 from taihu.worker.data.own.image_survey import survey

@@ -15,10 +15,10 @@ from support.reading import inputs_of
 
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
-from taihu.worker.data.depth import Depth, Values, depth_of
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.depth import Depth, Values, depth_of
+from taihu.worker.data.base.reading import AsTrained
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.reading import AsTrained
 
 GREY = np.random.default_rng(0).integers(0, 256, (10, 14), np.uint8)
 GREY[0, :2] = 0, 255

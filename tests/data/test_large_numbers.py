@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from taihu.core.job import Job
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset, evaluation_batches
+from taihu.worker.data.base.statistics import read_statistics
 from taihu.worker.data.batches import Batches
-from taihu.worker.data.dataset import Dataset, evaluation_batches
 from taihu.worker.data.load import load_dataset, with_statistics
 from taihu.worker.data.own.inputs import ArrayInputs
-from taihu.worker.data.statistics import read_statistics
 from taihu.worker.engine import Linear, Model, Sequential, StepContext
 from taihu.worker.saved.prediction import load_model_file
 from taihu.worker.saved.writing import describe_model, save_model

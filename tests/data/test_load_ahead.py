@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.worker.data.ahead import LoadAhead
+from taihu.worker.data.base.dataset import ArrayExamples, Dataset
 from taihu.worker.data.batches import Batches
-from taihu.worker.data.dataset import ArrayExamples, Dataset
 
 INPUTS = np.arange(20, dtype=np.float32)[:, np.newaxis]
 

@@ -20,7 +20,7 @@ from support.reading import inputs_of, targets_of
 from taihu.core.base.errors import DataError
 from taihu.core.job import Job
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.data.own.dress import Decimal, parse_number
 from taihu.worker.engine import Linear, Model, Sequential

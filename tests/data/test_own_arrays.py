@@ -15,11 +15,11 @@ from support.reading import inputs_of, targets_of
 
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.sources import check_sources
 from taihu.worker.data.batches import Batches
-from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.data.own.inputs import ArrayInputs
-from taihu.worker.data.sources import check_sources
 
 SHAPES = st.sampled_from([(5,), (4, 3), (4, 3, 2), ()])
 DTYPES = st.sampled_from(["uint8", "int16", "float32", "float64", "bool"])
@@ -307,7 +307,7 @@ def test_statistics_are_the_same_in_portions_of_any_size(
 ) -> None:
     values = (np.random.default_rng(seed).normal(offset, 2, (samples, features))).astype(np.float32)
     values[:, 0] = offset + 0.1
-    with patch("taihu.worker.data.statistics._CHUNK_VALUES", portion):
+    with patch("taihu.worker.data.base.statistics._CHUNK_VALUES", portion):
         moved, scale, taken = ArrayInputs(values, "x").statistics(np.arange(samples))
     mean = moved if taken is None else moved + taken
     exact = values.astype(np.float64)

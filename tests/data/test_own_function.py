@@ -13,11 +13,11 @@ from support.reading import inputs_of, targets_of
 
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset, evaluation_batches
+from taihu.worker.data.base.sources import check_sources
 from taihu.worker.data.batches import Batches
-from taihu.worker.data.dataset import Dataset, evaluation_batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.data.own.function import dataset_of
-from taihu.worker.data.sources import check_sources
 
 HERE = Path(__file__)
 

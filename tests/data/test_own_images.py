@@ -14,11 +14,11 @@ from support.reading import inputs_of, targets_of
 
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.sources import check_sources
 from taihu.worker.data.batches import Batches
-from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.data.own.pixels import read_image
-from taihu.worker.data.sources import check_sources
 
 CLASSES = ("ant", "bee", "cow")
 
@@ -185,6 +185,6 @@ def test_files_that_are_no_pictures_are_left_out(tmp_path: Path) -> None:
 
 
 def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taihu.worker.data.sources.find_spec", lambda name: None)
+    monkeypatch.setattr("taihu.worker.data.base.sources.find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"needs Pillow, which is not installed; pip install taihu\[images\]$"):
         check_sources(str(written(tmp_path / "all")), None)

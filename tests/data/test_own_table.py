@@ -19,9 +19,9 @@ from support.reading import inputs_of, targets_of
 
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.sources import check_sources
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.sources import check_sources
 
 Rows = list[dict[str, Any]]
 

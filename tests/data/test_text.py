@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from taihu.core.base.errors import ConfigError, DataError, ModelError
 from taihu.core.job import load_job
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset, Examples, evaluation_batches
+from taihu.worker.data.base.text import TextExamples, sequences, sequences_of
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.counting import count_training_samples
-from taihu.worker.data.dataset import Dataset, Examples, evaluation_batches
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.text import TextExamples, sequences, sequences_of
 from taihu.worker.preflight import check_inputs
 
 

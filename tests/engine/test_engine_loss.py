@@ -17,7 +17,7 @@ from taihu.core.base.errors import ConfigError, DataError
 from taihu.core.job import load_job
 from taihu.core.model.losses import LossName, TargetKind
 from taihu.worker.engine import Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks
-from taihu.worker.engine.loss import (
+from taihu.worker.engine.base.loss import (
     BinaryCrossEntropy,
     CrossEntropy,
     Loss,
@@ -26,7 +26,7 @@ from taihu.worker.engine.loss import (
     outputs_of_model,
     softmax_cross_entropy,
 )
-from taihu.worker.engine.scores import Deviations, RightBits, RightClasses, Tally
+from taihu.worker.engine.base.scores import Deviations, RightBits, RightClasses, Tally
 
 LOSSES: tuple[Loss, ...] = (CrossEntropy(), CrossEntropy(0.3), MeanSquaredError(), BinaryCrossEntropy())
 

@@ -37,9 +37,9 @@ from taihu.worker.engine import (
     StepContext,
     StepHooks,
 )
+from taihu.worker.engine.base.workspace import BufferPool
 from taihu.worker.engine.recompute.kept_inputs import KeptInputs, SpilledInputs
 from taihu.worker.engine.recompute.segments import Together, cut, memory, usual_segments
-from taihu.worker.engine.workspace import BufferPool
 
 Array = NDArray[Any]
 

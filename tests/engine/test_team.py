@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from taihu.worker.engine import Conv2d, Flatten, Model, Sequential, StepContext, StepHooks, build_model
-from taihu.worker.engine.team import Team
+from taihu.worker.engine.base.team import Team
 
 
 def test_the_ranges_are_disjoint_and_cover_all_parts() -> None:

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import structlog
 
+from taihu.explore.campaign.loading import Simulation, changes_of
 from taihu.explore.carriers import Batons
 from taihu.explore.disk.disk import SHARED, Disk
 from taihu.explore.disk.modules import DiskStandIns, provide_disk
 from taihu.explore.line_switches import LineSwitches
-from taihu.explore.loading import Simulation, changes_of
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import RUNNING, Scheduler
 from taihu.explore.stand_ins.modules import python_modules

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from taihu.explore.campaign import explored
-from taihu.explore.work import Work
+from taihu.explore.campaign.campaign import explored
+from taihu.explore.campaign.work import Work
 
 JOBS = (0, 1, 5, 8, 10, 15, 26, 42, 60, 77)
 """Jobs of 600; each is run without faults once, and by as many seeds as `PER_JOB`."""

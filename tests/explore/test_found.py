@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taihu.explore.campaign import explored
-from taihu.explore.work import Smaller, Work
+from taihu.explore.campaign.campaign import explored
+from taihu.explore.campaign.work import Smaller, Work
 
 RING, SERVERS = 2, 8
 """Seeds of such jobs."""

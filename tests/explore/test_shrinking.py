@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.explore.shrinking import shrunk
-from taihu.explore.work import Found, Smaller, Work
+from taihu.explore.campaign.shrinking import shrunk
+from taihu.explore.campaign.work import Found, Smaller, Work
 
 cases = st.builds(
     Smaller,

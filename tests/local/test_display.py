@@ -28,7 +28,7 @@ from taihu.local.display import (
     waiting,
 )
 from taihu.local.terminal_line import clock_time, fitting, folded, remaining_s
-from taihu.worker.reporting.progress import ProgressMeter, StepSample
+from taihu.worker.training.progress import ProgressMeter, StepSample
 
 
 def test_what_is_waited_for_is_named_on_a_terminal_and_gone_afterwards() -> None:

@@ -29,10 +29,10 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import cap_groups, plan_groups
 from taihu.core.wire.codec import BYTES_PER_VALUE
+from taihu.worker.exchange.base.route import ExchangeTotals
 from taihu.worker.exchange.making import Beside, between_workers
 from taihu.worker.exchange.ring.dense import RingRoute
 from taihu.worker.exchange.ring.sparse import SparseRoute
-from taihu.worker.exchange.route import ExchangeTotals
 from taihu.worker.exchange.servers.route import ServerRoute
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.exchange.times import GroupTimes

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.worker.data.dataset import Dataset, Examples
+from taihu.worker.data.base.dataset import Dataset, Examples
 
 __all__ = ["inputs_of", "targets_of"]
 

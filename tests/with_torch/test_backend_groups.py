@@ -21,7 +21,7 @@ from support.torch_ranks import on_ranks
 from torch.distributed import distributed_c10d
 
 from taihu.allreduce.ring.kernel_ring import KernelRing
-from taihu.allreduce.same_host.staged import StagedSums
+from taihu.allreduce.staged import StagedSums
 from taihu.torch.group import exchange
 
 

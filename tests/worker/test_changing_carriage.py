@@ -13,7 +13,7 @@ from support.exchanges import run_workers, settle
 from support.worker import Values, Worker
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.core.job import Job
 from taihu.core.planner.carriage import Carriage, carrier_in
 from taihu.core.wire.direct_connection import open_connection

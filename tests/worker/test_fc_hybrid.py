@@ -30,7 +30,7 @@ from taihu.worker.engine import (
     StepContext,
     StepHooks,
 )
-from taihu.worker.engine.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
+from taihu.worker.engine.base.loss import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError
 from taihu.worker.fc.connected import fully_connected_layers, tail_start
 from taihu.worker.fc.footprint import TailFootprint
 from taihu.worker.fc.hybrid import HybridModel

@@ -22,7 +22,7 @@ from taihu.core.trace import Tracer, busy_seconds, merge_parts
 from taihu.core.wire.metrics import WorkerMetrics
 from taihu.worker.engine import Flatten, GlobalAvgPool, Layer, Linear, Model, Sequential, build_model
 from taihu.worker.sw26010 import layer_times, modelled_step
-from taihu.worker.sw26010.modelled_compute import ModelledCompute, model_compute
+from taihu.worker.training.modelled_compute import ModelledCompute, model_compute
 from taihu.worker.training.step_record import StepRecord
 
 _SHAPE = (32, 32, 3)

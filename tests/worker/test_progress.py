@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.worker.reporting.progress import ProgressMeter, StepSample
+from taihu.worker.training.progress import ProgressMeter, StepSample
 
 SECONDS = st.floats(0.001, 10)
 SAMPLES = st.builds(

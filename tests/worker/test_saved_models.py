@@ -17,7 +17,7 @@ from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import ModelError, RunError, WriteError
 from taihu.core.job import Job
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import (
     CausalAttention,

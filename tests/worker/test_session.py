@@ -11,8 +11,8 @@ import pytest
 from support.cluster import Cluster, Member, initial_parameters, layout_of, make_job
 
 from taihu.core.base.errors import RunError, TaihuError
+from taihu.worker.exchange.session import Exchanged, Reporting, take_part
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
-from taihu.worker.session import Exchanged, Reporting, take_part
 
 LAYOUT = layout_of(8, 3)
 

@@ -19,9 +19,9 @@ from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.clock import SystemClock
 from taihu.core.wire.frame_link import Carrier
 from taihu.worker.bench.gradients import DrawnGradients
+from taihu.worker.exchange.session import Exchanged, Reporting, Session, take_part
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas, arenas_of
-from taihu.worker.session import Exchanged, Reporting, Session, take_part
 from taihu.worker.training.hashing import exchanged_sha256
 from taihu.worker.training.plan_follower import group_measurement
 from taihu.worker.training.step_driver import StepDriver

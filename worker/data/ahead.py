@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.worker.data.base.dataset import Targets
 from taihu.worker.data.batches import Batches
-from taihu.worker.data.dataset import Targets
 
 __all__ = ["LoadAhead"]
 

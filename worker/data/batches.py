@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, DataError
 from taihu.core.base.words import counted
-from taihu.worker.data.dataset import Dataset, Rows, Targets, standardise
-from taihu.worker.data.sources import check_batch
+from taihu.worker.data.base.dataset import Dataset, Rows, Targets, standardise
+from taihu.worker.data.base.sources import check_batch
 
 __all__ = ["Augment", "BatchSource", "Batches"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from taihu.core.base.errors import DataError
 from taihu.core.model.names import OwnData, own_data
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
-from taihu.worker.data.defects import Defects
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.defects import Defects
+from taihu.worker.data.base.sources import check_sources, folder_kind, missing_package
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.sources import check_sources, folder_kind, missing_package
 
 __all__ = ["CheckedData", "check_data"]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from taihu.core.model.names import TEXT_DATA, OwnData, built_in_data, own_data
 from taihu.core.settings import DataSettings
-from taihu.worker.data.sources import (
+from taihu.worker.data.base.sources import (
     CIFAR10_RECORD_BYTES,
     CIFAR10_TRAIN,
     FASHION_MNIST_TRAIN,

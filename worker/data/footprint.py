@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.worker.data.dataset import ArrayExamples, Dataset, Examples
+from taihu.worker.data.base.dataset import ArrayExamples, Dataset, Examples
+from taihu.worker.data.base.text import TextExamples
 from taihu.worker.data.own.inputs import ArrayInputs, Inputs, Paired, is_mapped
-from taihu.worker.data.text import TextExamples
 
 __all__ = ["kept_bytes"]
 

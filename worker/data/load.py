@@ -11,20 +11,20 @@ from taihu.core.base.errors import DataError
 from taihu.core.model.model_defaults import smallest_size
 from taihu.core.model.names import TEXT_DATA, OwnData, own_data
 from taihu.core.settings import DataSettings
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.reading import NOTHING_KNOWN, AsTrained
+from taihu.worker.data.base.sources import folder_kind, missing_package
+from taihu.worker.data.base.statistics import Statistics, no_statistics
 from taihu.worker.data.built_in.cifar10 import load_cifar10
 from taihu.worker.data.built_in.digits import load_digits
 from taihu.worker.data.built_in.fashion_mnist import load_fashion_mnist
 from taihu.worker.data.built_in.python_source import load_python_source
 from taihu.worker.data.built_in.synthetic import load_synthetic
-from taihu.worker.data.dataset import Dataset
 from taihu.worker.data.own.arrays import load_own_arrays
 from taihu.worker.data.own.function import load_own_function
 from taihu.worker.data.own.inputs import Paired
 from taihu.worker.data.own.text_files import load_own_text
-from taihu.worker.data.reading import NOTHING_KNOWN, AsTrained
 from taihu.worker.data.resize import ResizedExamples
-from taihu.worker.data.sources import folder_kind, missing_package
-from taihu.worker.data.statistics import Statistics, no_statistics
 
 __all__ = ["load_dataset", "with_statistics"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.worker.data.dataset import Examples, Rows, Targets
+from taihu.worker.data.base.dataset import Examples, Rows, Targets
 
 __all__ = ["ResizedExamples", "resize_images"]
 

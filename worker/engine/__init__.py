@@ -1,8 +1,28 @@
 """The CPU training engine: layers over NHWC activations, rows and sequences, losses, models, and the zoo."""
 
 from taihu.core.model.layout import Layout, TensorSpec
+from taihu.worker.engine.base.layer import (
+    Array,
+    Layer,
+    ParameterLayer,
+    Run,
+    Shape,
+    StepContext,
+    fill_normal,
+    shape_error,
+)
+from taihu.worker.engine.base.loss import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Loss,
+    MeanSquaredError,
+    TokenCrossEntropy,
+    make_loss,
+    outputs_of_model,
+    softmax_cross_entropy,
+)
+from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.gradient_check import CheckOptions, check_gradients
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, fill_normal, shape_error
 from taihu.worker.engine.layers.attention import CausalAttention
 from taihu.worker.engine.layers.batch_norm import BatchNorm
 from taihu.worker.engine.layers.branches import Auxiliary, Concat
@@ -14,22 +34,11 @@ from taihu.worker.engine.layers.gelu import GELU
 from taihu.worker.engine.layers.layer_norm import LayerNorm
 from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from taihu.worker.engine.layers.response_norm import LocalResponseNorm
-from taihu.worker.engine.loss import (
-    BinaryCrossEntropy,
-    CrossEntropy,
-    Loss,
-    MeanSquaredError,
-    TokenCrossEntropy,
-    make_loss,
-    outputs_of_model,
-    softmax_cross_entropy,
-)
-from taihu.worker.engine.model import Model, StepHooks
 from taihu.worker.engine.models.definition import build_from_definition
 from taihu.worker.engine.models.loading import build_layers, build_model
+from taihu.worker.engine.models.model import Model, StepHooks
 from taihu.worker.engine.models.transformer import transformer
 from taihu.worker.engine.models.zoo import MODELS
-from taihu.worker.engine.workspace import Workspace
 
 __all__ = [
     "GELU",

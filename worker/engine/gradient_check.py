@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from taihu.core.base.errors import ModelError
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext
-from taihu.worker.engine.model import Model
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext
+from taihu.worker.engine.models.model import Model
 
 __all__ = ["CheckOptions", "check_gradients", "layer_faults", "model_faults"]
 

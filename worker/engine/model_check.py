@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from taihu.core.base.errors import ModelError
 from taihu.core.process.user_code import user_line
+from taihu.worker.engine.base.layer import Layer, ParameterLayer, Shape
 from taihu.worker.engine.gradient_check import CheckOptions, layer_faults, model_faults
-from taihu.worker.engine.layer import Layer, ParameterLayer, Shape
-from taihu.worker.engine.model import Model
+from taihu.worker.engine.models.model import Model
 
 __all__ = ["CheckedModel", "PlacedLayer"]
 

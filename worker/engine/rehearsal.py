@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 
 from taihu.core.model.layout import Layout
-from taihu.worker.engine.layer import Array, StepContext, ignore_layer
-from taihu.worker.engine.model import Model, StepHooks
-from taihu.worker.engine.team import IdleTeam
+from taihu.worker.engine.base.layer import Array, StepContext, ignore_layer
+from taihu.worker.engine.base.team import IdleTeam
+from taihu.worker.engine.models.model import Model, StepHooks
 
 __all__ = ["rehearsed_bytes"]
 

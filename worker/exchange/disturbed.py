@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks
 from taihu.core.chaos.points import Chaos, Point
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plan import Plan
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import At
+from taihu.worker.exchange.base.route import Held, Route, RouteEvents
 from taihu.worker.exchange.ring.dense import RingUpdates
-from taihu.worker.exchange.route import Held, Route, RouteEvents
 
 __all__ = ["DisturbedRoute", "DisturbedUpdates", "disturbed_events"]
 

@@ -14,16 +14,16 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.trace import Tracer
 from taihu.core.wire.identity import WorkerIdentity
+from taihu.worker.exchange.base.recording import Recording
+from taihu.worker.exchange.base.route import Route, RouteEvents
+from taihu.worker.exchange.base.updates import ByEveryWorker, optimizer_of
 from taihu.worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
-from taihu.worker.exchange.recording import Recording
 from taihu.worker.exchange.ring.dense import Means, Replicas, RingRoute, RingUpdates
 from taihu.worker.exchange.ring.sharded import Owners
 from taihu.worker.exchange.ring.sparse import SparseRoute
-from taihu.worker.exchange.route import Route, RouteEvents
 from taihu.worker.exchange.servers.route import ServerRoute
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.exchange.step_rules import rules_of
-from taihu.worker.exchange.updates import ByEveryWorker, optimizer_of
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 

@@ -28,8 +28,8 @@ from taihu.core.trace import Tracer
 from taihu.core.wire.clock import Clock, SystemClock
 from taihu.core.wire.headers import At
 from taihu.kernels.half_sums import warm_up
-from taihu.worker.exchange.recording import Recording
-from taihu.worker.exchange.route import ExchangeTotals, Route, RouteEvents
+from taihu.worker.exchange.base.recording import Recording
+from taihu.worker.exchange.base.route import ExchangeTotals, Route, RouteEvents
 from taihu.worker.exchange.step_actions import (
     Action,
     Agree,

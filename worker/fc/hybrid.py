@@ -14,9 +14,9 @@ from taihu.core.model.layout import LayerSpec, Layout
 from taihu.core.trace import Tracer
 from taihu.kernels.reduce import all_finite
 from taihu.worker.engine import Model, StepContext
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run
 from taihu.worker.engine.layers.dense import Linear
-from taihu.worker.engine.model import StepHooks
+from taihu.worker.engine.models.model import StepHooks
 from taihu.worker.fc.connected import fully_connected_layers, tail_start
 from taihu.worker.fc.own_inputs import InputsKept
 from taihu.worker.fc.passes import Scheme

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from taihu.worker.engine.layer import Array
+from taihu.worker.engine.base.layer import Array
+from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.recompute.temporary_file import TemporaryFile
-from taihu.worker.engine.workspace import Workspace
 
 __all__ = ["InputsKept", "OwnInputs"]
 

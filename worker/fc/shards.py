@@ -12,7 +12,7 @@ from taihu.allreduce.parts.mesh import Transfer
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.layout import TensorSpec
 from taihu.core.planner.partition import all_bounds
-from taihu.worker.engine.layer import Array, row_blocks
+from taihu.worker.engine.base.layer import Array, row_blocks
 from taihu.worker.engine.layers.dense import Linear
 from taihu.worker.fc.stage import FcWeights
 from taihu.worker.fc.tail import Mover

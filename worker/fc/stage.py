@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from taihu.kernels.nn.elementwise import add_bias, column_sums
-from taihu.worker.engine.layer import Array, Layer, Run
+from taihu.worker.engine.base.layer import Array, Layer, Run
 from taihu.worker.fc.passes import Pass
 
 __all__ = ["FcWeights", "Multiply", "Stage", "StageMemory", "TailMemory", "product"]

@@ -26,7 +26,7 @@ from taihu.allreduce.parts.shards import (
 )
 from taihu.core.base.errors import DataError
 from taihu.core.trace import Tracer
-from taihu.worker.engine.layer import Array, Run
+from taihu.worker.engine.base.layer import Array, Run
 from taihu.worker.fc.own_inputs import InputsKept, OwnInputs
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes
 from taihu.worker.fc.stage import Stage, StageMemory, TailMemory

@@ -12,7 +12,7 @@ from taihu.core.coordination.members import Progress
 from taihu.core.wire.clock import Clock
 
 if TYPE_CHECKING:
-    from taihu.worker.session import Session
+    from taihu.worker.exchange.session import Session
 
 __all__ = ["Activity"]
 

@@ -15,9 +15,9 @@ from taihu.core.planner.profile import Profile
 from taihu.core.wire.metrics import WorkerMetrics
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.compression_log import CompressionLog
-from taihu.worker.reporting.progress import ProgressMeter, StepSample
 from taihu.worker.reporting.run_log import RunLog
 from taihu.worker.training.evaluation import Scores
+from taihu.worker.training.progress import ProgressMeter, StepSample
 from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Observer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from taihu.worker.reporting.progress import Evaluation, StepSample
+from taihu.worker.training.progress import Evaluation, StepSample
 
 __all__ = ["STEP_COLUMNS", "EventNote", "StepNote", "epoch_scalars", "step_scalars"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from taihu.core.base.errors import DataError
-from taihu.worker.data.folder_files import IMAGES, Wanted, find_files, words_on
+from taihu.worker.data.base.folder_files import IMAGES, Wanted, find_files, words_on
 from taihu.worker.saved.metadata import SavedModel
 
 __all__ = ["files_for", "in_folders"]

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.model.model_defaults import smallest_size
-from taihu.worker.data.defects import Fault
+from taihu.worker.data.base.defects import Fault
+from taihu.worker.data.base.sources import missing_package
 from taihu.worker.data.own.bad_image import BadImageError
-from taihu.worker.data.sources import missing_package
 from taihu.worker.saved.metadata import SavedModel
 
 __all__ = ["Samples", "read_samples"]

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from taihu.core.base.errors import ModelError
 from taihu.core.settings import DataSettings
-from taihu.worker.data.depth import Depth, Kind
-from taihu.worker.data.reading import AsTrained, Column, Form, TableReading
-from taihu.worker.data.statistics import Statistics
+from taihu.worker.data.base.depth import Depth, Kind
+from taihu.worker.data.base.reading import AsTrained, Column, Form, TableReading
+from taihu.worker.data.base.statistics import Statistics
 
 __all__ = ["LARGEST_METADATA", "LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
 

@@ -14,7 +14,7 @@ from taihu.core.base.errors import ModelError
 from taihu.core.base.tensor_file import TensorSlot, header_of, write_values
 from taihu.core.base.whole_file import make_durably, replaced, reserve
 from taihu.core.job import Job
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.engine import Model
 from taihu.worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.window import Window
-from taihu.worker.engine.layer import Layer, Shape
+from taihu.worker.engine.base.layer import Layer, Shape
 from taihu.worker.engine.layers.batch_norm import BatchNorm
 from taihu.worker.engine.layers.branches import Auxiliary, Concat
 from taihu.worker.engine.layers.containers import PaddedShortcut, Residual, Sequential

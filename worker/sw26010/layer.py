@@ -11,7 +11,7 @@ from typing_extensions import override
 from taihu.kernels.sw26010 import passes
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.streams import execute_stream, plan_slabs
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run
 
 __all__ = ["ParameterProcessorLayer", "ProcessorLayer", "copy_rows", "rows_of"]
 

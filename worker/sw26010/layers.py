@@ -12,7 +12,7 @@ from taihu.kernels.sw26010 import passes
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.pieces import pool, pool_gradient
 from taihu.kernels.sw26010.streams import Pass, plan_stream
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run
 from taihu.worker.engine.layers.branches import Auxiliary
 from taihu.worker.sw26010.describe import (
     Branches,

@@ -11,8 +11,8 @@ from taihu.kernels.sw26010.layer_costs import LayerCost
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.machine import CORE_GROUPS
 from taihu.kernels.sw26010.passes import sgd_update
-from taihu.worker.engine.layer import Array, Run, StepContext
-from taihu.worker.engine.model import Model, StepHooks
+from taihu.worker.engine.base.layer import Array, Run, StepContext
+from taihu.worker.engine.models.model import Model, StepHooks
 from taihu.worker.sw26010.layer import ProcessorLayer
 from taihu.worker.sw26010.layers import on_processor
 from taihu.worker.sw26010.times import LayerTime

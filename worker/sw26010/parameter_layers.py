@@ -9,7 +9,7 @@ from taihu.kernels.sw26010 import passes
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.pieces import col2im, im2col
 from taihu.kernels.sw26010.product import matrix_product
-from taihu.worker.engine.layer import Array, ParameterLayer, Run
+from taihu.worker.engine.base.layer import Array, ParameterLayer, Run
 from taihu.worker.sw26010.describe import (
     Convolution,
     Norm,

@@ -20,9 +20,9 @@ from taihu.kernels.sw26010.layer_costs import (
 )
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.machine import CORE_GROUPS
-from taihu.worker.engine.layer import Layer, ParameterLayer, Shape
+from taihu.worker.engine.base.layer import Layer, ParameterLayer, Shape
 from taihu.worker.engine.layers.containers import Sequential
-from taihu.worker.engine.model import Model
+from taihu.worker.engine.models.model import Model
 from taihu.worker.sw26010.describe import (
     Branches,
     Chain,

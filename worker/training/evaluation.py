@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from taihu.worker.data.dataset import Dataset, evaluation_batches
+from taihu.worker.data.base.dataset import Dataset, evaluation_batches
 from taihu.worker.engine import Array, Model, StepContext
-from taihu.worker.engine.loss import Loss
+from taihu.worker.engine.base.loss import Loss
 
 __all__ = ["TESTING", "Scores", "batch_sizes", "evaluate", "read_along", "samples_at_once", "scores"]
 

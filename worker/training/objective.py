@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from taihu.core.job import Job
 from taihu.core.settings import TrainSettings
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.engine import Model, build_model
-from taihu.worker.engine.loss import Loss, make_loss, outputs_of_model
+from taihu.worker.engine.base.loss import Loss, make_loss, outputs_of_model
 
 __all__ = ["model_for", "objective"]
 

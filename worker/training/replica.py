@@ -27,9 +27,10 @@ from taihu.core.planner.fc_mode import FcChoice, FcJob
 from taihu.core.trace import Tracer
 from taihu.core.wire.clock import Clock
 from taihu.core.wire.headers import ValueType
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.engine import Array, Model, StepContext, StepHooks
-from taihu.worker.engine.layer import ignore_layer
+from taihu.worker.engine.base.layer import ignore_layer
+from taihu.worker.exchange.session import Exchanged
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.fc.connected import spreadable
 from taihu.worker.fc.hybrid import HybridModel
@@ -37,7 +38,6 @@ from taihu.worker.fc.mover import PeerMover
 from taihu.worker.fc.probe import agree_on_fc
 from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.saved.writing import bound_pieces
-from taihu.worker.session import Exchanged
 from taihu.worker.training.evaluation import (
     TESTING,
     Scores,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from taihu.worker.exchange.times import GroupTimes
-from taihu.worker.reporting.progress import StepSample
+from taihu.worker.training.progress import StepSample
 
 if TYPE_CHECKING:
     # Of the processor model, which most workers do not need: it takes a while to import.

@@ -9,7 +9,7 @@ from functools import partial
 from taihu.core.job import Job
 from taihu.core.planner.largest_batch import StepBytes
 from taihu.core.planner.memory import MemoryJob
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.footprint import kept_bytes
 from taihu.worker.engine import Model, build_model
 from taihu.worker.fc.connected import spreadable

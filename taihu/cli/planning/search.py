@@ -11,13 +11,13 @@ import typer
 
 from taihu.cli.planning.search_memory import HostMemory
 from taihu.cli.planning.search_tables import Answer, as_json, described, notes
-from taihu.cli.progress import Progress
 from taihu.cli.simulation.inputs import machines_of, work_of
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.whole_file import write_text
 from taihu.core.job import Job
 from taihu.core.job.advice import advice
 from taihu.core.process.results import check_writable, write_json
+from taihu.local.progress import Progress
 from taihu.search.floors import Floor
 from taihu.search.job_file import job_file
 from taihu.search.search import ALIKE, Found, Search, ranked

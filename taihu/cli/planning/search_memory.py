@@ -14,7 +14,7 @@ from taihu.core.planner.memory import MemoryJob, server_memory, worker_memory
 from taihu.local.display import human_bytes
 from taihu.search.job_file import where
 from taihu.search.ways import Candidate, Way
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 
 __all__ = ["HostMemory"]

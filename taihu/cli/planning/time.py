@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import typer
 
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
+from taihu.cli.simulation.measured import load_measured
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import aligned, counted
 from taihu.core.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
@@ -29,7 +30,7 @@ from taihu.local.display import human_bytes
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
-__all__ = ["AskedCompression", "Costs", "Measured", "load_measured", "plan_time", "profile_of_running_job"]
+__all__ = ["AskedCompression", "Costs", "plan_time", "profile_of_running_job"]
 
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0
@@ -96,54 +97,6 @@ def plan_time(
     if json_file is not None:
         fc = [choice.to_json() for choice in layers]
         write_json(json_file, {**_as_json(profile, settings, decision, groups), "timeline": schedule, "fc": fc})
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The profile of a run, and how that ran.
-
-    Attributes:
-        profile: its costs.
-        compression: its own.
-        recompute: its setting, and the number of its segments; None where the file does not tell.
-    """
-
-    profile: Profile
-    compression: Compression
-    recompute: tuple[str, int | None] | None = None
-
-
-def load_measured(path: Path) -> Measured:
-    """The profile in a file, bare or under the key `profile` of the results of a training, and how that ran.
-
-    Raises:
-        ConfigError: the file cannot be read, is no JSON, or holds no valid profile.
-    """
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({error}); give what taihu train --json wrote") from None
-    results = data if isinstance(data, dict) and "profile" in data else {"profile": data}
-    if results["profile"] is None:
-        remedy = "train for more than exchange.calibration_steps steps, and not in fp16"
-        raise ConfigError(f"{path}: the run has no profile; {remedy}")
-    try:
-        return Measured(
-            Profile.from_json(results["profile"]), Compression.of_results(results), _recompute_of(results)
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _recompute_of(results: Mapping[str, Any]) -> tuple[str, int | None] | None:
-    way, segments = results.get("recompute"), results.get("recompute_segments")
-    if way is None:
-        return None
-    if not isinstance(way, str) or not (segments is None or isinstance(segments, int)):
-        raise ConfigError(f"recompute {way!r}, recompute_segments {segments!r}: expected a text and a number")
-    return way, segments
 
 
 def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S, security: Security | None = None) -> Profile:

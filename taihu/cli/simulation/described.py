@@ -12,7 +12,7 @@ from taihu.core.model.names import built_in_data
 from taihu.simulation.compute import Segments
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, build_model
-from taihu.worker.engine.layer import Shape
+from taihu.worker.engine.base.layer import Shape
 from taihu.worker.fc.connected import Spreadable, spreadable
 from taihu.worker.training.objective import objective
 from taihu.worker.training.planned_memory import spread_layers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from taihu.cli.planning.time import load_measured
 from taihu.cli.simulation.described import DescribedModel
+from taihu.cli.simulation.measured import load_measured
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout

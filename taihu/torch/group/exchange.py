@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.allreduce.order.operation import IsFailed, reduce_kind
 from taihu.allreduce.parts.mesh import PartsOperation, Transfer
 from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.ring.kernel_ring import KernelRing
-from taihu.allreduce.ring.operation import IsFailed, reduce_kind
-from taihu.allreduce.same_host.staged import StagedSums, share
+from taihu.allreduce.staged import StagedSums, share
 from taihu.core.base.errors import ExchangeError, MemberLostError, TaihuError
 from taihu.core.wire.headers import ValueType
 from taihu.torch.group.bits import letter, parcel

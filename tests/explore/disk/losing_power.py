@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from taihu.explore.campaign.loading import Simulation, SourceChange
 from taihu.explore.carriers import Greenlets
 from taihu.explore.disk.disk import SHARED, Disk
 from taihu.explore.disk.modules import DiskStandIns, provide_disk
-from taihu.explore.loading import Simulation, SourceChange
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import Scheduler
 from taihu.explore.stand_ins.modules import python_modules

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from taihu.explore.campaign.loading import Simulation
 from taihu.explore.carriers import Greenlets
 from taihu.explore.disk.disk import MEMORY, Disk
 from taihu.explore.disk.faults import DiskFault
 from taihu.explore.disk.modules import DiskStandIns, provide_disk
-from taihu.explore.loading import Simulation
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import Scheduler
 from taihu.explore.stand_ins.modules import python_modules

@@ -32,7 +32,7 @@ BESIDE = (
     "core/wire/checksum.py",
     "core/wire/direct_header.py",
     "core/wire/repetition.py",
-    "allreduce/early.py",
+    "allreduce/order/early.py",
     "core/planner/",
     "core/job/",
     "worker/exchange/step_actions.py",
@@ -58,7 +58,7 @@ BESIDE = (
     "core/wire/metrics.py",
     "core/trace/",
     "core/history/",
-    "worker/exchange/recording.py",
+    "worker/exchange/base/recording.py",
     "ps_server/recording.py",
     "core/chaos/",
     "core/coordination/",
@@ -202,4 +202,6 @@ def test_a_way_has_at_most_fifteen_files(title: str) -> None:
     assert max(steps) == 15
     # What stands beside another file of its number is in its place, on a connection or with ZeRO.
     assert {len(files) for files in steps.values()} <= {1, 2}
-    assert all(DIRECT in files or "worker/exchange/updates.py" in files for files in steps.values() if len(files) > 1)
+    assert all(
+        DIRECT in files or "worker/exchange/base/updates.py" in files for files in steps.values() if len(files) > 1
+    )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from taihu.worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
-from taihu.worker.data.files import check_size, read_file
-from taihu.worker.data.sources import (
+from taihu.worker.data.base.dataset import Dataset, Images, Labels, build_dataset, check_labels
+from taihu.worker.data.base.files import check_size, read_file
+from taihu.worker.data.base.sources import (
     CIFAR10_RECORD_BYTES,
     CIFAR10_REMEDY,
     CIFAR10_TEST,

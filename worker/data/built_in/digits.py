@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from taihu.worker.data.dataset import Dataset, build_dataset
-from taihu.worker.data.sources import digits_file
+from taihu.worker.data.base.dataset import Dataset, build_dataset
+from taihu.worker.data.base.sources import digits_file
 
 __all__ = ["load_digits"]
 

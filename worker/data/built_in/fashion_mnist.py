@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from taihu.core.base.errors import DataError
-from taihu.worker.data.dataset import Dataset, Images, Labels, build_dataset, check_labels
-from taihu.worker.data.files import check_size, read_file
-from taihu.worker.data.sources import FASHION_MNIST_REMEDY, fashion_mnist_file
+from taihu.worker.data.base.dataset import Dataset, Images, Labels, build_dataset, check_labels
+from taihu.worker.data.base.files import check_size, read_file
+from taihu.worker.data.base.sources import FASHION_MNIST_REMEDY, fashion_mnist_file
 
 __all__ = ["load_fashion_mnist"]
 

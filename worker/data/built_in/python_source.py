@@ -11,10 +11,10 @@ import numpy as np
 
 from taihu.core.base.errors import DataError
 from taihu.core.model.names import TEXT_DATA
-from taihu.worker.data.dataset import Dataset
-from taihu.worker.data.files import read_file
-from taihu.worker.data.statistics import spread_rows
-from taihu.worker.data.text import TextExamples, sequences, sequences_of, text_dataset
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.files import read_file
+from taihu.worker.data.base.statistics import spread_rows
+from taihu.worker.data.base.text import TextExamples, sequences, sequences_of, text_dataset
 
 __all__ = ["count_python_source", "load_python_source", "python_files"]
 

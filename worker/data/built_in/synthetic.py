@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from taihu.core.model.names import parse_synthetic
-from taihu.worker.data.dataset import Dataset, Images, Labels, build_dataset
+from taihu.worker.data.base.dataset import Dataset, Images, Labels, build_dataset
 
 __all__ = ["load_synthetic"]
 

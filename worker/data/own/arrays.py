@@ -16,7 +16,7 @@ from taihu.core.base.errors import DataError
 from taihu.core.base.words import listed
 from taihu.core.model.names import OwnData
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.own.assemble import Part, assemble
 from taihu.worker.data.own.inputs import array_inputs
 from taihu.worker.data.own.text_labels import plain_labels

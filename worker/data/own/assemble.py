@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset, Rows
+from taihu.worker.data.base.dataset import Dataset, Rows
+from taihu.worker.data.base.statistics import no_statistics
 from taihu.worker.data.own.inputs import Inputs, Paired
 from taihu.worker.data.own.targets import Given, understand
-from taihu.worker.data.statistics import no_statistics
 
 __all__ = ["Part", "assemble", "split_rows"]
 

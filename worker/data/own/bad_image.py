@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from taihu.core.base.errors import DataError
-from taihu.worker.data.defects import Fault
+from taihu.worker.data.base.defects import Fault
 
 __all__ = ["BadImageError"]
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from taihu.worker.data.defects import Fault
+from taihu.worker.data.base.defects import Fault
+from taihu.worker.data.base.reading import Form
 from taihu.worker.data.own.dress import (
     MISSING_MARKS,
     Decimal,
@@ -22,7 +23,6 @@ from taihu.worker.data.own.dress import (
     proven,
     seconds_of,
 )
-from taihu.worker.data.reading import Form
 
 __all__ = ["Converted", "Survey", "column_form", "convert", "decimal_of", "survey", "typed_form"]
 

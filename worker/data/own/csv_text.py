@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from taihu.core.base.errors import DataError
-from taihu.worker.data.files import check_readable
+from taihu.worker.data.base.files import check_readable
 
 __all__ = ["read_csv_text"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.worker.data.base.reading import Form
 from taihu.worker.data.own.dress import parse_number, seconds_of
-from taihu.worker.data.reading import Form
 
 __all__ = ["COMPUTED", "fill_of", "fill_value"]
 

@@ -15,7 +15,7 @@ from taihu.core.base.errors import DataError
 from taihu.core.model.names import OwnData
 from taihu.core.process.user_code import load_function
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.own.assemble import Part, assemble
 from taihu.worker.data.own.inputs import Inputs, UserCode, array_inputs, item_inputs
 

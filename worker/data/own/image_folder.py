@@ -14,10 +14,10 @@ from taihu.core.base.errors import DataError
 from taihu.core.base.words import counted, listed
 from taihu.core.model.names import OwnData
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
-from taihu.worker.data.defects import Defects
-from taihu.worker.data.depth import Depth
-from taihu.worker.data.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.defects import Defects
+from taihu.worker.data.base.depth import Depth
+from taihu.worker.data.base.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
 from taihu.worker.data.own.assemble import Part, assemble
 
 __all__ = ["ImageFolder", "count_own_images", "load_own_images"]

@@ -13,12 +13,12 @@ from typing import Final
 import structlog
 
 from taihu.core.base.words import counted
-from taihu.worker.data.defects import Defects, Fault
-from taihu.worker.data.depth import Depth, DepthError, Values, depth_of, shown_range
+from taihu.worker.data.base.defects import Defects, Fault
+from taihu.worker.data.base.depth import Depth, DepthError, Values, depth_of, shown_range
+from taihu.worker.data.base.statistics import spread_rows
 from taihu.worker.data.own.bad_image import BadImageError
 from taihu.worker.data.own.images import another_size, image_threads
 from taihu.worker.data.own.pixels import Decode, Look, look_at
-from taihu.worker.data.statistics import spread_rows
 
 __all__ = ["Survey", "most_looked_over", "survey"]
 

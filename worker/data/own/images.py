@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.worker.data.dataset import Rows
-from taihu.worker.data.defects import Defects, Fault
-from taihu.worker.data.depth import Depth
+from taihu.worker.data.base.dataset import Rows
+from taihu.worker.data.base.defects import Defects, Fault
+from taihu.worker.data.base.depth import Depth
+from taihu.worker.data.base.statistics import Statistics, read_statistics, spread_rows
 from taihu.worker.data.own.bad_image import BadImageError
 from taihu.worker.data.own.pixels import read_image
-from taihu.worker.data.statistics import Statistics, read_statistics, spread_rows
 
 __all__ = ["ImageInputs", "another_size", "image_threads"]
 

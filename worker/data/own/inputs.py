@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.process.user_code import explained
-from taihu.worker.data.dataset import Rows, Targets
-from taihu.worker.data.statistics import Statistics, image_statistics, read_statistics, spread_rows
+from taihu.worker.data.base.dataset import Rows, Targets
+from taihu.worker.data.base.statistics import Statistics, image_statistics, read_statistics, spread_rows
 
 __all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "UserCode", "array_inputs", "is_mapped", "item_inputs"]
 

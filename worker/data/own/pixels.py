@@ -16,8 +16,8 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from taihu.worker.data.defects import Fault
-from taihu.worker.data.depth import Depth, DepthError, Kind, Values, whole_range
+from taihu.worker.data.base.defects import Fault
+from taihu.worker.data.base.depth import Depth, DepthError, Kind, Values, whole_range
 from taihu.worker.data.own.bad_image import BadImageError
 
 __all__ = ["Decode", "Look", "look_at", "read_image"]

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import DataError
 from taihu.core.model.names import OwnData
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
-from taihu.worker.data.defects import Defects, Fault, check_all
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.defects import Defects, Fault, check_all
+from taihu.worker.data.base.reading import Column, Form, TableReading
+from taihu.worker.data.base.sources import table_files
+from taihu.worker.data.base.statistics import Moments
 from taihu.worker.data.own.assemble import Part, assemble, split_rows
 from taihu.worker.data.own.fills import fill_of, fill_value
 from taihu.worker.data.own.inputs import ArrayInputs
@@ -25,9 +28,6 @@ from taihu.worker.data.own.table_files import TableFile, count_rows, open_table
 from taihu.worker.data.own.table_plan import Plan, plan_columns
 from taihu.worker.data.own.table_scan import Forms, Known, Portions, Scanned, decide_forms, portions_of, scan
 from taihu.worker.data.own.table_targets import TargetClasses, classes_of, known_classes, numbered, target_values
-from taihu.worker.data.reading import Column, Form, TableReading
-from taihu.worker.data.sources import table_files
-from taihu.worker.data.statistics import Moments
 
 __all__ = ["count_own_table", "load_own_table", "read_features", "table_defects"]
 

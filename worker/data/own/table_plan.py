@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from taihu.core.settings import DataSettings
-from taihu.worker.data.defects import Fault
+from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.own.table_files import TableFile
 
 __all__ = ["Plan", "plan_columns"]

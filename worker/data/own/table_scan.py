@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from taihu.worker.data.defects import Fault
+from taihu.worker.data.base.defects import Fault
+from taihu.worker.data.base.reading import Column, Form
 from taihu.worker.data.own.columns import (
     Converted,
     Survey,
@@ -25,7 +26,6 @@ from taihu.worker.data.own.columns import (
 )
 from taihu.worker.data.own.dress import Decimal
 from taihu.worker.data.own.table_files import TableFile
-from taihu.worker.data.reading import Column, Form
 
 __all__ = ["Forms", "Known", "Portions", "Scanned", "decide_forms", "portions_of", "scan"]
 

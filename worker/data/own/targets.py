@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
-from taihu.worker.data.dataset import TargetKind, Targets
+from taihu.worker.data.base.dataset import TargetKind, Targets
 from taihu.worker.data.own.text_labels import numbered, plain_labels
 
 __all__ = ["Given", "Task", "Understood", "understand"]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import DataError
 from taihu.core.model.names import OwnData
 from taihu.core.settings import DataSettings
-from taihu.worker.data.dataset import Dataset
-from taihu.worker.data.files import check_readable, read_file
-from taihu.worker.data.folder_files import Wanted, find_files, words_on
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.base.files import check_readable, read_file
+from taihu.worker.data.base.folder_files import Wanted, find_files, words_on
+from taihu.worker.data.base.text import TextExamples, sequences, sequences_of, text_dataset
 from taihu.worker.data.own.assemble import split_rows
-from taihu.worker.data.text import TextExamples, sequences, sequences_of, text_dataset
 
 __all__ = ["count_own_text", "load_own_text"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.attention import causal_softmax, causal_softmax_gradient
-from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error
+from taihu.worker.engine.base.layer import Array, Layer, Run, Shape, shape_error
 
 __all__ = ["CausalAttention"]
 

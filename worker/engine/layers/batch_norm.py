@@ -14,7 +14,7 @@ from taihu.kernels.nn.batch_norm import (
     row_blocks,
     scale_and_shift,
 )
-from taihu.worker.engine.layer import Array, ParameterLayer, Run, Shape
+from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape
 
 __all__ = ["BatchNorm"]
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.elementwise import add, grains
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape
-from taihu.worker.engine.loss import Loss
-from taihu.worker.engine.workspace import Workspace
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Shape
+from taihu.worker.engine.base.loss import Loss
+from taihu.worker.engine.base.workspace import Workspace
 
 __all__ = ["Auxiliary", "Concat"]
 

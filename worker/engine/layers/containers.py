@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.elementwise import add, add_rectified, grains
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
 
 __all__ = ["PaddedShortcut", "Residual", "Sequential"]
 

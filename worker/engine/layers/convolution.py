@@ -16,7 +16,7 @@ from taihu.kernels.nn.elementwise import add_bias
 from taihu.kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
 from taihu.kernels.nn.weight_gradient import packed_elements, weight_gradient
 from taihu.kernels.nn.window import Window
-from taihu.worker.engine.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
+from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
 from taihu.worker.engine.layers.products import even_side, multiply, multiply_rows
 
 __all__ = ["Conv2d"]

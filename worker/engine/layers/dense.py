@@ -10,7 +10,7 @@ import numpy as np
 from taihu.core.base.errors import ModelError
 from taihu.core.model.layout import TensorSpec
 from taihu.kernels.nn.elementwise import add_bias, column_sums, dropout, dropout_key, grains, relu, relu_gradient
-from taihu.worker.engine.layer import (
+from taihu.worker.engine.base.layer import (
     Array,
     Layer,
     ParameterLayer,

@@ -10,9 +10,9 @@ import numpy as np
 from taihu.core.base.errors import ModelError
 from taihu.core.model.layout import TensorSpec
 from taihu.kernels.nn.embedding import add_rows, first_stranger, take_rows
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, fill_normal, shape_error
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Shape, fill_normal, shape_error
+from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.layers.products import multiply, multiply_rows
-from taihu.worker.engine.workspace import Workspace
 
 __all__ = ["Embedding", "PositionEmbedding", "TiedLinear"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.gelu import gelu, gelu_with_slope, scaled, unary_grains
-from taihu.worker.engine.layer import Array, Layer, Run, Shape
+from taihu.worker.engine.base.layer import Array, Layer, Run, Shape
 
 __all__ = ["GELU"]
 

@@ -8,7 +8,7 @@ from taihu.core.base.errors import ModelError
 from taihu.core.model.layout import TensorSpec
 from taihu.kernels.nn.batch_norm import fold
 from taihu.kernels.nn.layer_norm import layer_norm, layer_norm_gradient, norm_blocks
-from taihu.worker.engine.layer import Array, ParameterLayer, Run, Shape, shape_error
+from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape, shape_error
 
 __all__ = ["LayerNorm"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.pooling import avg_pool, avg_pool_gradient, max_pool, max_pool_gradient
 from taihu.kernels.nn.window import Window
-from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error
-from taihu.worker.engine.team import Team
+from taihu.worker.engine.base.layer import Array, Layer, Run, Shape, shape_error
+from taihu.worker.engine.base.team import Team
 
 __all__ = ["AvgPool2d", "GlobalAvgPool", "MaxPool2d"]
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from taihu.worker.engine.layer import Array
-from taihu.worker.engine.team import Team
+from taihu.worker.engine.base.layer import Array
+from taihu.worker.engine.base.team import Team
 
 __all__ = ["even_side", "multiply", "multiply_rows"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.response_norm import Response, response_norm, response_norm_gradient
-from taihu.worker.engine.layer import Array, Layer, Run, Shape, shape_error
+from taihu.worker.engine.base.layer import Array, Layer, Run, Shape, shape_error
 
 __all__ = ["LocalResponseNorm"]
 

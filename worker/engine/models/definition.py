@@ -8,7 +8,7 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from taihu.core.base.errors import ModelError
-from taihu.worker.engine.layer import Layer
+from taihu.worker.engine.base.layer import Layer
 from taihu.worker.engine.layers.attention import CausalAttention
 from taihu.worker.engine.layers.batch_norm import BatchNorm
 from taihu.worker.engine.layers.branches import Auxiliary, Concat

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from taihu.worker.engine.layer import Layer, Shape
+from taihu.worker.engine.base.layer import Layer, Shape
 from taihu.worker.engine.layers.batch_norm import BatchNorm
 from taihu.worker.engine.layers.branches import Auxiliary, Concat
 from taihu.worker.engine.layers.containers import Residual, Sequential

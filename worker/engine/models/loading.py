@@ -10,9 +10,9 @@ from taihu.core.base.errors import ModelError
 from taihu.core.model.model_defaults import check_model_fits
 from taihu.core.model.names import check_model_name, layers_file, own_model
 from taihu.core.process.user_code import load_function
-from taihu.worker.engine.layer import Layer, Shape
-from taihu.worker.engine.model import Model
+from taihu.worker.engine.base.layer import Layer, Shape
 from taihu.worker.engine.models.definition import build_from_definition
+from taihu.worker.engine.models.model import Model
 from taihu.worker.engine.models.zoo import MODELS
 
 __all__ = ["build_layers", "build_model"]

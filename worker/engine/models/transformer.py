@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taihu.worker.engine.layer import Layer
+from taihu.worker.engine.base.layer import Layer
 from taihu.worker.engine.layers.attention import CausalAttention
 from taihu.worker.engine.layers.containers import Residual, Sequential
 from taihu.worker.engine.layers.dense import Dropout, Linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from taihu.worker.engine.layer import Layer, Shape
+from taihu.worker.engine.base.layer import Layer, Shape
 from taihu.worker.engine.layers.batch_norm import BatchNorm
 from taihu.worker.engine.layers.containers import PaddedShortcut, Residual, Sequential
 from taihu.worker.engine.layers.convolution import Conv2d

@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from taihu.core.base.errors import ModelError
-from taihu.worker.engine.layer import Array, Layer, Run
+from taihu.worker.engine.base.layer import Array, Layer, Run
+from taihu.worker.engine.base.workspace import BufferPool
 from taihu.worker.engine.layers.containers import Sequential
 from taihu.worker.engine.recompute.kept_inputs import KeptInputs, SpilledInputs
 from taihu.worker.engine.recompute.segments import cut, usual_segments
-from taihu.worker.engine.workspace import BufferPool
 
 __all__ = ["SegmentedChain", "segmented"]
 

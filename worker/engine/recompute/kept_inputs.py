@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taihu.worker.engine.layer import Array, Shape
+from taihu.worker.engine.base.layer import Array, Shape
+from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.recompute.temporary_file import TemporaryFile
-from taihu.worker.engine.workspace import Workspace
 
 __all__ = ["KeptInputs", "SpilledInputs"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from taihu.core.base.errors import RunError
-from taihu.worker.engine.layer import Array
+from taihu.worker.engine.base.layer import Array
 
 __all__ = ["TemporaryFile"]
 

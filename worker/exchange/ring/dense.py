@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, cut_chunks
 from taihu.core.base.errors import RunError
 from taihu.core.compression import GroupCompressor, Selection
@@ -21,9 +21,9 @@ from taihu.core.planner.partition import FrameSpec
 from taihu.core.trace import Tracer
 from taihu.core.wire.clock import Clock, SystemClock
 from taihu.core.wire.headers import At
+from taihu.worker.exchange.base.route import Held, Route, RouteEvents
+from taihu.worker.exchange.base.updates import ByEveryWorker, check_finite
 from taihu.worker.exchange.ring.peer_path import PeerPath
-from taihu.worker.exchange.route import Held, Route, RouteEvents
-from taihu.worker.exchange.updates import ByEveryWorker, check_finite
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["Means", "Replicas", "RingRoute", "RingUpdates"]

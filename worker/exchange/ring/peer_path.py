@@ -10,7 +10,7 @@ from taihu.core.planner.carriage import carrier_in
 from taihu.core.settings import Transport
 from taihu.core.wire.headers import At, ValueType
 from taihu.core.wire.shared_memory import SharedBuffer
-from taihu.worker.exchange.route import ExchangeTotals, RouteEvents, RoutePath
+from taihu.worker.exchange.base.route import ExchangeTotals, RouteEvents, RoutePath
 
 __all__ = ["PeerPath"]
 

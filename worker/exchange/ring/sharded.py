@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.ring.operation import Operation, OperationKey
+from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
 from taihu.core.checkpoint.part import Elements, named
 from taihu.core.coordination.plan import Plan
@@ -28,10 +28,10 @@ from taihu.core.planner.groups import Group, group_bounds
 from taihu.core.planner.partition import FrameSpec, Piece, Shard
 from taihu.core.wire.headers import At, ValueType
 from taihu.kernels.half import from_half, to_half
-from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.base.recording import Recording
+from taihu.worker.exchange.base.route import Held, RouteEvents
+from taihu.worker.exchange.base.updates import check_finite
 from taihu.worker.exchange.ring.dense import RingUpdates
-from taihu.worker.exchange.route import Held, RouteEvents
-from taihu.worker.exchange.updates import check_finite
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 

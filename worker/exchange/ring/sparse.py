@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseExchange
 from taihu.allreduce.sparse.mesh import SparseOperation
@@ -28,10 +28,10 @@ from taihu.core.wire.clock import Clock, SystemClock
 from taihu.core.wire.headers import At
 from taihu.kernels.scatter import scatter_assign
 from taihu.kernels.select import clear
-from taihu.worker.exchange.recording import Recording
+from taihu.worker.exchange.base.recording import Recording
+from taihu.worker.exchange.base.route import Held, Route, RouteEvents
+from taihu.worker.exchange.base.updates import check_finite, held_by_all, optimizer_of
 from taihu.worker.exchange.ring.peer_path import PeerPath
-from taihu.worker.exchange.route import Held, Route, RouteEvents
-from taihu.worker.exchange.updates import check_finite, held_by_all, optimizer_of
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["SparseRoute"]

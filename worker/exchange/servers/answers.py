@@ -15,7 +15,7 @@ from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_val
 from taihu.core.wire.kinds import Encoding, Summed
 from taihu.kernels.pack import unpack
 from taihu.kernels.scatter import scatter_assign
-from taihu.worker.exchange.updates import Updates
+from taihu.worker.exchange.base.updates import Updates
 
 __all__ = ["ByServers", "FrameWindow", "FramesUnderWay", "ServerAnswers"]
 

@@ -30,9 +30,9 @@ from taihu.core.wire.identity import Sender, WorkerIdentity
 from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
 from taihu.core.wire.shared_memory import SharedBuffer
 from taihu.core.wire.sink import Origin, Sink
+from taihu.worker.exchange.base.updates import Updates
 from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
 from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
-from taihu.worker.exchange.updates import Updates
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["LinkEvents", "ServerLink"]

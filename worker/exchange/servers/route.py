@@ -18,11 +18,11 @@ from taihu.core.wire.frame_faults import FrameFaults
 from taihu.core.wire.headers import At, FrameHeader
 from taihu.core.wire.identity import WorkerIdentity
 from taihu.core.wire.kinds import Summed
-from taihu.worker.exchange.recording import Recording
-from taihu.worker.exchange.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
+from taihu.worker.exchange.base.recording import Recording
+from taihu.worker.exchange.base.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
+from taihu.worker.exchange.base.updates import ByEveryWorker, Updates, optimizer_of
 from taihu.worker.exchange.servers.answers import ByServers
 from taihu.worker.exchange.servers.link import LinkEvents, ServerLink
-from taihu.worker.exchange.updates import ByEveryWorker, Updates, optimizer_of
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 

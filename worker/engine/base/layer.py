@@ -14,8 +14,8 @@ import numpy as np
 
 from taihu.core.base.errors import ModelError
 from taihu.core.model.layout import TensorSpec
-from taihu.worker.engine.team import SOLO, Team
-from taihu.worker.engine.workspace import Array, Workspace
+from taihu.worker.engine.base.team import SOLO, Team
+from taihu.worker.engine.base.workspace import Array, Workspace
 
 __all__ = [
     "Array",

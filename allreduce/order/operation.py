@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.ring.schedule import Action, Arrival, Segment
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
@@ -17,7 +17,7 @@ from taihu.core.wire.kinds import RingSegment, SparseMessage
 from taihu.kernels.half import add_half, scale_half
 from taihu.kernels.sums import ReduceKind
 
-__all__ = ["IsFailed", "Operation", "OperationKey", "Schedule", "reduce_kind"]
+__all__ = ["Action", "Arrival", "IsFailed", "Operation", "OperationKey", "Schedule", "Segment", "reduce_kind"]
 
 Values = NDArray[Any]
 IsFailed = Callable[[], BaseException | None]
@@ -47,6 +47,34 @@ class OperationKey(NamedTuple):
     def range(self, offset: int, count: int) -> Address:
         """The address of a range of what the operation works on."""
         return Address(self.at, self.group, offset, count)
+
+
+class Action(Enum):
+    """The action of a rank on a segment that has arrived."""
+
+    ADD = "add"
+    """Add it to the own values."""
+    COMPLETE = "complete"
+    """Add it to the own values; the sum of all ranks is then complete."""
+    REPLACE = "replace"
+    """Replace the own values by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a chunk at one of its hops; `frame.pieces` are its ranges of the arena."""
+
+    hop: int
+    frame: FrameSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The segment that has arrived, what to do with it, and after that which one to send on, if any."""
+
+    segment: Segment
+    action: Action
+    forward: Segment | None
 
 
 class Schedule(Protocol):

@@ -10,13 +10,13 @@ import numpy as np
 
 from taihu.core.base.errors import ModelError
 from taihu.core.model.layout import LayerSpec, Layout
-from taihu.worker.engine.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
+from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext, ignore_layer
+from taihu.worker.engine.base.loss import CrossEntropy, Loss, TokenCrossEntropy
+from taihu.worker.engine.base.team import SOLO, Team
+from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.layers.branches import Auxiliary
 from taihu.worker.engine.layers.containers import Sequential
-from taihu.worker.engine.loss import CrossEntropy, Loss, TokenCrossEntropy
 from taihu.worker.engine.recompute.chain import SegmentedChain, segmented
-from taihu.worker.engine.team import SOLO, Team
-from taihu.worker.engine.workspace import Workspace
 
 __all__ = ["Model", "StepHooks"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from taihu.core.base.errors import DataError
 from taihu.core.model.losses import LossName, TargetKind, find_loss
 from taihu.kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_cross_entropy, squared_error
-from taihu.worker.engine.layer import Array
-from taihu.worker.engine.scores import Deviations, RightBits, RightClasses, Surprise, Tally
+from taihu.worker.engine.base.layer import Array
+from taihu.worker.engine.base.scores import Deviations, RightBits, RightClasses, Surprise, Tally
 
 __all__ = [
     "BinaryCrossEntropy",

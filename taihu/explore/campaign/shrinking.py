@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from taihu.explore.work import Smaller
+from taihu.explore.campaign.work import Smaller
 
 __all__ = ["shrunk"]
 

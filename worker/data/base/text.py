@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.model.names import TOKENS
-from taihu.worker.data.dataset import Dataset, Rows, Targets
-from taihu.worker.data.statistics import no_statistics
+from taihu.worker.data.base.dataset import Dataset, Rows, Targets
+from taihu.worker.data.base.statistics import no_statistics
 
 __all__ = ["TextExamples", "sequences", "sequences_of", "text_dataset"]
 

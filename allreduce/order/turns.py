@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Final
 
-from taihu.allreduce.ring.operation import IsFailed, Operation
+from taihu.allreduce.order.operation import IsFailed, Operation
 from taihu.core.base.errors import StaleError, TaihuError
 
 __all__ = ["InTurn", "TurnEvents"]

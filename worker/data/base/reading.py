@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from taihu.worker.data.depth import Depth
+from taihu.worker.data.base.depth import Depth
 
 __all__ = ["NOTHING_KNOWN", "AsTrained", "Column", "Form", "TableReading"]
 

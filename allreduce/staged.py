@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.ring.operation import IsFailed
+from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.same_host.agreement import share_new
 from taihu.allreduce.same_host.allreduce import Mark, SharedAllreduce
 from taihu.core.planner.partition import slice_bounds

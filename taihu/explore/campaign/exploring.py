@@ -9,14 +9,14 @@ from random import Random
 from typing import Final
 
 from taihu.core.base.errors import ConfigError
+from taihu.explore.campaign.judging import problems_of
+from taihu.explore.campaign.work import Found, Smaller, Work
 from taihu.explore.carriers import CARRIERS
 from taihu.explore.cases import Case, Shape, brought_together, faults_of, order_of, shape_of, supervisor_of
 from taihu.explore.faults import fault_from
-from taihu.explore.judging import problems_of
 from taihu.explore.line_switches import lines_of
 from taihu.explore.outcomes import Outcome
 from taihu.explore.watching import Profile
-from taihu.explore.work import Found, Smaller, Work
 from taihu.explore.world.running import job_of, run_calm, run_case
 
 __all__ = ["Exploration"]

@@ -27,8 +27,8 @@ SourceChange = Callable[[str], str]
 class Simulation(MetaPathFinder):
     """The finder that loads the project's modules with stand-ins.
 
-    It has to be installed before any of them is imported: `taihu.explore.child` does. An import in such a module
-    finds stand-ins where there are any, at its top and within its functions; other imports find Python's modules.
+    It has to be installed before any of them is imported: `taihu.explore.campaign.child` does. An import in such a
+    module finds stand-ins where there are any, at its top and within its functions; others find Python's modules.
 
     Args:
         stand_ins: modules by the names of those whose places they take.

@@ -14,7 +14,7 @@ from taihu.core.trace import Tracer
 from taihu.core.wire.metrics import modelled_layers
 from taihu.kernels.sw26010.errors import BlockingError
 from taihu.worker.engine import Model
-from taihu.worker.engine.layer import Shape
+from taihu.worker.engine.base.layer import Shape
 from taihu.worker.sw26010 import LayerTime, ModelledStep, in_backward_order, layer_times, modelled_step
 from taihu.worker.training.step_record import StepRecord
 

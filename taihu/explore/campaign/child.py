@@ -1,4 +1,4 @@
-"""A process that explores seeds: `python -m taihu.explore.child`, started by `taihu dev explore`.
+"""A process that explores seeds: `python -m taihu.explore.campaign.child`, started by `taihu dev explore`.
 
 It loads the daemons as simulated code, which no other process of ours should: one JSON line of its standard output is
 one seed, or a story.
@@ -15,10 +15,10 @@ from typing import Any
 import structlog
 
 from taihu.explore import network
+from taihu.explore.campaign.loading import Simulation, changes_of
+from taihu.explore.campaign.work import Work
 from taihu.explore.disk.modules import DiskStandIns
-from taihu.explore.loading import Simulation, changes_of
 from taihu.explore.stand_ins.modules import python_modules
-from taihu.explore.work import Work
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ def main(text: str, write: Callable[[str], object]) -> None:
     Simulation(stand_ins, disk.builtins, changes_of(work.changes)).install()
     structlog.configure(processors=[_into_story], wrapper_class=structlog.make_filtering_bound_logger(20))
 
-    from taihu.explore.exploring import Exploration  # noqa: PLC0415 - it loads the daemons, by the simulation
+    from taihu.explore.campaign.exploring import Exploration  # noqa: PLC0415 - it loads the daemons, by the simulation
 
     exploration = Exploration(work)
     sys.unraisablehook = _without_ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, Generic, TypeVar
 
-from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.order.operation import OperationKey
 
 __all__ = ["EARLY_BYTES", "EarlyFrames", "Held", "waiting_bytes"]
 

@@ -18,8 +18,8 @@ from taihu.core.optimization import MeanGradients, OptimizerShard, WholeNorm, in
 from taihu.core.planner.partition import FrameSpec
 from taihu.kernels.reduce import all_finite
 from taihu.kernels.scatter import scatter_assign
-from taihu.worker.exchange.recording import Recording
-from taihu.worker.exchange.route import Held
+from taihu.worker.exchange.base.recording import Recording
+from taihu.worker.exchange.base.route import Held
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["ByEveryWorker", "Optimizer", "Updates", "check_finite", "held_by_all", "optimizer_of"]

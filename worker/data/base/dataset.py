@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.model.losses import TargetKind
-from taihu.worker.data.depth import Depth
-from taihu.worker.data.reading import TableReading
-from taihu.worker.data.statistics import image_statistics
+from taihu.worker.data.base.depth import Depth
+from taihu.worker.data.base.reading import TableReading
+from taihu.worker.data.base.statistics import image_statistics
 
 __all__ = [
     "ArrayExamples",

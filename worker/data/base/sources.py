@@ -12,8 +12,8 @@ from taihu.core.base.errors import DataError
 from taihu.core.base.words import counted
 from taihu.core.model.names import OwnData, own_data
 from taihu.core.process.user_code import split_function
-from taihu.worker.data.files import check_readable, exists
-from taihu.worker.data.folder_files import is_folder, is_hidden
+from taihu.worker.data.base.files import check_readable, exists
+from taihu.worker.data.base.folder_files import is_folder, is_hidden
 
 __all__ = [
     "CIFAR10_RECORD_BYTES",

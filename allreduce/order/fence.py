@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taihu.allreduce.ring.operation import OperationKey
+from taihu.allreduce.order.operation import OperationKey
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.wire.headers import FrameHeader
 from taihu.core.wire.kinds import RingSegment

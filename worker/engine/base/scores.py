@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from taihu.kernels.nn.loss import surprise
-from taihu.worker.engine.layer import Array
+from taihu.worker.engine.base.layer import Array
 
 __all__ = ["Deviations", "RightBits", "RightClasses", "Surprise", "Tally"]
 

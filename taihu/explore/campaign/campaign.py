@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 
 from taihu.core.base.errors import RunError
-from taihu.explore.work import Found, Work
+from taihu.explore.campaign.work import Found, Work
 
 __all__ = ["Summary", "explore", "explored"]
 
@@ -133,7 +133,7 @@ class _Child:
         self._answers = answers
         self._has_said_all = Event()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "taihu.explore.child"],
+            [sys.executable, "-P", "-m", "taihu.explore.campaign.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,0 +1,1 @@
+"""The order of operations: an operation, its turn, and frames that come before it."""

@@ -1,0 +1,1 @@
+"""Exploring: seeds, the processes that explore them, judges, and what is left of a failing seed."""

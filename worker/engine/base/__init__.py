@@ -1,0 +1,1 @@
+"""The base of the engine: layers and losses as interfaces, threads, buffers, scores."""
