@@ -33,7 +33,7 @@ __all__ = [
 
 Shape = tuple[int, ...]
 Rectification = Literal["none", "forward", "step"]
-_BUILT_IN: Final = f"{__package__}."
+_BUILT_IN: Final = "taihu.worker.engine."
 _BLOCK_VALUES: Final = 1 << 18
 
 
