@@ -15,7 +15,7 @@ __all__ = ["check_surroundings", "file_in_the_way", "leave_starting_folder"]
 
 # A daemon of a small job opens about half as many, and libraries open some while they are imported.
 _LEAST_FILES: Final = 64
-_ROOT: Final = Path(__file__).resolve().parents[2]
+_ROOT: Final = Path(__file__).parents[3].resolve()  # links to rooms lie in the package
 
 
 def check_surroundings(environment: Mapping[str, str]) -> None:
