@@ -185,19 +185,12 @@ class CoordinatorClient:
         try:
             with telling_who_is_awaited(self.awaited):
                 response = call_until_reachable(
-                    lambda remaining_s: self._stub.Join(request, timeout=remaining_s),
+                    # The coordinator gives up in the same time, and names who is missing: its answer is awaited.
+                    lambda remaining_s: self._stub.Join(request, timeout=remaining_s + self._patience.answer_s),
                     peer=self._host,
                     timeout_s=self._connect_timeout_s,
                     clock=self._clock,
                 )
-        except PeerUnreachableError as error:
-            # On a busy machine the call's time is over before the coordinator's answer, which names them, comes.
-            others = [member for member in self._missing() or [] if member != self.member]
-            if names := awaited_in_words(others):
-                raise PeerUnreachableError(
-                    f"{names} did not join within {self._connect_timeout_s:g} s; start all members of the job"
-                ) from error
-            raise
         except (InterruptedRunError, KeyboardInterrupt) as interrupt:
             # The coordinator may know of this member already, and would wait for it.
             with suppress(TaihuError):
@@ -218,18 +211,12 @@ class CoordinatorClient:
 
     def awaited(self) -> str:
         """Words for the coordinator while it does not answer, then for the members that have not joined."""
-        missing = self._missing()
-        if missing is None:
+        try:
+            status = messages.plain(self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S))
+        except grpc.RpcError:
             host = split_address(self._address)[0]
             return f"the {self.peer}" if is_known(host) else f"the name {host} of the {self.peer} to be known"
-        return awaited_in_words(missing)
-
-    def _missing(self) -> list[MemberId] | None:
-        """The members that have not joined; None where the coordinator does not answer."""
-        try:
-            return missing_of(messages.plain(self._stub.GetStatus(pb.GetStatusRequest(), timeout=_LOOK_S)))
-        except grpc.RpcError:
-            return None
+        return awaited_in_words(missing_of(status))
 
     def bring_layout(self, layout: Layout, updates: UpdateRules | None = None) -> None:
         """Say which layers this worker exchanges, which `join` did not, and by which optimizer servers update.
