@@ -122,7 +122,7 @@ def meet(
         # The failure is reported while the streams are open: a stream that breaks first would become the reason.
         heartbeats = HeartbeatThread(client, job, progress, on_end, stop=stop)
         with communicator, heartbeats, failure_reported(client):
-            compresses = job.compression.method != "none" and not job.servers
+            compresses = job.compression.method.selects and not job.servers
             mesh = mesh or compresses or job.exchange.fc != "data"
             one_host = all(map(is_loopback, addresses))
             carriage = first_carriage(

@@ -183,7 +183,7 @@ class _Workers:
         model.bind(self._arenas.parameters, self._arenas.gradients)
         model.initialize(job.train.seed)
         self._optimizer = OptimizerShard(in_steps(job.server_optimizer, length), self._arenas.parameters)
-        is_dense = job.compression.method == "none"
+        is_dense = job.compression.method.key == "none"
         self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
         self._total = np.zeros(model.layout.elements, dtype=np.float32)
         self._log = CompressionLog()

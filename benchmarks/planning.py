@@ -12,8 +12,9 @@ import time
 import numpy as np
 
 from taihu.core.planner.merging import TIE, merge_exact, merge_greedy
-from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
+from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 from taihu.core.planner.timeline import simulate, step_costs
+from taihu.core.traits.methods import DLGS, LAGS, NONE, Method
 from taihu.kernels import group_search
 
 __all__ = ["random_profile"]
@@ -38,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     rng = np.random.default_rng(1)
     group_search.warm_up()
-    methods: tuple[Method, ...] = ("none", "lags", "dlgs")
+    methods: tuple[Method, ...] = (NONE, LAGS, DLGS)
     seconds, excess = [], []
     for number in range(options.nets):
         profile = random_profile(rng, options.layers)

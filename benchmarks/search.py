@@ -168,7 +168,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     done = [row for row in rows if "runs" in row]
     for row in done:
-        ways = [Way(**run["way"]) for run in row["runs"]]
+        ways = [Way.from_json(run["way"]) for run in row["runs"]]
         told = ("<br>".join(each) for each in zip(*map(_cells, ways, row["runs"]), strict=True))
         told_pair = row["pair"].partition(", ")[2]
         lines.append(f"| {row['rate']} | {told_pair} | {' | '.join(told)} | {_excess(row):+.1%} |")
@@ -179,7 +179,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cells(way: Way, run: dict[str, Any]) -> tuple[str, str, str]:
-    sent = [] if way.method == "none" else [f"{way.method} {way.density:g}"]
+    sent = [] if way.method.key == "none" else [f"{way.method} {way.density:g}"]
     other = [way.fc != "data" and f"fc {way.fc}", way.precision != "fp32" and way.precision, way.plan]
     told = ", ".join([exchange_in_words(way), *sent, f"zero {way.zero}", *(each for each in other if each)])
     return told, f"{run['predicted_seconds_per_step']:.4f}", f"{run['seconds_per_step']['median']:.4f}"

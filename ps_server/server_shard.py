@@ -108,7 +108,7 @@ class ServerShard:
         self._optimizer = _optimizer_of(job, plan, partition, parameters, self._rates)
         self._answering = make_answering(job, parameters)
         self._recording = Recording(
-            recorder or Recorder.off(), parameters, self._value_type.half_kind, updates=job.zero > 0
+            recorder or Recorder.off(), parameters, self._value_type.half_kind, updates=job.stage.divides_optimizer
         )
         self._summing = self._make_summing()
         frames = self._frames_of(plan)
@@ -258,8 +258,8 @@ class ServerShard:
             FrameError: it is no frame of the plan, or the job's workers are not to ask.
             StaleError: see `Aggregator.check_asked`.
         """
-        if self._job.zero < 3 and self._value_type is ValueType.FP32:
-            raise FrameError(f"{header.sender.label} asks for what zero {self._job.zero} answers unasked")
+        if not self._job.stage.divides_parameters and self._value_type is ValueType.FP32:
+            raise FrameError(f"{header.sender.label} asks for what zero {self._job.stage} answers unasked")
         self._follow_if_later(header)
         with self._lock:
             frame = self._aggregator.check_asked(header)
@@ -430,7 +430,7 @@ class ServerShard:
 
     def _answer_header(self, frame: FrameSpec, at: At, *, skipped: bool = False) -> FrameHeader:
         """The header of the answer to everybody, which has no values where workers ask for them when needed."""
-        encoding = Encoding.NONE if self._job.zero == 3 else Encoding.DENSE
+        encoding = Encoding.NONE if self._job.stage.divides_parameters else Encoding.DENSE
         return FrameHeader(
             self._sender, at.range(frame), Summed(self._clock.now(), skipped), encoding, self._value_type
         )
@@ -450,7 +450,7 @@ class ServerShard:
 def _optimizer_of(
     job: Job, plan: Plan, partition: Shard, parameters: Values, rates: StepRates | None
 ) -> OptimizerShard | RuledShard | SumShard:
-    if not job.zero:
+    if not job.stage.divides_optimizer:
         return SumShard(parameters)
     if plan.updates is not None and rates is not None:
         return RuledShard(plan.updates, partition.offsets, parameters, rates)

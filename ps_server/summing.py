@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.core.base.errors import FrameError
-from taihu.core.compression import Compressor, Unit, method_of
+from taihu.core.compression import Compressor, Unit
 from taihu.core.compression.balance import Weighed, Weighing
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
@@ -272,7 +272,7 @@ class SqueezedSumming(SparseSumming):
         self._parameters = parameters
         self._on_squeezed = on_squeezed
         self._compressor = compressor
-        self._by_layer = compressor.method.unit == "layer"
+        self._by_layer = compressor.unit == "layer"
         self._state = compressor.init(len(parameters), ())
         self._sums = np.zeros_like(parameters)
         self._units: dict[int, range] = {}
@@ -369,16 +369,17 @@ def make_summing(job: Job, parameters: Values, on_squeezed: OnSqueezed | None = 
     value_type = ValueType.named(job.train.precision)
     if value_type.half_kind is not None:
         return HalfSumming(value_type, value_type.half_kind)
-    if compression.method == "none":
+    if not compression.method.selects:
         return DenseSumming()
     if job.downlink != "doublesqueeze":
         return SparseSumming()
-    method = method_of(compression)
+    method = compression.method
     compressor = Compressor(
-        # Whatever the workers' thresholds belong to: only those of DLGS are by layers here.
-        method=method if compression.method == "dlgs" else replace(method, unit="group"),
+        # Thresholds whose units are a setting are by layers here, if it says so; those of others are by groups.
+        method=method if method.unit is None else replace(method, unit="group"),
         density=compression.density,
-        refresh_every=method.refresh_every or compression.refresh_every,
+        refresh_every=compression.refresh_every if method.reuses else 1,
         density_warmup_steps=compression.density_warmup_steps,
+        threshold=compression.threshold,
     )
     return SqueezedSumming(parameters, compressor, on_squeezed)

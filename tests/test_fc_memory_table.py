@@ -52,5 +52,5 @@ def test_both_ways_are_planned_to_take_less_than_either() -> None:
     jobs = {way: planned(zero, 2, "build", options_for(way, 10)) for way, (zero, _) in WAYS.items()}
     totals = {way: worker_memory(job).total for way, job in jobs.items()}
     assert totals["both"] < totals["spread layers"] < min(totals["neither"], totals["stage 3, bf16"])
-    assert {way: job.zero for way, job in jobs.items()} == {way: zero for way, (zero, _) in WAYS.items()}
+    assert {way: job.stage.key for way, job in jobs.items()} == {way: zero for way, (zero, _) in WAYS.items()}
     assert [way for way, job in jobs.items() if job.mixed] == ["stage 3, bf16", "both"]

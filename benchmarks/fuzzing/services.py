@@ -27,6 +27,7 @@ from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
+from taihu.core.traits.optimizers import OPTIMIZERS
 from taihu.core.wire.codec import encode_frame, frame_from_message
 from taihu.core.wire.headers import Address, At, FrameHeader, ValueType, frame_of
 from taihu.core.wire.identity import Sender
@@ -246,7 +247,7 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
 
 
 def _rules() -> bytes:
-    message = updates_to_message(UpdateRules(OptimizerSettings(name="adam"), (0.0, 0.1), (0, 1)))
+    message = updates_to_message(UpdateRules(OptimizerSettings(name=OPTIMIZERS["adam"]), (0.0, 0.1), (0, 1)))
     return b"" if message is None else message.SerializeToString()
 
 

@@ -121,8 +121,9 @@ def keepers(job: Job) -> tuple[str, ...]:
 
     What all workers have alike, worker 0 keeps.
     """
-    servers = job.servers if job.zero else 0
-    have_own = job.compression.method != "none" or (not job.servers and job.zero > 0) or job.exchange.fc != "data"
+    servers = job.servers if job.stage.divides_optimizer else 0
+    sharded = not job.servers and job.stage.divides_optimizer
+    have_own = job.compression.method.selects or sharded or job.exchange.fc != "data"
     workers = job.cluster.workers if have_own else 1
     return (*(f"server {index}" for index in range(servers)), *(f"worker {rank}" for rank in range(workers)))
 

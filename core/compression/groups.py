@@ -70,7 +70,7 @@ class GroupCompressor:
 
     def adopt(self, groups: Sequence[Group]) -> None:
         """Go on with other groups: residuals stay, and thresholds but those of layers that are merged otherwise."""
-        units = units_of_plan(self._compressor.method.unit, self._layout, groups)
+        units = units_of_plan(self._compressor.unit, self._layout, groups)
         self.state.rebind(units)
         room = [0] * len(groups)
         ends = [0] * len(groups)

@@ -1,4 +1,4 @@
-"""Methods of compression: the ranges that share a threshold, how often it is made anew, the update common to all.
+"""The update that all methods of compression have in common (their traits: `taihu.core.traits.methods`).
 
 docs/methods.md section 1.1: the residual is added exactly once, the threshold is exact in the first update and reused
 in the following ones, entries at or above it are sent, the others stay. Global Top-K and LAGS (Shi et al. 2019) make
@@ -9,40 +9,25 @@ group where it is asked to.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pkgutil import resolve_name
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.compression.state import CompressionState, Outcome, Unit, UnitKind
+from taihu.core.compression.selecting import Select
+from taihu.core.compression.state import CompressionState, Outcome, Unit
 from taihu.core.settings import CompressionSettings, OptimizerSettings
+from taihu.core.traits.methods import Method, Threshold, UnitKind
 from taihu.kernels.select import accumulate_select, clear, momentum_select, take_rounded
-from taihu.kernels.unit_select import Arenas, Rule, most_of, select_units
+from taihu.kernels.unit_select import Arenas, Rule, most_of
 
-__all__ = ["METHODS", "Compressor", "Method", "kept_elements", "make_compressor", "method_of"]
+__all__ = ["Compressor", "kept_elements", "make_compressor"]
 
 Values = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Method:
-    """The traits of one method; `refresh_every` None leaves it to the settings."""
-
-    unit: UnitKind
-    refresh_every: int | None
-
-
-METHODS: Mapping[str, Method] = MappingProxyType(
-    {
-        "none": Method("group", 1),
-        "topk": Method("model", 1),
-        "lags": Method("layer", 1),
-        "dlgs": Method("layer", None),
-    }
-)
 
 
 def kept_elements(density: float, elements: int) -> int:
@@ -55,7 +40,7 @@ class Compressor:
     """One method with its options: a pair (`init`, `update`) over explicit state.
 
     Attributes:
-        method: which ranges share a threshold.
+        method: its traits.
         density: share of the elements that is kept once the warm-up is over.
         refresh_every: updates between exact thresholds (s in docs/methods.md section 1.1).
         value_type: `fp32`, `fp16` or `bf16`; what rounding takes away stays in the residual.
@@ -78,6 +63,18 @@ class Compressor:
     nesterov: bool = False
     factor_masking: bool = False
     clip_norm: float | None = None
+    threshold: Threshold = "layer"
+
+    @property
+    def unit(self) -> UnitKind:
+        """The range from which the density keeps a share."""
+        return self.method.unit_by(self.threshold)
+
+    @cached_property
+    def _select(self) -> Select:
+        """The selection, looked up once."""
+        select: Select = resolve_name(self.method.selection)
+        return select
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
@@ -131,12 +128,11 @@ class Compressor:
         """
         if self.clip_norm is not None:
             self._clip(state.units[units.start : units.stop], gradient, self.clip_norm)
-        count = select_units(
+        count = self._select(
+            state,
+            units,
+            step,
             Arenas(gradient, parameters, state.velocity, state.residual),
-            state.table,
-            state.outcomes,
-            units.start,
-            units.stop,
             Rule(self._share(step), self.refresh_every, self.momentum, self.weight_decay, self.nesterov),
             indices,
             # In fp32 what is selected moves while it is in the cache; rounding comes after.
@@ -175,22 +171,15 @@ class Compressor:
                 part *= np.float32(bound / norm)
 
 
-def method_of(settings: CompressionSettings) -> Method:
-    """The traits of the job's method: `threshold` says what shares one in `dlgs`."""
-    method = METHODS[settings.method]
-    return replace(method, unit=settings.threshold) if settings.method == "dlgs" else method
-
-
 def make_compressor(
     settings: CompressionSettings, optimizer: OptimizerSettings, *, workers: int, momentum_here: bool
 ) -> Compressor:
     """The compressor of a job; `momentum_here` says whether the workers apply momentum and weight decay."""
-    method = method_of(settings)
     clip = settings.clip_norm
     return Compressor(
-        method=method,
-        density=1.0 if settings.method == "none" else settings.density,
-        refresh_every=method.refresh_every or settings.refresh_every,
+        method=settings.method,
+        density=settings.share,
+        refresh_every=settings.refresh_every if settings.method.reuses else 1,
         value_type=settings.value_type,
         density_warmup_steps=settings.density_warmup_steps,
         momentum=optimizer.momentum if momentum_here else 0.0,
@@ -198,4 +187,5 @@ def make_compressor(
         nesterov=optimizer.nesterov and momentum_here,
         factor_masking=settings.factor_masking,
         clip_norm=None if clip is None else clip / math.sqrt(workers),
+        threshold=settings.threshold,
     )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
+from taihu.core.traits.methods import UnitKind
 from taihu.kernels.unit_select import Outcomes, Thresholds
 
-__all__ = ["CompressionState", "Outcome", "Unit", "UnitKind", "units_of_plan"]
-
-UnitKind = Literal["model", "layer", "group"]
+__all__ = ["CompressionState", "Outcome", "Unit", "units_of_plan"]
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def updates_to_message(updates: UpdateRules | None) -> pb.UpdateRules | None:
     if updates is None:
         return None
     return pb.UpdateRules(
-        **{key: getattr(updates.settings, key) for key in CONSTANTS},
+        **updates.settings.model_dump(include=set(CONSTANTS)),
         weight_decays=updates.weight_decays,
         parameter_groups=updates.parameter_groups,
     )

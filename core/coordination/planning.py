@@ -64,7 +64,7 @@ def _first_strategy(job: Job) -> str:
 
 def _computes(job: Job) -> bool:
     """Whether layers are merged as is found best."""
-    return _asks_links(job) and job.compression.method != "topk"
+    return _asks_links(job) and not job.compression.method.is_of_whole_model
 
 
 def _asks_links(job: Job) -> bool:
@@ -75,14 +75,14 @@ def _asks_links(job: Job) -> bool:
 def _capped(job: Job, layout: Layout, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """No group has layers of several kinds, nor is larger than a bucket where its memory is given back."""
     groups = cut_at_kinds(groups, layout)
-    if job.zero < 2:
+    if not job.stage.divides_gradients:
         return groups
     return cap_groups(groups, layout, job.bucket_bytes(layout.elements) // BYTES_PER_VALUE)
 
 
 def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkCost) -> tuple[Route, ...]:
     """The sparse allreduce of each group that is predicted to be the fastest; none where none is needed."""
-    if job.servers or job.compression.method == "none":
+    if job.servers or not job.compression.method.selects:
         return ()
     allow_gtopk = job.downlink == "doublesqueeze"
     routes = []
@@ -103,7 +103,7 @@ def _frame_elements(job: Job, *, one_host: bool) -> int:
 
     A small one is soon answered on a link, while shared memory has no use for that and each message costs time.
     """
-    sparse = job.downlink != "dense" or (not job.servers and job.compression.method != "none")
+    sparse = job.downlink != "dense" or (not job.servers and job.compression.method.selects)
     if job.exchange.frame_bytes is not None:
         named = job.exchange.frame_bytes // BYTES_PER_VALUE
         return min(named, SPARSE_FRAME_ELEMENTS) if sparse else named

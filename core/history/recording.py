@@ -126,7 +126,7 @@ def recorded_history(
                 0 if begun is None else begun.step,
                 servers=job.servers,
                 workers=job.cluster.workers,
-                zero=job.zero,
+                zero=job.stage.key,
                 precision=job.train.precision,
             )
         )

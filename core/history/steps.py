@@ -11,6 +11,7 @@ from taihu.core.history.digest import Digest
 from taihu.core.history.findings import Finding
 from taihu.core.history.generations import Generation
 from taihu.core.history.records import ALL, Begin, End, Push, Read, Record, Returned, Skip, Sum, Update
+from taihu.core.traits.stages import stage_of
 
 __all__ = ["Step", "check_reads", "check_step", "steps_of"]
 
@@ -151,7 +152,7 @@ def _check_updates(step: Step) -> Iterator[Finding]:
     together = [ALL] if step.of_group(ALL) else sorted(step.pushes[0])
     for group in together:
         updates = step.of_group(group)
-        if begin.zero == 0:
+        if not stage_of(begin.zero).divides_optimizer:
             yield from _check_replicas(step, group, updates)
         elif begin.servers:
             yield from _check_servers(step, group, updates)
@@ -225,7 +226,8 @@ def check_reads(step: Step, reads: Sequence[tuple[int, Read]]) -> Iterator[Findi
 
 def _seen(step: Step) -> dict[tuple[int, int], int]:
     """Bits of the parameters after a step as they are read, by the ranges of groups, and of all."""
-    updates = [update for member, update in step.updates if step.begin.zero or member == "worker 0"]
+    divides = stage_of(step.begin.zero).divides_optimizer
+    updates = [update for member, update in step.updates if divides or member == "worker 0"]
     seen = {}
     for group, push in step.pushes[0].items():
         own = [update for update in updates if update.group == group]

@@ -26,6 +26,11 @@ class Rule:
     because: str
 
 
+def _does_not_read(key: str) -> Callable[[Job], bool]:
+    """Whether a job's optimizer has no use for a key of its table."""
+    return lambda job: key not in job.optimizer.rule.reads
+
+
 def _own_kind(job: Job) -> str:
     """The kind of the user's own data, nothing where they are built in."""
     own = own_data(job.data.name)
@@ -35,12 +40,12 @@ def _own_kind(job: Job) -> str:
 RULES: Final = (
     Rule(
         "optimizer.momentum optimizer.nesterov",
-        lambda job: job.optimizer.name != "sgd",
+        _does_not_read("momentum"),
         "is for optimizer.name sgd",
     ),
     Rule(
         "optimizer.beta1 optimizer.beta2 optimizer.epsilon",
-        lambda job: job.optimizer.name == "sgd",
+        _does_not_read("beta1"),
         "is for optimizer.name adam and adamw",
     ),
     Rule(
@@ -88,10 +93,10 @@ RULES: Final = (
         lambda job: job.data.name != TEXT_DATA and _own_kind(job) not in {"text", "folder"},
         "is for text",
     ),
-    Rule("exchange.live_bytes", lambda job: job.zero < 3, "is for exchange.zero 3"),
+    Rule("exchange.live_bytes", lambda job: not job.stage.divides_parameters, "is for exchange.zero 3"),
     Rule(
         "exchange.bucket_bytes",
-        lambda job: job.zero < 2 and job.exchange.fc == "data",
+        lambda job: not job.stage.divides_gradients and job.exchange.fc == "data",
         "is for exchange.zero 2 and 3, and for layers that are spread",
     ),
     Rule(
@@ -107,23 +112,23 @@ RULES: Final = (
     Rule("exchange.window_frames", lambda job: not job.servers, "is for exchange.kind server"),
     Rule(
         "exchange.frame_bytes",
-        lambda job: not job.servers and job.compression.method == "none",
+        lambda job: not job.servers and not job.compression.method.selects,
         "is for exchange.kind server, or compressed gradients",
     ),
     Rule(
         "compression.density compression.refresh_every compression.factor_masking compression.density_warmup_steps "
         "compression.clip_norm compression.value_type compression.momentum_at compression.threshold",
-        lambda job: job.compression.method == "none",
+        lambda job: not job.compression.method.selects,
         "needs a compression.method",
     ),
     Rule(
         "compression.refresh_every compression.threshold",
-        lambda job: job.compression.method in {"topk", "lags"},
+        lambda job: job.compression.method.selects and not job.compression.method.reuses,
         "is for compression.method dlgs",
     ),
     Rule(
         "compression.factor_masking compression.momentum_at",
-        lambda job: job.compression.method != "none" and job.optimizer.name == "sgd" and not job.optimizer.momentum,
+        lambda job: job.compression.method.selects and job.optimizer.rule.is_linear and not job.optimizer.momentum,
         "needs a momentum",
     ),
     Rule("cluster.servers", lambda job: not job.servers, "is for exchange.kind server; a ring has none"),
@@ -151,7 +156,7 @@ def without_effect(job: Job) -> Iterator[tuple[str, str]]:
 def _is_given(job: Job, key: str) -> bool:
     section, _, name = key.partition(".")
     # What switches off what has no effect anyhow is right.
-    off = not _value(job, key) or _value(job, key) in {"none", "auto"}
+    off = not _value(job, key) or str(_value(job, key)) in {"none", "auto"}
     return name in getattr(job, section).model_fields_set and (not off or key in _NEVER_OFF)
 
 

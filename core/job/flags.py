@@ -17,8 +17,14 @@ from typer.models import OptionInfo
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, Overrides, parse_assignments
 from taihu.core.job.environment import resolve_job
+from taihu.core.job.toml import parse_value
 from taihu.core.model.names import DATA_NAMES, MODEL_NAMES, OWN_DATA
 from taihu.core.process.options import SetOption, Sets
+from taihu.core.traits.exchanges import EXCHANGES
+from taihu.core.traits.methods import METHODS
+from taihu.core.traits.optimizers import OPTIMIZERS
+from taihu.core.traits.registry import Registry
+from taihu.core.traits.stages import STAGES
 
 __all__ = ["JobFlags", "default_of", "flags_by_key", "takes_job_flags"]
 
@@ -36,6 +42,19 @@ def _data_sets() -> list[str]:
     return [*DATA_NAMES]
 
 
+def _key_in(registry: Registry[Any]) -> Callable[[str], str | int]:
+    """A parser of the keys of variants."""
+
+    def parse(text: str) -> str | int:
+        try:
+            key: str | int = registry[parse_value(text)].key
+        except ConfigError as error:
+            raise typer.BadParameter(str(error)) from None
+        return key
+
+    return parse
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobFlags:
     """Flags as they were given; None stands for one that was not. A new flag is a new field here.
@@ -50,9 +69,14 @@ class JobFlags:
         int | None, Sets("cluster.workers"), typer.Option("--workers", metavar="N", min=1, help="Number of workers.")
     ] = None
     exchange: Annotated[
-        Literal["server", "ring"] | None,
+        str | None,
         Sets("exchange.kind"),
-        typer.Option("--exchange", metavar="server|ring", help="Through servers, or around a ring of workers."),
+        typer.Option(
+            "--exchange",
+            parser=_key_in(EXCHANGES),
+            metavar="server|ring",
+            help="Through servers, or around a ring of workers.",
+        ),
     ] = None
     model: Annotated[
         str | None,
@@ -101,9 +125,9 @@ class JobFlags:
         typer.Option("--check-every", metavar="N", min=1, help="Steps after which workers compare their parameters."),
     ] = None
     optimizer: Annotated[
-        Literal["sgd", "adam", "adamw"] | None,
+        str | None,
         Sets("optimizer.name"),
-        typer.Option("--optimizer", metavar="sgd|adam|adamw", help="The update rule."),
+        typer.Option("--optimizer", parser=_key_in(OPTIMIZERS), metavar="sgd|adam|adamw", help="The update rule."),
     ] = None
     lr: Annotated[
         float | None, Sets("optimizer.learning_rate"), typer.Option("--lr", metavar="R", help="Learning rate.")
@@ -112,9 +136,14 @@ class JobFlags:
         int | None, Sets("train.seed"), typer.Option("--seed", metavar="N", help="Seed of everything random.")
     ] = None
     compression: Annotated[
-        Literal["none", "topk", "lags", "dlgs"] | None,
+        str | None,
         Sets("compression.method"),
-        typer.Option("--compression", metavar="none|topk|lags|dlgs", help="How gradients are made sparse."),
+        typer.Option(
+            "--compression",
+            parser=_key_in(METHODS),
+            metavar="none|topk|lags|dlgs",
+            help="How gradients are made sparse.",
+        ),
     ] = None
     density: Annotated[
         float | None,
@@ -136,7 +165,9 @@ class JobFlags:
     zero: Annotated[
         int | None,
         Sets("exchange.zero", "1 with servers, 0 in a ring"),
-        typer.Option("--zero", metavar="0|1|2|3", min=0, max=3, help="Stage of ZeRO: what is not kept everywhere."),
+        typer.Option(
+            "--zero", parser=_key_in(STAGES), metavar="0|1|2|3", help="Stage of ZeRO: what is not kept everywhere."
+        ),
     ] = None
     precision: Annotated[
         Literal["fp32", "bf16", "fp16"] | None,
@@ -190,7 +221,7 @@ class JobFlags:
 
     def check(self, job: Job) -> None:
         """Raise ConfigError for a flag without effect on `job`, which it led to."""
-        if self.density is not None and job.compression.method == "none":
+        if self.density is not None and not job.compression.method.selects:
             raise ConfigError(
                 f"--density {self.density:g}: nothing is compressed; give --compression topk, lags or dlgs too"
             )

@@ -27,6 +27,7 @@ from taihu.core.settings import (
     TrainSettings,
 )
 from taihu.core.settings.base import Form
+from taihu.core.traits.stages import STAGES, Stage
 from taihu.core.wire.patience import Patience
 
 __all__ = ["Job", "setting_keys", "setting_tables"]
@@ -78,7 +79,7 @@ class Job(Section):
         """A learning rate that was not set is that of the model; it still counts as one that was not set."""
         given = self.optimizer.model_fields_set
         if "learning_rate" not in given:
-            rate = default_learning_rate(self.model.name, self.optimizer.name)
+            rate = self.optimizer.rule.learning_rate or default_learning_rate(self.model.name)
             values = {**dict(self.optimizer), "learning_rate": rate}
             # The job is frozen for its users; here it is being made.
             object.__setattr__(self, "optimizer", OptimizerSettings.model_construct(set(given), **values))
@@ -89,15 +90,17 @@ class Job(Section):
         compression, optimizer = self.compression, self.optimizer
         # Sums that come back leave the parameters to whoever updates them.
         sparse = self.downlink != "dense" and self.exchange.returns == "parameters"
-        if self.exchange.kind == "ring" and compression.value_type != "fp32":
+        if not self.exchange.kind.sums_halves and compression.value_type != "fp32":
             raise ValueError("a ring sums in fp32: set compression.value_type = 'fp32'")
-        if compression.method != "none" and self.exchange.transport == "same-host":
+        if compression.method.selects and self.exchange.transport == "same-host":
             raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
-        if compression.method == "none" and (self.downlink != "dense" or compression.momentum_at == "workers"):
+        if not compression.method.selects and (self.downlink != "dense" or compression.momentum_at == "workers"):
             raise ValueError("compression.downlink and momentum on the workers need a compression.method")
-        if compression.method == "topk" and self.exchange.plan not in ("auto", "single"):
-            raise ValueError("compression 'topk' selects from the whole gradient: set exchange.plan = 'single'")
-        if optimizer.name != "sgd" and (sparse or compression.momentum_at == "workers"):
+        if compression.method.is_of_whole_model and self.exchange.plan not in ("auto", "single"):
+            raise ValueError(
+                f"compression '{compression.method}' selects from the whole gradient: set exchange.plan = 'single'"
+            )
+        if not optimizer.rule.is_linear and (sparse or compression.momentum_at == "workers"):
             raise ValueError(f"optimizer '{optimizer.name}' runs on the servers: set compression.downlink = 'dense'")
         if sparse and optimizer.momentum and compression.momentum_at == "servers":
             raise ValueError("momentum on the servers changes every parameter: set compression.downlink = 'dense'")
@@ -105,11 +108,11 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _zero_fits(self) -> Job:
-        exchange, zero, usual = self.exchange, self.zero, self._usual_zero
+        exchange, stage, usual = self.exchange, self.stage, self._usual_stage
         precision = self.train.precision
-        if precision != "fp32" and zero < 2:
+        if precision != "fp32" and not stage.divides_gradients:
             raise ValueError(f"precision {precision} holds gradients group by group: set exchange.zero = 2 or 3")
-        if precision != "fp32" and self.compression.method != "none":
+        if precision != "fp32" and self.compression.method.selects:
             raise ValueError(
                 f"precision {precision} goes with dense gradients: set train.precision = 'fp32' or "
                 "compression.method = 'none'"
@@ -119,13 +122,13 @@ class Job(Section):
                 "precision fp16 skips steps that sharded layers have updated: set train.precision = 'bf16', or "
                 "exchange.fc = 'data'"
             )
-        if self.compression.method != "none" and zero != usual:
+        if self.compression.method.selects and stage != usual:
             raise ValueError(
-                f"compression keeps a residual of every gradient on every worker, which zero {zero} does not divide: "
-                f"set exchange.zero = {usual}"
+                f"compression keeps a residual of every gradient on every worker, which zero {stage} does not "
+                f"divide: set exchange.zero = {usual}"
             )
-        if zero > self._shared_zero and exchange.transport == "same-host":
-            raise ValueError(f"zero {zero} keeps no arena that others can map: set exchange.transport = 'auto'")
+        if exchange.transport == "same-host" and not self._maps_arenas:
+            raise ValueError(f"zero {stage} keeps no arena that others can map: set exchange.transport = 'auto'")
         return self
 
     @model_validator(mode="after")
@@ -133,7 +136,7 @@ class Job(Section):
         returns = self.exchange.returns
         if returns == "parameters":
             return self
-        if returns == "gradients" and self.zero:
+        if returns == "gradients" and self.stage.divides_optimizer:
             raise ValueError("exchange.returns 'gradients' leaves updates to all workers: set exchange.zero = 0")
         if returns == "script" and not self.servers:
             raise ValueError(
@@ -158,13 +161,13 @@ class Job(Section):
         key = "clip_norm" if self.optimizer.clip_norm is not None else "clip_value"
         if getattr(self.optimizer, key) is None:
             return self
-        if self.compression.method != "none":
+        if self.compression.method.selects:
             raise ValueError(
                 f"optimizer.{key} clips dense gradients: leave it out, or set compression.clip_norm in its place"
             )
         if self.exchange.fc != "data":
             raise ValueError(f"optimizer.{key} clips gradients of whole layers: set exchange.fc = 'data'")
-        if self.clips_whole and self.servers and self.zero:
+        if self.clips_whole and self.servers and self.stage.divides_optimizer:
             raise ValueError(
                 "optimizer.clip 'whole' needs all sums before the first update, and each server has a part of them: "
                 "set exchange.zero = 0, or exchange.kind = 'ring'"
@@ -213,20 +216,22 @@ class Job(Section):
         return self.cluster.compute != "cpu"
 
     @property
-    def zero(self) -> int:
+    def stage(self) -> Stage:
         """The stage of ZeRO: what is divided among servers or workers, 0 nothing to 3 everything."""
-        return self._usual_zero if self.exchange.zero is None else self.exchange.zero
+        return self._usual_stage if self.exchange.zero is None else self.exchange.zero
 
     @property
-    def _usual_zero(self) -> int:
+    def _usual_stage(self) -> Stage:
         if self.exchange.returns == "gradients":
-            return 0
-        return 2 if self.train.precision != "fp32" else self._shared_zero
+            return STAGES[0]
+        if self.train.precision != "fp32":
+            return STAGES[2]
+        return STAGES[1] if self.servers else STAGES[0]
 
     @property
-    def _shared_zero(self) -> int:
-        """The highest stage with arenas that other processes may map."""
-        return 1 if self.servers else 0
+    def _maps_arenas(self) -> bool:
+        """Whether the stage has arenas that other processes may map: all that they hold stays where it is."""
+        return not (self.stage.divides_gradients if self.servers else self.stage.divides_optimizer)
 
     @property
     def leaves_out(self) -> bool:
@@ -279,12 +284,12 @@ class Job(Section):
         It knows one exchange for each group and step that begins within backward: not what stage 3 of ZeRO fetches,
         and not what begins after backward.
         """
-        return self.zero < 3 and not self.updates_together
+        return not self.stage.divides_parameters and not self.updates_together
 
     @property
     def servers(self) -> int:
         """Number of servers; 0 where workers exchange with each other."""
-        return 0 if self.exchange.kind == "ring" else self.cluster.servers
+        return self.cluster.servers if self.exchange.kind.has_servers else 0
 
     @property
     def workers_meet(self) -> bool:
@@ -301,19 +306,19 @@ class Job(Section):
         """The values that come back from the servers."""
         if self.compression.downlink != "auto":
             return self.compression.downlink
-        if self.compression.method == "none":
+        if not self.compression.method.selects:
             return "dense"
         if self.exchange.returns != "parameters":
             # Servers answer with the sums of what was selected; in a ring it is spread over all elements.
             return "exact" if self.servers else "dense"
-        exact = self.optimizer.name == "sgd" and self.compression.momentum_at != "servers"
+        exact = self.optimizer.rule.is_linear and self.compression.momentum_at != "servers"
         return "exact" if exact else "dense"
 
     @property
     def shares_memory(self) -> bool:
         """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
-        possible = self.exchange.transport in ("auto", "same-host") and self.zero <= self._shared_zero
-        return possible and self.compression.method == "none"
+        possible = self.exchange.transport in ("auto", "same-host") and self._maps_arenas
+        return possible and not self.compression.method.selects
 
     @property
     def history_folder(self) -> Path | None:
@@ -352,7 +357,7 @@ class Job(Section):
             "cluster": local,
             "checkpoint": {"dir", "resume"},
         }
-        if self.servers or self.zero < 3:
+        if self.servers or not self.stage.divides_parameters:
             # Where workers gather parameters from each other, they must do so equally often.
             own["train"] |= {"recompute", "recompute_segments"}
         data = self.data.model_copy(update={"name": shared_data_name(self.data.name)})

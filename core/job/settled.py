@@ -20,7 +20,7 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
     if updates is None:
         if returns != "script":
             return job
-        if zero:
+        if zero is not None and zero.divides_optimizer:
             raise ConfigError(
                 f'exchange.zero {zero} divides what servers keep: give DistributedOptimizer update="servers", or set '
                 "exchange.zero = 0"
@@ -35,7 +35,7 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
             f"update=\"servers\": exchange.returns is {returns!r}; set exchange.returns = 'script' for all "
             'processes, or give update="workers"'
         )
-    if zero == 0:
+    if zero is not None and not zero.divides_optimizer:
         raise ConfigError(
             'update="servers": in stage 0 of ZeRO servers keep nothing; set exchange.zero to 1, 2 or 3, or give '
             'update="workers"'
@@ -48,7 +48,7 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
 def _with_dense_answers(job: Job) -> Job:
     """`job` with answers that hold every parameter: what is selected of gradients moves all of them."""
     compression = job.compression
-    if compression.method == "none":
+    if not compression.method.selects:
         return job
     if compression.downlink not in ("auto", "dense"):
         raise ConfigError(

@@ -8,6 +8,7 @@ import tomllib
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job.job import Job
+from taihu.core.traits.registry import Variant
 
 __all__ = ["job_to_toml", "parse_value", "toml_value"]
 
@@ -37,6 +38,8 @@ def toml_value(value: object) -> str:
     Raises:
         ConfigError: a text is a name of a file that is no UTF-8, which no job file takes.
     """
+    if isinstance(value, Variant):
+        value = value.key
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     if not isinstance(value, str):

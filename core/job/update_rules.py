@@ -12,12 +12,6 @@ __all__ = ["CONSTANTS", "UpdateRules"]
 CONSTANTS: Final = ("name", "momentum", "nesterov", "beta1", "beta2", "epsilon")
 """Keys of the settings that all parameter groups have alike."""
 
-_OF_RULE: Final = {
-    "sgd": ("momentum", "nesterov"),
-    "adam": ("beta1", "beta2", "epsilon"),
-    "adamw": ("beta1", "beta2", "epsilon"),
-}
-
 
 @dataclass(frozen=True)
 class UpdateRules:
@@ -36,9 +30,9 @@ class UpdateRules:
     def difference(self, expected: UpdateRules) -> str | None:
         """The first thing that `expected` has otherwise, in words; None where they are alike."""
         own, other = self.settings, expected.settings
-        if own.name != other.name:
+        if own.rule != other.rule:
             return f"its optimizer is {own.name}, expected {other.name}"
-        for key in _OF_RULE[own.name]:
+        for key in own.rule.reads:
             if getattr(own, key) != getattr(other, key):
                 return f"{own.name} has {key} {getattr(own, key)}, expected {getattr(other, key)}"
         if len(self.weight_decays) != len(expected.weight_decays):

@@ -22,7 +22,6 @@ __all__ = [
 ]
 
 _OTHERWISE: Final = 0.05
-_ADAPTIVE: Final = 0.001
 
 
 @dataclass(frozen=True)
@@ -77,10 +76,8 @@ def takes_features(model: str) -> bool:
     return known is None or (known.smallest_side == 0 and not known.takes_text)
 
 
-def default_learning_rate(model: str, optimizer: str) -> float:
-    """The learning rate of a job that sets none; `model` may be one of the user's own."""
-    if optimizer != "sgd":
-        return _ADAPTIVE
+def default_learning_rate(model: str) -> float:
+    """The learning rate of a job that sets none, where the optimizer has none; `model` may be the user's own."""
     known = MODEL_DEFAULTS.get(model)
     return _OTHERWISE if known is None else known.learning_rate
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from pkgutil import resolve_name
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, FrameError, ModelError
 from taihu.core.job.schedule import learning_rate
+from taihu.core.optimization.rules import Constants, Moment, Update, sgd_rule
 from taihu.core.settings import OptimizerSettings
 from taihu.kernels.clip import clip_values
-from taihu.kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum, sgd_sparse
+from taihu.kernels.optim import sgd_sparse
 
-__all__ = ["Constants", "OptimizerShard", "OptimizerState"]
+__all__ = ["OptimizerShard", "OptimizerState"]
 
 Values = NDArray[np.float32]
-
-
-class Constants(NamedTuple):
-    """Constants of a range of parameters in a step; `weight_decay` as the update rule takes it."""
-
-    learning_rate: float
-    weight_decay: float
 
 
 class OptimizerState:
@@ -31,9 +25,8 @@ class OptimizerState:
 
     def __init__(self, settings: OptimizerSettings, elements: int) -> None:
         self._settings = settings
-        self.arrays: dict[str, Values] = {
-            name: np.zeros(elements, dtype=np.float32) for name in _state_names(settings)
-        }
+        self._rule: Update = resolve_name(settings.rule.update)
+        self.arrays: dict[str, Values] = {name: np.zeros(elements, dtype=np.float32) for name in settings.state}
         """By name, each of shape (elements,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
 
         # No state: where clipped gradients wait for their update.
@@ -73,25 +66,14 @@ class OptimizerState:
             clip_values(gradient, float(scale), self._settings.clip_value, clipped)
             gradient, scale = clipped, 1.0
         own = {name: array[start : start + len(parameters)] for name, array in self.arrays.items()}
-        if self._settings.name != "sgd":
-            adam(
-                parameters,
-                gradient,
-                own["exp_avg"],
-                own["exp_avg_sq"],
-                _adam_rule(self._settings, step, scale, constants),
-            )
-        elif self._settings.momentum:
-            sgd_momentum(parameters, gradient, own["momentum"], _sgd_rule(self._settings, scale, constants))
-        else:
-            sgd(parameters, gradient, _sgd_rule(self._settings, scale, constants))
+        self._rule(self._settings, Moment(step, float(scale), constants), parameters, gradient, own)
 
     def update_sparse(
         self, parameters: Values, indices: NDArray[np.int32], gradient: Values, step: int, scale: float
     ) -> None:
         """Update `parameters[indices]` by plain SGD; `indices`, shape (k,), are ascending and unique."""
         constants = _constants(self._settings, step)
-        sgd_sparse(parameters, indices, gradient, _sgd_rule(self._settings, scale, constants))
+        sgd_sparse(parameters, indices, gradient, sgd_rule(self._settings, Moment(step, float(scale), constants)))
 
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
@@ -184,7 +166,7 @@ class OptimizerShard:
         own = self._state.arrays
         if set(arrays) != set(own):
             raise ConfigError(
-                f"optimizer state has {_listed(arrays)}, optimizer {self._settings.name!r} needs "
+                f"optimizer state has {_listed(arrays)}, optimizer '{self._settings.name}' needs "
                 f"{_listed(own)}; continue with the optimizer settings that wrote it"
             )
         for name, array in arrays.items():
@@ -217,35 +199,5 @@ def _listed(names: Mapping[str, object]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-def _state_names(settings: OptimizerSettings) -> tuple[str, ...]:
-    if settings.name != "sgd":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum",) if settings.momentum else ()
-
-
 def _constants(settings: OptimizerSettings, step: int) -> Constants:
     return Constants(learning_rate(settings, step), settings.weight_decay)
-
-
-def _sgd_rule(settings: OptimizerSettings, scale: float, constants: Constants) -> SgdRule:
-    return SgdRule(
-        scale=float(scale),
-        learning_rate=constants.learning_rate,
-        weight_decay=constants.weight_decay,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-    )
-
-
-def _adam_rule(settings: OptimizerSettings, step: int, scale: float, constants: Constants) -> AdamRule:
-    decoupled = settings.name == "adamw"
-    return AdamRule(
-        scale=float(scale),
-        learning_rate=constants.learning_rate,
-        l2_decay=0.0 if decoupled else constants.weight_decay,
-        decoupled_decay=constants.weight_decay if decoupled else 0.0,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-        step=step,
-    )

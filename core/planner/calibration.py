@@ -109,7 +109,7 @@ def with_measured_bytes(
 
     And with the share of selections, by elements, that were exact.
     """
-    if compression.method == "none":
+    if not compression.method.selects:
         return profile
     expected = replace(profile, sparse_up_ratio=1.0, sparse_down_ratio=1.0)
     first, last = (
@@ -126,7 +126,7 @@ def with_measured_bytes(
         sparse_down_ratio=1.0
         if compression.downlink == "dense"
         else _ratio(down, compression.down_bytes(expected, sizes)),
-        refresh_ratio=_refresh_ratio(steps) if compression.method == "dlgs" else 0.0,
+        refresh_ratio=_refresh_ratio(steps) if compression.method.reuses else 0.0,
     )
 
 

@@ -18,6 +18,7 @@ from taihu.core.planner.groups import Group, plan_groups
 from taihu.core.planner.merging import merge_exact, merge_greedy
 from taihu.core.planner.profile import Compression, Profile
 from taihu.core.planner.timeline import Schedule, Timeline, costs_as, simulate, step_costs
+from taihu.core.traits.methods import NONE
 from taihu.kernels.group_search import Pipeline
 
 __all__ = ["UNCOMPRESSED", "Decision", "best_frame_elements", "choose_fc_of", "decide", "predict"]
@@ -65,16 +66,16 @@ def decide(profile: Profile, compression: Compression, strategy: str, schedule: 
     """
     costs = costs_as(schedule, profile, compression)
     chosen = _strategy(compression, strategy)
-    compared = ("single",) if compression.method == "topk" else _COMPARED
+    compared = ("single",) if compression.method.is_of_whole_model else _COMPARED
     plans = {name: _merge(profile, costs, name) for name in dict.fromkeys((*compared, chosen))}
     seconds = {name: simulate(costs, groups).seconds for name, groups in plans.items()}
-    dense_costs = costs_as(schedule, profile, replace(compression, method="none"))
+    dense_costs = costs_as(schedule, profile, replace(compression, method=NONE))
     seconds[UNCOMPRESSED] = simulate(dense_costs, merge_exact(dense_costs)).seconds
     return Decision(
         groups=plans[chosen],
         timeline=simulate(costs, plans[chosen]),
         alternatives=MappingProxyType(seconds),
-        pays=compression.method != "none" and seconds[chosen] < seconds[UNCOMPRESSED],
+        pays=compression.method.selects and seconds[chosen] < seconds[UNCOMPRESSED],
     )
 
 
@@ -122,10 +123,12 @@ def _strategy(compression: Compression, strategy: str) -> str:
     """The strategy that is meant, which exists."""
     if strategy not in ("auto", *_COMPARED) and not strategy.startswith("bucket:"):
         raise ConfigError(f"plan {strategy!r}: expected auto, per-layer, single, bucket:SIZE, greedy or exact")
-    if compression.method != "topk":
+    if not compression.method.is_of_whole_model:
         return strategy
     if strategy not in ("auto", "single"):
-        raise ConfigError(f"plan {strategy!r}: compression topk selects from the whole gradient; use single or auto")
+        raise ConfigError(
+            f"plan {strategy!r}: compression {compression.method} selects from the whole gradient; use single or auto"
+        )
     return "single"
 
 

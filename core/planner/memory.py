@@ -17,6 +17,7 @@ from typing import Final
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.groups import Group, gradient_room, parameter_room
+from taihu.core.traits.stages import STAGES, Stage
 
 __all__ = [
     "MemoryJob",
@@ -44,7 +45,7 @@ class MemoryJob:
         groups: of layers, those that stages 2 and 3 hold at once; they cover every layer in order.
         workers: how many there are.
         servers: how many there are; 0 in a ring.
-        zero: the stage, 0 to 3.
+        stage: of ZeRO.
         optimizer_arrays: fp32 values of optimizer state per parameter: 0 for plain SGD, 1 with momentum, 2 for Adam.
         value_bytes: of a parameter or gradient that is exchanged: 4, or 2 in mixed precision, where the owner keeps
             an fp32 master of the parameters beside its optimizer state; in stages 2 and 3 only.
@@ -73,7 +74,7 @@ class MemoryJob:
     groups: tuple[Group, ...]
     workers: int
     servers: int
-    zero: int
+    stage: Stage
     optimizer_arrays: int
     value_bytes: int = _FP32_BYTES
     bucket_bytes: int = 16 << 20
@@ -90,15 +91,14 @@ class MemoryJob:
     data_bytes: int = 0
 
     def __post_init__(self) -> None:
-        _check_stage(self.zero)
         if self.workers < 1:
             raise ConfigError(f"workers {self.workers}: expected at least 1")
         if self.servers < 0:
             raise ConfigError(f"servers {self.servers}: expected 0, which is a ring, or more")
         if self.value_bytes not in (2, _FP32_BYTES):
             raise ConfigError(f"value_bytes {self.value_bytes}: expected 4 (fp32), or 2 (mixed precision)")
-        if self.mixed and self.zero < 2:
-            raise ConfigError(f"ZeRO stage {self.zero} with 16-bit values: expected stage 2 or 3")
+        if self.mixed and not self.stage.divides_gradients:
+            raise ConfigError(f"ZeRO stage {self.stage} with 16-bit values: expected stage 2 or 3")
 
     @property
     def elements(self) -> int:
@@ -128,7 +128,7 @@ class MemoryJob:
         largest group that there is room for beside it comes in 16 bits. Groups are widened one by one.
         """
         sizes = self._group_bytes()
-        if self.zero < 3:
+        if not self.stage.divides_parameters:
             return 2 * self.largest_group_bytes
         room, ordered = parameter_room(sizes, self.live_bytes), sorted(sizes)
         fitting = ((own, ordered[: bisect_right(ordered, room - own)]) for own in sizes)
@@ -192,13 +192,13 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     owned = _owned_by_worker(job)
     window, budget = job.parameter_window_bytes, job.gradient_budget_bytes
     # In mixed precision the master, which counts to the optimizer, is all that a ring's owner keeps of them.
-    stored = whole if job.zero < 3 else owned if job.servers == 0 and not job.mixed else 0
-    held = job.zero < 2 or job.holds_gradients
+    stored = whole if not job.stage.divides_parameters else owned if job.servers == 0 and not job.mixed else 0
+    held = not job.stage.divides_gradients or job.holds_gradients
     spread, copied = _FP32_BYTES * sum(job.spread_elements), _FP32_BYTES * job.copied_elements
     own_gradient = min(job.bucket_bytes, _FP32_BYTES * max(job.spread_elements, default=0))
     gradients = job.value_bytes * whole if held else budget * job.value_bytes // _FP32_BYTES
     return MemoryUse(
-        parameters=job.value_bytes * stored + (window if job.zero == 3 else 0) + spread + copied,
+        parameters=job.value_bytes * stored + (window if job.stage.divides_parameters else 0) + spread + copied,
         gradients=gradients + own_gradient + copied,
         optimizer=job.owner_bytes_per_parameter * owned + job.optimizer_arrays * spread,
         residuals=_FP32_BYTES * job.residual_arrays * whole,
@@ -213,7 +213,7 @@ def server_memory(job: MemoryJob) -> MemoryUse:
     if not job.servers:
         return MemoryUse()
     owned = job.largest_share(job.servers)
-    updates = job.zero > 0
+    updates = job.stage.divides_optimizer
     return MemoryUse(
         # In mixed precision the master counts to the optimizer; what is answered is kept beside it.
         parameters=job.value_bytes * owned if updates else 0,
@@ -230,32 +230,24 @@ def job_memory(job: MemoryJob) -> MemoryUse:
     return MemoryUse(*(job.workers * worker + job.servers * server for worker, server in kinds))
 
 
-def model_state_bytes(parameters: float, devices: int, stage: int, optimizer_bytes: int = 12) -> float:
+def model_state_bytes(parameters: float, devices: int, stage: Stage, optimizer_bytes: int = 12) -> float:
     """Bytes of model states per device in mixed precision, as the paper's table 1 (docs/methods.md section 5).
 
     Args:
         parameters: of the model.
         devices: over which they are divided.
-        stage: 0 nothing is divided, 1 the optimizer state, 2 the gradients too, 3 the parameters too.
+        stage: of ZeRO.
         optimizer_bytes: per parameter, with the fp32 master; K, 12 for Adam.
 
-    Raises:
-        ConfigError: there is no such stage.
     """
-    _check_stage(stage)
-    per_parameter = (optimizer_bytes, 2, 2)
-    divided, whole = sum(per_parameter[:stage]), sum(per_parameter[stage:])
-    return parameters * whole + parameters * divided / devices
+    sizes = (optimizer_bytes, 2, 2)
+    divided = sum(size for size, is_divided in zip(sizes, stage.divided, strict=True) if is_divided)
+    return parameters * (sum(sizes) - divided) + parameters * divided / devices
 
 
-def volume_per_step(parameters: int, stage: int) -> int:
-    """Elements that a device moves in a step: 2P, in stage 3 3P (docs/methods.md section 5).
-
-    Raises:
-        ConfigError: there is no such stage.
-    """
-    _check_stage(stage)
-    return (3 if stage == 3 else 2) * parameters
+def volume_per_step(parameters: int, stage: Stage) -> int:
+    """Elements that a device moves in a step: 2P, in stage 3 3P (docs/methods.md section 5)."""
+    return (3 if stage.divides_parameters else 2) * parameters
 
 
 def fits(job: MemoryJob, worker_free: int, server_free: int, *, machine_free: int | None = None) -> bool:
@@ -291,7 +283,7 @@ def cheapest_fit(
     server_free: int,
     *,
     machine_free: int | None = None,
-    stages: Sequence[int] = (1, 2, 3),
+    stages: Sequence[Stage] = STAGES.built_in[1:],
 ) -> str | None:
     """The least change of settings with which `job`, which does not fit, does.
 
@@ -316,18 +308,18 @@ def cheapest_fit(
 
 def _owned_by_worker(job: MemoryJob) -> int:
     """Parameters that a worker updates."""
-    if job.zero == 0:
+    if not job.stage.divides_optimizer:
         return job.elements
     return 0 if job.servers else job.largest_share(job.workers)
 
 
-def _changes(job: MemoryJob, stages: Sequence[int]) -> Iterator[MemoryJob]:
-    if job.zero == 3 and job.live_bytes:
+def _changes(job: MemoryJob, stages: Sequence[Stage]) -> Iterator[MemoryJob]:
+    if job.stage.divides_parameters and job.live_bytes:
         yield replace(job, live_bytes=0)
     more = [count for count in _SERVER_COUNTS if count > job.servers > 0]
-    stages = [stage for stage in stages if stage > job.zero]
-    for servers, of_job, zero in product((job.servers, *more), _ways_to_compute(job), (job.zero, *stages)):
-        changed = replace(of_job, servers=servers, zero=zero)
+    stages = [stage for stage in stages if stage.key > job.stage.key]
+    for servers, of_job, stage in product((job.servers, *more), _ways_to_compute(job), (job.stage, *stages)):
+        changed = replace(of_job, servers=servers, stage=stage)
         if changed != job:
             yield changed
 
@@ -343,15 +335,10 @@ def _named(job: MemoryJob, changed: MemoryJob) -> str:
     settings = []
     if changed.live_bytes != job.live_bytes:
         settings.append(f"exchange.live_bytes = {changed.live_bytes}")
-    if changed.zero != job.zero:
-        settings.append(f"exchange.zero = {changed.zero}")
+    if changed.stage != job.stage:
+        settings.append(f"exchange.zero = {changed.stage}")
     if changed.recomputed_bytes != job.recomputed_bytes:
         settings.append("train.recompute = 'memory'")
     if changed.servers != job.servers:
         settings.append(f"cluster.servers = {changed.servers}")
     return " and ".join(settings)
-
-
-def _check_stage(stage: int) -> None:
-    if stage not in range(4):
-        raise ConfigError(f"ZeRO stage {stage}: expected 0, 1, 2 or 3")

@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.fc_mode import FcLayer
+from taihu.core.traits.methods import DLGS, METHODS, NONE, Method, Threshold
 
 __all__ = [
     "Compression",
@@ -28,14 +29,11 @@ __all__ = [
     "LayerCost",
     "LinearCost",
     "LinkCost",
-    "Method",
     "Profile",
     "Threshold",
     "rice_bits_per_index",
 ]
 
-Method = Literal["none", "topk", "lags", "dlgs"]
-Threshold = Literal["layer", "group"]
 Downlink = Literal["dense", "exact", "doublesqueeze"]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -192,7 +190,7 @@ class Compression:
         ConfigError: a value is none of these.
     """
 
-    method: Method = "dlgs"
+    method: Method = DLGS
     density: float = 0.01
     refresh_every: int = 32
     value_bytes: int = 4
@@ -204,7 +202,6 @@ class Compression:
 
     def __post_init__(self) -> None:
         known = {
-            "method": get_args(Method),
             "downlink": get_args(Downlink),
             "value_bytes": (2, 4),
             "threshold": get_args(Threshold),
@@ -226,15 +223,19 @@ class Compression:
         Raises:
             ConfigError: a key has a value that none can have.
         """
-        none = cls("none")
-        if results.get("compression", "none") == "none":
+        none = cls(NONE)
+        try:
+            method = METHODS[results.get("compression", NONE)]
+        except ConfigError as error:
+            raise ConfigError(f"compression.method: {error}") from None
+        if not method.selects:
             return none
         density, refresh_every = results.get("density"), results.get("refresh_every", none.refresh_every)
         if not isinstance(density, float | int) or not isinstance(refresh_every, int):
             raise ConfigError(f"density {density!r}, refresh_every {refresh_every!r}: expected numbers")
-        method, downlink = results["compression"], results.get("downlink", none.downlink)
+        downlink = results.get("downlink", none.downlink)
         # Results from before there was a choice are of thresholds by group.
-        threshold = results.get("threshold", "group" if method == "dlgs" else none.threshold)
+        threshold = results.get("threshold", "group" if method.reuses else none.threshold)
         return cls(method, density, refresh_every, downlink=downlink, threshold=threshold)
 
     def sizes(self, profile: Profile, first: NDArray[np.int64], last: NDArray[np.int64]) -> GroupSizes:
@@ -242,25 +243,25 @@ class Compression:
         layer_elements = np.array([layer.elements for layer in profile.layers])
         elements = _range_sums(layer_elements, first, last)
         layers = (last - first + 1).astype(np.float64)
-        if self.method == "none":
+        if not self.method.selects:
             return GroupSizes(elements, layers, elements)
-        if self.method == "lags" or (self.method == "dlgs" and self.threshold == "layer"):
+        if self.method.unit_by(self.threshold) == "layer":
             return GroupSizes(elements, layers, _range_sums(self._kept(layer_elements), first, last))
         return GroupSizes(elements, layers, self._kept(elements))
 
     def seconds(self, profile: Profile, sizes: GroupSizes) -> Array:
         """Seconds to compress each group, mean over all steps (docs/methods.md section 1.3)."""
-        if self.method == "none":
+        if not self.method.selects:
             return np.zeros_like(sizes.elements)
         exact, reused = (
             cost.base_seconds + sizes.elements * cost.seconds_per_element for cost in (profile.top_k, profile.scan)
         )
-        ratio = max(1.0 / self.refresh_every, profile.refresh_ratio) if self.method == "dlgs" else 1.0
+        ratio = max(1.0 / self.refresh_every, profile.refresh_ratio) if self.method.reuses else 1.0
         return ratio * exact + (1.0 - ratio) * reused
 
     def up_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
         """Bytes that one worker sends for each group."""
-        if self.method == "none":
+        if not self.method.selects:
             return self._dense_bytes(profile, sizes)
         own = self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
         if not profile.servers:
@@ -271,7 +272,7 @@ class Compression:
         """Bytes that one worker receives for each group; on a ring, where bytes go both ways at once, none."""
         if not profile.servers:
             return np.zeros_like(sizes.elements)
-        if self.method == "none" or self.downlink == "dense":
+        if not self.method.selects or self.downlink == "dense":
             return self._dense_bytes(profile, sizes)
         if self.downlink == "doublesqueeze":
             return profile.sparse_down_ratio * self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)

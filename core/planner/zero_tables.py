@@ -9,6 +9,7 @@ from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from typing import Final
 
 from taihu.core.planner.memory import model_state_bytes
+from taihu.core.traits.stages import STAGES
 
 __all__ = ["memory_per_device", "model_sizes"]
 
@@ -64,14 +65,14 @@ def model_sizes() -> list[list[str]]:
 
 def _gigabytes(parameters: int, devices: int, stage: int, rounding: str) -> str:
     """Three digits, or all before the point, at most two of them behind it."""
-    exact = Decimal(model_state_bytes(parameters, devices, stage)) / _GB
+    exact = Decimal(model_state_bytes(parameters, devices, STAGES[stage])) / _GB
     places = min(2, max(0, 3 - len(str(int(exact)))))
     return _plain(_rounded(exact, rounding, places))
 
 
 def _largest(stage: int) -> Decimal:
     """Billions of parameters of which one device holds a part."""
-    return Decimal(_DEVICE_BYTES) / Decimal(model_state_bytes(1, _DATA_PARALLEL, stage)) / _BILLION
+    return Decimal(_DEVICE_BYTES) / Decimal(model_state_bytes(1, _DATA_PARALLEL, STAGES[stage])) / _BILLION
 
 
 def _parameters(billions: Decimal) -> str:

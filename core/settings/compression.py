@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from taihu.core.settings.base import Count, Section
+from taihu.core.traits.methods import METHODS, NONE, Method
 
 __all__ = ["CompressionSettings"]
 
@@ -24,9 +25,7 @@ class CompressionSettings(Section):
     bounds the norm of the gradients that share a threshold.
     """
 
-    method: Literal["none", "topk", "lags", "dlgs"] = Field(
-        default="none", description="how gradients are made sparse"
-    )
+    method: Annotated[Method, METHODS] = Field(default=NONE, description="how gradients are made sparse")
     density: Annotated[float, Field(ge=1e-9, le=1)] = Field(
         default=0.01, description="share of the gradient that is sent"
     )
@@ -52,3 +51,8 @@ class CompressionSettings(Section):
         default=None,
         description="the largest norm of what shares a threshold, times the root of the number of workers",
     )
+
+    @property
+    def share(self) -> float:
+        """The share of the gradient that is sent: all of it where the method selects nothing."""
+        return self.density if self.method.selects else 1.0

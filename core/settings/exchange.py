@@ -8,6 +8,8 @@ from pydantic import Field, field_validator
 
 from taihu.core.base.words import parse_bytes
 from taihu.core.settings.base import Count, Form, Seconds, Section
+from taihu.core.traits.exchanges import EXCHANGES, SERVER, ExchangeKind
+from taihu.core.traits.stages import STAGES, Stage
 
 __all__ = ["ExchangeSettings", "Transport"]
 
@@ -66,8 +68,8 @@ class ExchangeSettings(Section):
     fetched once in a step.
     """
 
-    kind: Literal["server", "ring"] = Field(
-        default="server", description="through servers, or around a ring of workers"
+    kind: Annotated[ExchangeKind, EXCHANGES] = Field(
+        default=SERVER, description="through servers, or around a ring of workers"
     )
     plan: Annotated[str, _PLAN] = Field(default="auto", description="how layers are merged into groups")
     transport: Transport = Field(
@@ -93,7 +95,7 @@ class ExchangeSettings(Section):
     window_frames: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=6, description="frames under way to one server without an answer"
     )
-    zero: Annotated[int, Field(ge=0, le=3)] | None = Field(
+    zero: Annotated[Stage, STAGES] | None = Field(
         default=None, description="stage of ZeRO, 0 to 3; by default 1 with servers, 0 in a ring, 2 with 16 bits"
     )
     returns: Literal["parameters", "gradients", "script"] = Field(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from taihu.core.settings.base import Count, Section
+from taihu.core.traits.optimizers import OPTIMIZERS, SGD, Optimizer
 
 __all__ = ["OptimizerSettings"]
 
@@ -26,7 +27,7 @@ class OptimizerSettings(Section):
     `clip_norm` and `clip_value` do not go with sharded layers; compressed gradients have `compression.clip_norm`.
     """
 
-    name: Literal["sgd", "adam", "adamw"] = Field(default="sgd", description="the update rule")
+    name: Annotated[Optimizer, OPTIMIZERS] = Field(default=SGD, description="the update rule")
     learning_rate: Rate = Field(
         default=0.05,
         description="the full learning rate, before the schedule lowers it; by default the model's own: "
@@ -86,6 +87,17 @@ class OptimizerSettings(Section):
             raise ValueError("optimizer.milestones are in steps, milestone_epochs in epochs: give one of the two")
         if self.warmup_steps and self.warmup_epochs:
             raise ValueError("optimizer.warmup_steps and warmup_epochs are the same: give one of the two")
-        if self.nesterov and (self.name != "sgd" or not self.momentum):
+        if self.nesterov and ("nesterov" not in self.rule.reads or not self.momentum):
             raise ValueError("nesterov needs optimizer.name = 'sgd' and a momentum above 0")
         return self
+
+    @property
+    def rule(self) -> Optimizer:
+        """The traits of the update rule."""
+        return self.name
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names of the arrays that the rule keeps by these settings, each of a number per parameter."""
+        needed = self.rule.state_needs
+        return self.rule.state if not needed or getattr(self, needed) else ()

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
 from taihu.core.job import Job, revised
+from taihu.core.traits.exchanges import RING, SERVER
 from taihu.core.wire.address import split_address
 
 __all__ = [
@@ -143,8 +144,8 @@ def fit_to_size(job: Job, launch: Launch) -> Job:
 def script_job(job: Job, *, has_servers: bool) -> Job:
     """`job` for a PyTorch script: around a ring, unless there are servers, which do what the script says."""
     given = job.exchange.model_fields_set
-    kind = job.exchange.kind if "kind" in given else "server" if has_servers else "ring"
-    own = {"kind": kind, "returns": "script" if kind == "server" else "gradients"}
+    kind = job.exchange.kind if "kind" in given else SERVER if has_servers else RING
+    own = {"kind": kind, "returns": "script" if kind.has_servers else "gradients"}
     return revised(job, "exchange", **{key: value for key, value in own.items() if key not in given})
 
 

@@ -89,7 +89,7 @@ def _uncovered(job: Job, elements: int, costs: Profile, placement: Placement) ->
     network, workers = placement.network, job.cluster.workers
     if _is_uneven(placement) or (workers == 1 and (placement.servers_beside or not job.servers)):
         return 0.0
-    hops = 2 if job.servers else 1 if job.compression.method != "none" else 2 * (workers - 1)
+    hops = 2 if job.servers else 1 if job.compression.method.selects else 2 * (workers - 1)
     one_way = placement if job.servers else replace(placement, network=replace(network, full_duplex=True))
     start_ups = hops * network.alpha_seconds
     port_seconds = _busiest_port(job, elements, costs, one_way) / network.bytes_per_second
@@ -126,7 +126,7 @@ def _bytes_each_way(job: Job, elements: int, costs: Profile) -> tuple[float, flo
     """The least bytes that a worker pushes and gets back, of so many elements."""
     settings = job.compression
     dense = float(elements * costs.dense_value_bytes)
-    if settings.method == "none":
+    if not settings.method.selects:
         return dense, dense
     density = settings.density
     index_bytes = (float(rice_bits_per_index(np.asarray(density))) if density <= 0.5 else 1.0) / 8.0
@@ -139,7 +139,7 @@ def _bytes_each_way(job: Job, elements: int, costs: Profile) -> tuple[float, flo
 
 
 def _selection_seconds(job: Job, layout: Layout, costs: Profile) -> float:
-    if job.compression.method == "none":
+    if not job.compression.method.selects:
         return 0.0
     compression = planned_compression(job, SPARSE_FRAME_ELEMENTS)
     whole = compression.sizes(costs, np.array([0]), np.array([len(layout.layers) - 1]))

@@ -112,7 +112,7 @@ class Steps:
             "start-ups": (prompt, machines, profile),
             "additions": (network, replace(machines, add_bytes_per_second=math.inf), profile),
         }
-        if candidate.way.method != "none":
+        if candidate.way.method.selects:
             without["selection"] = (network, machines, self._selecting_for_nothing(candidate.job))
         shorter = {
             name: max(0.0, step.seconds - self._simulated(candidate, *changed).seconds)

@@ -5,13 +5,17 @@ A way is what differs between them; laid over the job it is a job of its own, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
+from taihu.core.traits.exchanges import RING, SERVER
+from taihu.core.traits.methods import DLGS, LAGS, METHODS, NONE, TOPK, Method
+from taihu.core.traits.stages import STAGES, Stage
 
 __all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of", "why_no_higher_stage"]
 
@@ -19,10 +23,10 @@ PRECISIONS: Final = ("fp32", "bf16", "fp16")
 """From the one that loses nothing on."""
 
 _DENSITIES: Final = (0.1, 0.01, 0.001)
-_METHODS: Final = ("dlgs", "lags", "topk")
+_METHODS: Final = (DLGS, LAGS, TOPK)
 """From the one that selects the least exactly on: what selecting costs the processors no model of links shows."""
 
-_NO_STAGE: Final = 4
+_MORE: Final = math.inf  # than any stage
 _PLANS: Final = ("auto", "single", "bucket:4MB")
 
 
@@ -44,11 +48,11 @@ class Way:
 
     servers: int
     beside: bool
-    method: str
+    method: Method
     density: float
     plan: str
     fc: str
-    zero: int
+    zero: Stage
     precision: str
     recompute: str
 
@@ -60,10 +64,10 @@ class Way:
             job.servers,
             beside and job.servers > 0,
             compression.method,
-            1.0 if compression.method == "none" else compression.density,
+            compression.share,
             job.exchange.plan,
             job.exchange.fc,
-            job.zero,
+            job.stage,
             job.train.precision,
             job.train.recompute,
         )
@@ -77,14 +81,14 @@ class Way:
         tables: dict[str, dict[str, Any]] = job.model_dump(exclude={"name"}, exclude_unset=True)
         exchange, train = tables.setdefault("exchange", {}), tables.setdefault("train", {})
         cluster, compression = tables.setdefault("cluster", {}), tables.setdefault("compression", {})
-        exchange |= {"kind": "server" if self.servers else "ring", "plan": self.plan, "fc": self.fc}
+        exchange |= {"kind": SERVER if self.servers else RING, "plan": self.plan, "fc": self.fc}
         exchange["zero"] = self.zero
         train |= {"precision": self.precision, "recompute": self.recompute}
         if self.servers:
             cluster["servers"] = self.servers
         else:
             cluster.pop("servers", None)
-        if self.method == "none":
+        if not self.method.selects:
             compression.clear()
         else:
             compression |= {"method": self.method, "density": self.density}
@@ -95,9 +99,14 @@ class Way:
         ignored = "" if self.servers and other.servers else "beside"
         return sum(value != getattr(other, key) for key, value in vars(self).items() if key != ignored)
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Way:
+        """The way that `to_json` wrote."""
+        return cls(**{**data, "method": METHODS[data["method"]], "zero": STAGES[data["zero"]]})
+
     def to_json(self) -> dict[str, Any]:
         """The way as results show it."""
-        return dict(vars(self))
+        return {**vars(self), "method": self.method.key, "zero": self.zero.key}
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ class Candidate:
     def preference(self) -> tuple[float, ...]:
         """Less is better among those that are as fast: what is lost, what is changed, hosts; and then any order."""
         way = self.way
-        place = (way.servers, way.zero, _METHODS.index(way.method) if way.method in _METHODS else -1)
+        place = (way.servers, way.zero.key, _METHODS.index(way.method) if way.method in _METHODS else -1)
         return (-way.density, PRECISIONS.index(way.precision), self.changes, self.hosts, *place)
 
 
@@ -144,7 +153,7 @@ def allowed_for(job: Job, hosts: int, min_density: float | None, precisions: Ite
         ConfigError: a limit is none, or there is no host for each worker.
     """
     compression, workers = job.compression, job.cluster.workers
-    own = 1.0 if compression.method == "none" else compression.density
+    own = compression.share
     least = own if min_density is None else min_density
     if not 0 < least <= 1:
         raise ConfigError(f"--min-density {least:g}: expected a share above 0 and at most 1, for example 0.01")
@@ -184,10 +193,11 @@ def candidates_of(
 def why_no_higher_stage(candidate: Candidate) -> str:
     """The reason why the settings of a way do not go with the next stage of ZeRO; "" where they do."""
     way = candidate.way
-    if way.zero + 1 >= _NO_STAGE:
+    higher = next((stage for stage in STAGES if stage.key > way.zero.key), None)
+    if higher is None:
         return ""
     try:
-        replace(way, zero=way.zero + 1).over(candidate.job)
+        replace(way, zero=higher).over(candidate.job)
     except ConfigError as error:
         return str(error)
     return ""
@@ -206,19 +216,19 @@ def _is_allowed(candidate: Candidate, allowed: Allowed) -> bool:
 
 def _modes(own: Way, job: Job, spread: Callable[[Job], frozenset[str]]) -> Sequence[str]:
     """The modes of fully connected layers: only one where none of them can be spread."""
-    whole = _candidate(replace(own, fc="shard", method="none", density=1.0, precision="fp32", zero=1), own, job)
+    whole = _candidate(replace(own, fc="shard", method=NONE, density=1.0, precision="fp32", zero=STAGES[1]), own, job)
     others = ("auto", "shard") if whole is not None and spread(whole.job) else ()
     return tuple(dict.fromkeys((own.fc, "data", *others)))
 
 
 def _bases(own: Way, job: Job, allowed: Allowed, modes: Sequence[str]) -> Iterator[Way]:
     """All combinations but of ZeRO's stages and recomputation."""
-    sent = [("none", 1.0, precision) for precision in allowed.precisions]
+    sent = [(NONE, 1.0, precision) for precision in allowed.precisions]
     sent += [(*each, "fp32") for each in product(_METHODS, _densities(own, allowed.min_density))]
     plans = tuple(dict.fromkeys((own.plan, *_PLANS)))
     for (servers, beside), (method, density, precision), fc in product(_exchanges(own, job), sent, modes):
         exchanged = replace(own, servers=servers, beside=beside, fc=fc)
-        for plan in plans if method != "topk" else ("auto",):
+        for plan in plans if not method.is_of_whole_model else ("auto",):
             yield replace(exchanged, method=method, density=density, precision=precision, plan=plan)
 
 
@@ -247,22 +257,22 @@ def _thrifty(base: Way, own: Way, job: Job, fits: Callable[[Candidate], bool]) -
         yield Candidate(own, job, 0)
     stages = _stages(base)
     for recompute in ("none", own.recompute if own.recompute != "none" else "memory"):
-        least = _NO_STAGE
+        least = _MORE
         for zero in stages:
             candidate = _candidate(replace(base, zero=zero, recompute=recompute), own, job)
-            if candidate is None or least < zero > 1:
+            if candidate is None or least < zero.key > 1:
                 continue
             yield candidate
-            if zero < least and fits(candidate):
-                least = zero
-        stages = [zero for zero in stages if zero < least > 1]
+            if zero.key < least and fits(candidate):
+                least = zero.key
+        stages = [zero for zero in stages if zero.key < least > 1]
 
 
-def _stages(way: Way) -> Sequence[int]:
+def _stages(way: Way) -> Sequence[Stage]:
     """The stages that go with what is sent."""
-    if way.method != "none":
-        return (int(way.servers > 0),)
-    return (0, 1, 2, 3) if way.precision == "fp32" else (2, 3)
+    if way.method.selects:
+        return (STAGES[1] if way.servers else STAGES[0],)
+    return [stage for stage in STAGES if way.precision == "fp32" or stage.divides_gradients]
 
 
 def _candidate(way: Way, own: Way, job: Job) -> Candidate | None:

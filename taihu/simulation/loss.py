@@ -186,7 +186,7 @@ class _Losing:
         self._recovery = replace(recovery, replayed=replayed)
         members.renew(lost.rank if is_worker else None)
         members.join(self._plan, last_step=replayed - 1)
-        if is_worker and self._job.zero < _FETCHES:
+        if is_worker and not self._job.stage.divides_parameters:
             members.bring_parameters(lost.rank, partial(self._go_on, replayed))
         else:
             self._go_on(replayed)

@@ -108,7 +108,7 @@ class Members:
             self.servers = [self._server(at, host, plan, sizes, last_step) for at, host in self._server_hosts]
             join_servers(self.workers, self.servers, job, sizes, self._fabric)
         else:
-            join_peers = join_ring if job.compression.method == "none" else join_sparse
+            join_peers = join_sparse if job.compression.method.selects else join_ring
             join_peers(self.workers, job, plan, sizes, self._fabric)
 
     def renew(self, lost: int | None) -> None:

@@ -156,9 +156,9 @@ class RingRoute(Route):
         self._ranks = ranks
         self._rings = rings
         self._update_seconds = update_seconds
-        self._gathers_results = job.zero == 3
-        self._scatters = self._gathers_results or (job.zero > 0 and job.clips_whole)
-        self._divides = job.zero > 0
+        self._gathers_results = job.stage.divides_parameters
+        self._scatters = self._gathers_results or (job.stage.divides_optimizer and job.clips_whole)
+        self._divides = job.stage.divides_optimizer
         # Whoever updates does so as soon as a part is summed, unless all are clipped together.
         update = 0 if job.clips_whole else PASSES_OF_UPDATE
         self._sum_passes = {
@@ -262,6 +262,6 @@ def join_ring(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: S
         ranks = Hops(fabric, [worker.host for worker in workers], sizes.value_bytes, sizes.add_rate)
     else:
         ranks = _EachRank(fabric, workers, size, sizes)
-    update_seconds = sizes.update_seconds(size if job.zero else 1)
+    update_seconds = sizes.update_seconds(size if job.stage.divides_optimizer else 1)
     for index, worker in enumerate(workers):
         worker.route = RingRoute(worker, index, ranks, job, rings, update_seconds)

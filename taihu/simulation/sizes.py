@@ -40,9 +40,9 @@ class Sizes:
         self._workers = job.cluster.workers
         self._layout = plan.layout
         self.value_bytes = ValueType.named(job.train.precision).dtype.itemsize
-        self._is_sparse = job.compression.method != "none"
+        self._is_sparse = job.compression.method.selects
         self._is_dense_down = not self._is_sparse or job.downlink == "dense"
-        self._has_values_down = job.zero < 3
+        self._has_values_down = not job.stage.divides_parameters
         compression = planned_compression(job, plan.frame_elements)
         first, last = np.array([(group.first_layer, group.last_layer) for group in plan.groups]).T
         sizes = compression.sizes(profile, first, last)
@@ -64,7 +64,7 @@ class Sizes:
             (replace(own, refresh_every=_NEVER), replace(profile, refresh_ratio=0.0)),
         )
         mean, exactly, again = (way.seconds(costs, self._sizes).tolist() for way, costs in ways)
-        every = own.refresh_every if own.method == "dlgs" else 1
+        every = own.refresh_every if own.method.reuses else 1
         return mean, exactly, again, every if by_steps and self._is_sparse else 0
 
     def pushed(self, frame: FrameSpec) -> float:

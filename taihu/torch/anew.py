@@ -26,7 +26,7 @@ def plan_anew(job: Job, layout: Layout, former: Plan) -> Plan:
     """The plan of an exchange of `layout`, which follows one by `former`: buckets, unless the job names a plan."""
     if is_computed(job.exchange.plan):
         # What topk selects it selects from the whole gradient.
-        job = revised(job, "exchange", plan="single" if job.compression.method == "topk" else _USUAL_PLAN)
+        job = revised(job, "exchange", plan="single" if job.compression.method.is_of_whole_model else _USUAL_PLAN)
     plan = first_plan(job, layout, one_host=False)
     carriage = "tcp" if former.carriage == "trial" else former.carriage
     return replace(plan, version=former.version + 1, frame_elements=former.frame_elements, carriage=carriage)

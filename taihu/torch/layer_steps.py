@@ -89,7 +89,7 @@ class LayerSteps:
         self._timed = timed
         self._waits = waits
         self._clock = clock
-        self._copies = job.zero >= 2
+        self._copies = job.stage.divides_gradients
         self._is_open = False
         self._driver = StepDriver(job, session.exchange, timed)
         self._follower = PlanFollower(measuring, session.client, job.exchange.timeout_s)

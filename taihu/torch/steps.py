@@ -136,7 +136,7 @@ class BackwardSteps:
         # Of the parameters that are here, where they do not stay.
         self._live: LiveParameters | None = None
         if updates is not None:
-            updates.watch(self.read, self.settle, self if job.zero == 3 else None)
+            updates.watch(self.read, self.settle, self if job.stage.divides_parameters else None)
 
     def add(self, optimized: Optimized) -> None:
         """Exchange the gradients of one more optimizer's parameters, from the next backward on.
@@ -183,7 +183,7 @@ class BackwardSteps:
         Raises:
             ConfigError: it belongs to other parameters.
         """
-        if self._job.compression.method == "none":
+        if not self._job.compression.method.selects:
             return
         if self._layers is None:
             order_of_state(state, self._set.layout)
@@ -302,7 +302,7 @@ class BackwardSteps:
             return
         if not is_asked_for:
             self._means.check(rest, names)
-        if self._job.compression.method != "none" and len(rest) < sum(p.grad is not None for p in own):
+        if self._job.compression.method.selects and len(rest) < sum(p.grad is not None for p in own):
             raise RunError(
                 f"step(): the gradient of {names[id(rest[0])]} was set by hand behind a backward that has brought "
                 "others, and with compression each is exchanged once: set all of them, or compression.method = 'none'"
@@ -442,7 +442,7 @@ class BackwardSteps:
 
     def _wanted(self) -> ExchangedSet:
         """The set of what is to be exchanged; what was exchanged stays as long as an optimizer has it."""
-        shares = self._job.compression.method == "none"
+        shares = not self._job.compression.method.selects
         return ExchangedSet.of(self._watch.optimized, stays=self._set.ids, shares_groups=shares)
 
     def _renew_set(self) -> None:
@@ -516,7 +516,7 @@ class BackwardSteps:
         for key in self._came:
             if key in exchanged.ids:
                 layers.take(self._layer_of[exchanged.ids[key]])
-        if self._job.zero == 3:
+        if self._job.stage.divides_parameters:
             self._live = LiveParameters(layout, in_order, layers)
         return layers
 

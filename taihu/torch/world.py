@@ -250,7 +250,8 @@ class World:
         self._activity.takes_part(session)
         if updates is not None:
             updates.take_over(order, arenas.parameters)
-        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=job.zero < 2, seals=updates is not None)
+        keeps, seals = not job.stage.divides_gradients, updates is not None
+        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=keeps, seals=seals)
         self._opened.callback(gradients.close)
         return gradients, session
 

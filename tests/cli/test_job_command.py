@@ -37,7 +37,7 @@ def test_the_resolved_job_is_shown_with_what_has_no_effect(
     )
     assert code == 0
     job = Job.model_validate(tomllib.loads(shown))
-    assert (job.train.steps, job.train.batch, job.cluster.workers, job.optimizer.name) == (7, 8, 5, "adam")
+    assert (job.train.steps, job.train.batch, job.cluster.workers, job.optimizer.name.key) == (7, 8, 5, "adam")
     assert said == "warning: optimizer.momentum = 0.5 has no effect: it is for optimizer.name sgd\n"
 
 

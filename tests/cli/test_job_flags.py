@@ -19,6 +19,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
 from taihu.core.job.flags import JobFlags, takes_job_flags
 from taihu.core.process.entry import run_app
+from taihu.core.traits.registry import Variant
 from taihu.ps_server.command import server
 from taihu.worker.command import worker
 
@@ -53,7 +54,8 @@ GIVEN: list[tuple[str, Any, str]] = [
 
 def at(job: Job, key: str) -> object:
     section, _, name = key.rpartition(".")
-    return getattr(getattr(job, section) if section else job, name)
+    value = getattr(getattr(job, section) if section else job, name)
+    return value.key if isinstance(value, Variant) else value
 
 
 def run(function: Any, *arguments: str) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from taihu.core.compression import METHODS, Compressor
+from taihu.core.compression import Compressor
 from taihu.core.compression.bucket import Bucket, HeldBack
+from taihu.core.traits.methods import METHODS
 
 SIZES = (30, 1, 200, 7)
 

@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.core.compression import Compressor, GroupCompressor, method_of
+from taihu.core.compression import Compressor, GroupCompressor
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import CompressionSettings
+from taihu.core.traits.methods import METHODS
 from taihu.core.wire.headers import ValueType
 from taihu.kernels.half import from_half
 from taihu.kernels.pack import unpack
@@ -24,8 +25,8 @@ PLANS = ((Group(0, 1), Group(2, 4)), (Group(0, 0), Group(1, 1), Group(2, 2), Gro
 
 
 def groups_of(plan: int, density: float, gradients: np.ndarray[tuple[int], np.dtype[np.float32]]) -> GroupCompressor:
-    settings_ = CompressionSettings(method="dlgs", density=density)
-    compressor = Compressor(method_of(settings_), density)
+    settings_ = CompressionSettings(method=METHODS["dlgs"], density=density)
+    compressor = Compressor(settings_.method, density)
     parameters = np.zeros(LAYOUT.elements, dtype=np.float32)
     return GroupCompressor(compressor, LAYOUT, PLANS[plan], gradients=gradients, parameters=parameters)
 
@@ -86,7 +87,7 @@ def test_what_is_not_finite_is_sent_once_and_not_kept(
 ) -> None:
     """More of it than is sent would otherwise come for as many steps as there are values to one that is sent."""
     gradients = np.ones(LAYOUT.elements, dtype=np.float32)
-    compressor = Compressor(method_of(CompressionSettings(method="dlgs")), density, value_type=half, momentum=0.5)
+    compressor = Compressor(METHODS["dlgs"], density, value_type=half, momentum=0.5)
     parameters = np.zeros(LAYOUT.elements, dtype=np.float32)
     groups = GroupCompressor(
         compressor, LAYOUT, PLANS[plan], gradients=gradients, parameters=parameters, forgets_non_finite=True

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from taihu.core.compression import (
-    METHODS,
     CompressionState,
     Compressor,
     Unit,
     make_compressor,
-    method_of,
     units_of_plan,
 )
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.settings import CompressionSettings, OptimizerSettings
+from taihu.core.traits.methods import METHODS
 from taihu.kernels.half import from_half
 
 quick = settings(deadline=None, max_examples=60)
@@ -211,7 +210,7 @@ def test_methods_differ_in_what_shares_a_threshold_and_for_how_long(method: str,
     sizes = (100, 200, 300)
     layout = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate(sizes)))
     groups = (Group(0, 2),) if method == "topk" else (Group(0, 1), Group(2, 2))
-    units = units_of_plan(compressor.method.unit, layout, groups)
+    units = units_of_plan(compressor.unit, layout, groups)
     assert len(units) == unit
     run = Run(compressor, units)
     gradient = np.arange(1, run.elements + 1, dtype=np.float32)
@@ -223,9 +222,9 @@ def test_methods_differ_in_what_shares_a_threshold_and_for_how_long(method: str,
 
 
 def test_without_compression_everything_of_each_group_is_sent() -> None:
-    settings_ = CompressionSettings(method="none", density=0.01)
+    settings_ = CompressionSettings(method=METHODS["none"], density=0.01)
     compressor = make_compressor(settings_, OptimizerSettings(momentum=0.0), workers=1, momentum_here=True)
-    units = units_of_plan(compressor.method.unit, LAYOUT, (Group(0, 1), Group(2, 3)))
+    units = units_of_plan(compressor.unit, LAYOUT, (Group(0, 1), Group(2, 3)))
     assert (len(units), compressor.refresh_every, compressor.most_selected(70)) == (2, 1, 70)
     assert Run(compressor, units_of([70])).update(0, 1, np.ones(70, dtype=np.float32))[0].selected == 70
 
@@ -383,7 +382,8 @@ def test_units_are_the_model_the_layers_or_the_groups() -> None:
 
 def test_a_job_says_what_shares_a_threshold_of_dlgs_and_of_nothing_else() -> None:
     def unit(**values: str) -> str:
-        return method_of(CompressionSettings.model_validate(values)).unit
+        settings_ = CompressionSettings.model_validate(values)
+        return settings_.method.unit_by(settings_.threshold)
 
     assert unit(method="dlgs") == unit(method="dlgs", threshold="layer") == "layer"
     assert unit(method="dlgs", threshold="group") == "group"
@@ -392,7 +392,7 @@ def test_a_job_says_what_shares_a_threshold_of_dlgs_and_of_nothing_else() -> Non
 
 
 def test_a_job_gives_momentum_to_the_side_that_applies_it() -> None:
-    settings_ = CompressionSettings(method="dlgs", density=0.25, refresh_every=7, clip_norm=3.0)
+    settings_ = CompressionSettings(method=METHODS["dlgs"], density=0.25, refresh_every=7, clip_norm=3.0)
     optimizer = OptimizerSettings(momentum=0.5, weight_decay=0.1)
     here = make_compressor(settings_, optimizer, workers=9, momentum_here=True)
     assert (here.momentum, here.weight_decay, here.refresh_every, here.clip_norm) == (0.5, 0.1, 7, 1.0)
@@ -409,7 +409,9 @@ def test_a_job_gives_momentum_to_the_side_that_applies_it() -> None:
     sixteen = settings_.model_copy(update={"value_type": "bf16", "density_warmup_steps": 5, "factor_masking": True})
     other = make_compressor(sixteen, optimizer, workers=1, momentum_here=True)
     assert (str(other.value_dtype), other.density_warmup_steps, other.factor_masking) == ("uint16", 5, True)
-    exact = make_compressor(settings_.model_copy(update={"method": "lags"}), optimizer, workers=1, momentum_here=True)
+    exact = make_compressor(
+        settings_.model_copy(update={"method": METHODS["lags"]}), optimizer, workers=1, momentum_here=True
+    )
     assert exact.refresh_every == 1
 
 
@@ -497,7 +499,7 @@ def test_with_thresholds_by_group_bits_are_those_from_before_there_were_others(v
     compressor = make_compressor(settings_, OptimizerSettings(momentum=0.0), workers=1, momentum_here=True)
     sizes = (100, 200, 1500, 100, 60, 40)
     layout = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate(sizes)))
-    units = units_of_plan(compressor.method.unit, layout, (Group(0, 1), Group(2, 3), Group(4, 5)))
+    units = units_of_plan(compressor.unit, layout, (Group(0, 1), Group(2, 3), Group(4, 5)))
     state, told = compressor.init(2000, units), hashlib.sha256()
     for step in range(1, 15):
         whole = (np.arange(2000, dtype=np.uint64) * 2654435761 + step * 40503) % np.uint64(65521)

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.thresholds import blocks_of, ratio_of
 from benchmarks.worker_in_turns import BLOCK, THRESHOLDS, InTurns, turn_of
-from taihu.core.compression import Compressor, GroupCompressor, method_of
+from taihu.core.compression import Compressor, GroupCompressor
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
@@ -20,7 +20,7 @@ MERGED, APART = (Group(0, 1),), (Group(0, 0), Group(1, 1))
 
 def compressor_by(threshold: str) -> GroupCompressor:
     settings = CompressionSettings.model_validate({"method": "dlgs", "density": 0.1, "threshold": threshold})
-    method = Compressor(method_of(settings), 0.1)
+    method = Compressor(settings.method, 0.1, threshold=settings.threshold)
     return GroupCompressor(method, LAYOUT, MERGED, gradients=GRADIENTS, parameters=PARAMETERS)
 
 

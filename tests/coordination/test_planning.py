@@ -260,7 +260,7 @@ def test_the_planner_sees_the_jobs_compression(value_type: str, downlink: str) -
     settings = {"method": "lags", "density": 0.3, "refresh_every": 5, "value_type": value_type, "downlink": downlink}
     settings["threshold"] = "group" if downlink == "exact" else "layer"
     seen = planned_compression(make_job(1, 2, compression=settings), 1000)
-    assert (seen.method, seen.density, seen.refresh_every, seen.downlink) == ("lags", 0.3, 5, downlink)
+    assert (seen.method.key, seen.density, seen.refresh_every, seen.downlink) == ("lags", 0.3, 5, downlink)
     assert (seen.value_bytes, seen.frame_bytes) == (4 if value_type == "fp32" else 2, 4000)
     assert seen.threshold == settings["threshold"]
 

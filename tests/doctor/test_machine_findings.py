@@ -151,7 +151,7 @@ def test_needs_of_a_job(settings: tuple[str, ...], shares: bool, must: bool) -> 
     job = load_job(
         None, parse_assignments(("cluster.workers=3", "cluster.servers=2", "checkpoint.keep=1", *settings))
     )
-    memory = MemoryJob((1_000_000,), (Group(0, 1),), 3, 2, job.zero, optimizer_arrays=1)
+    memory = MemoryJob((1_000_000,), (Group(0, 1),), 3, 2, job.stage, optimizer_arrays=1)
     needs = needs_of(job, memory)
     # Gradients of three workers, and what two servers have of the parameters, all together once.
     assert needs.shared_bytes == (4 * 4_000_000 if shares else 0)

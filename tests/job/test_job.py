@@ -30,6 +30,7 @@ from taihu.core.settings import (
     SecuritySettings,
     TrainSettings,
 )
+from taihu.core.traits.registry import Variant
 
 quick = settings(deadline=None)
 
@@ -204,10 +205,15 @@ PATHS = {
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
 
 
+def key_of(value: object) -> object:
+    """A default as a job file has it."""
+    return value.key if isinstance(value, Variant) else value
+
+
 def is_consistent(optimizer: Tables) -> bool:
     """Whether the optimizer's settings belong together, by the words of the error messages."""
     fields = OptimizerSettings.model_fields
-    of = {key: optimizer.get(key, fields[key].default) for key in fields}
+    of = {key: optimizer.get(key, key_of(fields[key].default)) for key in fields}
     complete = of["schedule"] != "step" or of["milestones"] or of["milestone_epochs"]
     once = not (of["milestones"] and of["milestone_epochs"]) and not (of["warmup_steps"] and of["warmup_epochs"])
     return bool(complete) and once and (not of["nesterov"] or (of["name"] == "sgd" and of["momentum"] > 0))
@@ -224,7 +230,7 @@ def secures(of: dict[str, Any]) -> bool:
 def fits(job: Tables) -> bool:
     """Whether the settings belong together, by the words of the error messages."""
     of = {
-        f"{section}.{key}": job.get(section, {}).get(key, SECTIONS[section].model_fields[key].default)
+        f"{section}.{key}": job.get(section, {}).get(key, key_of(SECTIONS[section].model_fields[key].default))
         for section, key in KEYS
     }
     whole = of["exchange.fc"] == "data" and of["train.recompute"] == "none"

@@ -9,6 +9,7 @@ import pytest
 
 from taihu.core.optimization import OptimizerShard
 from taihu.core.settings import OptimizerSettings
+from taihu.core.traits.optimizers import OPTIMIZERS
 from taihu.kernels import oracles
 from taihu.kernels.optim import SgdRule
 
@@ -34,6 +35,8 @@ def test_clipping_that_does_not_bite_changes_no_bit() -> None:
     rng = np.random.default_rng(3)
     plain, clipped, gradient = (rng.standard_normal(60, dtype=np.float32) for _ in range(3))
     clipped[:] = plain
-    OptimizerShard(OptimizerSettings(name="adam"), plain).update(0, 60, gradient, 1, scale=0.5)
-    OptimizerShard(OptimizerSettings(name="adam", clip_value=1e6), clipped).update(0, 60, gradient, 1, scale=0.5)
+    OptimizerShard(OptimizerSettings(name=OPTIMIZERS["adam"]), plain).update(0, 60, gradient, 1, scale=0.5)
+    OptimizerShard(OptimizerSettings(name=OPTIMIZERS["adam"], clip_value=1e6), clipped).update(
+        0, 60, gradient, 1, scale=0.5
+    )
     np.testing.assert_array_equal(plain, clipped)

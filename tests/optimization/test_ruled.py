@@ -14,12 +14,13 @@ from taihu.core.base.errors import FrameError, GivenUpError
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.optimization import OptimizerShard, RuledShard, StepRates
 from taihu.core.settings import OptimizerSettings
+from taihu.core.traits.optimizers import OPTIMIZERS
 
 RULES = {
     "sgd": OptimizerSettings(momentum=0.0),
     "momentum": OptimizerSettings(momentum=0.9, nesterov=True),
-    "adam": OptimizerSettings(name="adam", beta1=0.8),
-    "adamw": OptimizerSettings(name="adamw", epsilon=1e-6),
+    "adam": OptimizerSettings(name=OPTIMIZERS["adam"], beta1=0.8),
+    "adamw": OptimizerSettings(name=OPTIMIZERS["adamw"], epsilon=1e-6),
 }
 RATES = st.floats(0.001, 1.0)
 

@@ -15,6 +15,7 @@ from taihu.core.base.errors import ConfigError, FrameError, ModelError
 from taihu.core.job.schedule import learning_rate
 from taihu.core.optimization import OptimizerShard, SumShard
 from taihu.core.settings import OptimizerSettings
+from taihu.core.traits.optimizers import OPTIMIZERS
 from taihu.kernels.reduce import sum_in_rank_order
 
 Values = NDArray[np.float32]
@@ -24,8 +25,8 @@ RULES = [
     OptimizerSettings(momentum=0.0, weight_decay=0.01),
     OptimizerSettings(weight_decay=0.01, schedule="step", milestones=(4, 9), gamma=0.3),
     OptimizerSettings(nesterov=True, weight_decay=0.01, schedule="cosine", decay_steps=12, warmup_steps=3),
-    OptimizerSettings(name="adam", learning_rate=0.01, weight_decay=0.02, beta1=0.8, beta2=0.95),
-    OptimizerSettings(name="adamw", learning_rate=0.01, weight_decay=0.1, epsilon=1e-3, warmup_steps=5),
+    OptimizerSettings(name=OPTIMIZERS["adam"], learning_rate=0.01, weight_decay=0.02, beta1=0.8, beta2=0.95),
+    OptimizerSettings(name=OPTIMIZERS["adamw"], learning_rate=0.01, weight_decay=0.1, epsilon=1e-3, warmup_steps=5),
 ]
 rules = st.sampled_from(RULES)
 every_rule = pytest.mark.parametrize(
@@ -46,11 +47,11 @@ def reference(
         p, b, m, v = float(value), None, 0.0, 0.0
         for t, gradient in enumerate(gradients, start=1):
             g, lr = float(gradient[i]), learning_rate(rule, t)
-            if rule.name == "adamw":
+            if rule.name.key == "adamw":
                 p = p - lr * rule.weight_decay * p
             else:
                 g = g + rule.weight_decay * p
-            if rule.name == "sgd":
+            if rule.name.key == "sgd":
                 if rule.momentum != 0:
                     b = g if b is None else rule.momentum * b + g
                     g = g + rule.momentum * b if rule.nesterov else b
@@ -168,8 +169,8 @@ def test_saved_state_continues_the_same_trajectory(rule: OptimizerSettings) -> N
     [
         (OptimizerSettings(momentum=0.0), []),
         (OptimizerSettings(), ["momentum"]),
-        (OptimizerSettings(name="adam", momentum=0.0), ["exp_avg", "exp_avg_sq"]),
-        (OptimizerSettings(name="adamw"), ["exp_avg", "exp_avg_sq"]),
+        (OptimizerSettings(name=OPTIMIZERS["adam"], momentum=0.0), ["exp_avg", "exp_avg_sq"]),
+        (OptimizerSettings(name=OPTIMIZERS["adamw"]), ["exp_avg", "exp_avg_sq"]),
     ],
 )
 def test_state_is_what_the_rule_needs_and_live(rule: OptimizerSettings, names: list[str]) -> None:
@@ -225,7 +226,7 @@ def test_foreign_state_is_refused_and_changes_nothing(
     names: list[str], wrong: Values, error: type[ConfigError]
 ) -> None:
     parameters = normal(12, 1)
-    shard = OptimizerShard(OptimizerSettings(name="adam"), parameters)
+    shard = OptimizerShard(OptimizerSettings(name=OPTIMIZERS["adam"]), parameters)
     shard.update(0, 12, normal(12, 2), 1)
     before = snapshot(shard, parameters)
     arrays = {name: np.zeros(12, dtype=np.float32) for name in names}
@@ -269,7 +270,9 @@ def test_warm_up_changes_nothing(rule: OptimizerSettings) -> None:
     assert snapshot(shard, parameters) == before
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.name != "sgd" or rule.momentum or rule.weight_decay])
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.name.key != "sgd" or rule.momentum or rule.weight_decay]
+)
 def test_what_changes_every_parameter_updates_none_alone(rule: OptimizerSettings) -> None:
     parameters = normal(10, 1)
     before = parameters.copy()

@@ -22,6 +22,7 @@ from taihu.core.planner.calibration import (
 from taihu.core.planner.groups import Group
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.core.planner.profile import Compression, LinearCost, LinkCost, Profile
+from taihu.core.traits.methods import METHODS
 
 Array = NDArray[np.float64]
 quick = settings(deadline=None, max_examples=80)
@@ -330,7 +331,7 @@ def test_predicted_bytes_are_the_measured_ones(downlink: Literal["exact", "doubl
     profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
     groups = [Group(layer, layer) for layer in range(len(ELEMENTS))]
     layers = np.arange(len(ELEMENTS))
-    compression = Compression("dlgs", 0.05, downlink=downlink)
+    compression = Compression(METHODS["dlgs"], 0.05, downlink=downlink)
     before = replace(profile, sparse_up_ratio=7.0, sparse_down_ratio=9.0)
     after = with_measured_bytes(before, compression, groups, reports)
     sizes = compression.sizes(after, layers, layers)
@@ -347,9 +348,9 @@ def test_where_nothing_was_measured_bytes_are_those_expected() -> None:
     ]
     profile = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), sparse_up_ratio=7.0, sparse_down_ratio=9.0)
     groups = [Group(layer, layer) for layer in range(len(ELEMENTS))]
-    after = with_measured_bytes(profile, Compression("dlgs", 0.05, downlink="exact"), groups, silent)
+    after = with_measured_bytes(profile, Compression(METHODS["dlgs"], 0.05, downlink="exact"), groups, silent)
     assert (after.sparse_up_ratio, after.sparse_down_ratio) == (1.0, 1.0)
-    dense = with_measured_bytes(profile, Compression("dlgs", 0.05, downlink="dense"), groups, reports)
+    dense = with_measured_bytes(profile, Compression(METHODS["dlgs"], 0.05, downlink="dense"), groups, reports)
     assert dense.sparse_down_ratio == 1.0
     assert dense.sparse_up_ratio != 1.0
 
@@ -364,15 +365,15 @@ def test_the_share_of_exact_selections_is_measured_by_elements() -> None:
     groups = [Group(layer, layer) for layer in range(len(ELEMENTS))]
     profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
     assert profile.refresh_ratio == 0.0
-    after = with_measured_bytes(profile, Compression("dlgs", 0.05), groups, reports)
+    after = with_measured_bytes(profile, Compression(METHODS["dlgs"], 0.05), groups, reports)
     assert after.refresh_ratio == pytest.approx((1 + 1_000_000 / 1_253_100) / 2)
-    assert with_measured_bytes(profile, Compression("lags", 0.05), groups, reports).refresh_ratio == 0.0
+    assert with_measured_bytes(profile, Compression(METHODS["lags"], 0.05), groups, reports).refresh_ratio == 0.0
 
 
 def test_dense_bytes_are_known_without_measuring() -> None:
     reports = reports_of(measure(np.random.default_rng(1), 1, serial=True))
     profile = calibrate(NAMES, ELEMENTS, reports, servers=1)
-    assert with_measured_bytes(profile, Compression("none"), [Group(0, 3)], reports) == profile
+    assert with_measured_bytes(profile, Compression(METHODS["none"]), [Group(0, 3)], reports) == profile
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
@@ -570,5 +571,5 @@ def test_names_elements_and_measured_layers_are_as_many() -> None:
 def test_without_groups_bytes_are_those_expected() -> None:
     reports = [[StepMeasurement(1, False, 0.5, (0.1, 0.2, 0.0, 0.3), ())]]
     profile = replace(calibrate(NAMES, ELEMENTS, reports, servers=1), sparse_up_ratio=7.0, sparse_down_ratio=9.0)
-    after = with_measured_bytes(profile, Compression("dlgs", 0.05, downlink="exact"), [], reports)
+    after = with_measured_bytes(profile, Compression(METHODS["dlgs"], 0.05, downlink="exact"), [], reports)
     assert (after.sparse_up_ratio, after.sparse_down_ratio, after.refresh_ratio) == (1.0, 1.0, 0.0)

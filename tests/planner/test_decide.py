@@ -15,8 +15,9 @@ from taihu.core.planner.decide import UNCOMPRESSED, best_frame_elements, choose_
 from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
 from taihu.core.planner.groups import Group, plan_groups
 from taihu.core.planner.merging import TIE, merge_exact, merge_greedy
-from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Method, Profile
+from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 from taihu.core.planner.timeline import simulate, step_costs
+from taihu.core.traits.methods import METHODS, Method
 
 PROFILE = Profile(
     layers=tuple(LayerCost(f"l{i}", n, 0.01) for i, n in enumerate((4_000_000, 100, 9_000_000, 50_000, 10, 800_000))),
@@ -27,7 +28,7 @@ PROFILE = Profile(
     workers=3,
     servers=1,
 )
-DLGS = Compression("dlgs", 0.01)
+DLGS = Compression(METHODS["dlgs"], 0.01)
 STRATEGIES = ["per-layer", "single", "bucket:25MB", "greedy", "exact"]
 
 
@@ -41,7 +42,7 @@ def groups_by(strategy: str, compression: Compression) -> tuple[Group, ...]:
 @pytest.mark.parametrize("method", ["none", "lags", "dlgs"])
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "bucket:3MB", "auto"])
 def test_a_strategy_is_followed_and_compared(method: str, strategy: str) -> None:
-    compression = replace(DLGS, method=method)  # type: ignore[arg-type]
+    compression = replace(DLGS, method=METHODS[method])
     decision = decide(PROFILE, compression, strategy)
     assert decision.groups == groups_by(strategy, compression)
     assert [times.group for times in decision.timeline.groups] == list(decision.groups)
@@ -51,7 +52,7 @@ def test_a_strategy_is_followed_and_compared(method: str, strategy: str) -> None
     for name in {*STRATEGIES, strategy}:
         seconds = predict(PROFILE, compression, groups_by(name, compression))
         assert decision.alternatives[name] == simulate(costs, groups_by(name, compression)).seconds == seconds
-    dense = replace(compression, method="none")
+    dense = replace(compression, method=METHODS["none"])
     best = predict(PROFILE, dense, groups_by("exact", dense))
     assert decision.alternatives[UNCOMPRESSED] == best
     assert decision.seconds == decision.alternatives[strategy]
@@ -69,20 +70,20 @@ def test_compression_pays_on_a_slow_link_only() -> None:
     fast = replace(PROFILE, link=LinkCost(0.0, 1e-12, 1e-12))
     assert decide(PROFILE, DLGS, "auto").pays
     assert not decide(fast, DLGS, "auto").pays
-    assert not decide(PROFILE, replace(DLGS, method="none"), "auto").pays
+    assert not decide(PROFILE, replace(DLGS, method=METHODS["none"]), "auto").pays
 
 
 def test_sending_everything_does_not_pay_against_sending_everything() -> None:
     """By a hair another plan is faster than the exact one, which has the fewest groups of those that tie with it."""
     hardly = replace(PROFILE, forward_seconds=1.0, link=LinkCost(0.0, 1e-18, 1e-18))
-    decision = decide(hardly, replace(DLGS, method="none"), "per-layer")
+    decision = decide(hardly, replace(DLGS, method=METHODS["none"]), "per-layer")
     assert 0 < decision.alternatives[UNCOMPRESSED] - decision.seconds < TIE
     assert not decision.pays
 
 
 @pytest.mark.parametrize("strategy", ["auto", "single"])
 def test_top_k_selects_from_one_group(strategy: str) -> None:
-    top_k = replace(DLGS, method="topk")
+    top_k = replace(DLGS, method=METHODS["topk"])
     decision = decide(PROFILE, top_k, strategy)
     assert decision.groups == (Group(0, 5),)
     assert set(decision.alternatives) == {"single", "uncompressed"}
@@ -102,7 +103,7 @@ def test_top_k_selects_from_one_group(strategy: str) -> None:
 )
 def test_other_strategies_are_refused(method: str, strategy: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        decide(PROFILE, replace(DLGS, method=method), strategy)  # type: ignore[arg-type]
+        decide(PROFILE, replace(DLGS, method=METHODS[method]), strategy)
 
 
 @settings(deadline=None)
@@ -111,7 +112,7 @@ def test_other_strategies_are_refused(method: str, strategy: str, words: str) ->
     st.integers(1, 10**8),
     st.integers(0, 4),
     st.sampled_from([1024, 1 << 14, 1 << 17, 1 << 20]),
-    st.sampled_from([("none", 1.0), ("dlgs", 0.1), ("lags", 0.01)]),
+    st.sampled_from([(METHODS["none"], 1.0), (METHODS["dlgs"], 0.1), (METHODS["lags"], 0.01)]),
 )
 def test_no_other_number_of_frames_is_much_better(
     link: LinkCost, elements: int, servers: int, most: int, method: tuple[Method, float]
@@ -136,7 +137,8 @@ def test_no_other_number_of_frames_is_much_better(
 
 def test_frames_are_as_large_as_may_be_where_bytes_cost_nothing() -> None:
     assert (
-        best_frame_elements(replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0)), Compression("none"), 1 << 20) == 1 << 20
+        best_frame_elements(replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0)), Compression(METHODS["none"]), 1 << 20)
+        == 1 << 20
     )
 
 
@@ -166,8 +168,8 @@ def test_frames_are_those_of_the_formula(alpha_s: float, servers: int, frames: i
     # Around a ring of two every value goes once, too.
     profile = replace(PROFILE, layers=(LayerCost("fc", whole, 0.01),), link=link, workers=2, servers=servers)
     assert frames is None or frames == math.isqrt(int(1 / (max(1, servers) * alpha_s)))
-    assert best_frame_elements(profile, Compression("none"), 1 << 23) == elements
-    assert best_frame_elements(profile, Compression("none"), 1000) == 1000
+    assert best_frame_elements(profile, Compression(METHODS["none"]), 1 << 23) == elements
+    assert best_frame_elements(profile, Compression(METHODS["none"]), 1000) == 1000
 
 
 @pytest.mark.parametrize(("workers", "servers", "shared"), [(6, 2, 3.0), (2, 4, 1.0), (4, 0, 1.0)])

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from taihu.core.planner.groups import Group
 from taihu.core.planner.largest_batch import StepBytes, largest_batch
 from taihu.core.planner.memory import MemoryJob, fits, worker_memory
+from taihu.core.traits.stages import STAGES
 
-JOB = MemoryJob((100, 50), (Group(0, 1),), workers=3, servers=2, zero=1, optimizer_arrays=1, frame_bytes=10)
+JOB = MemoryJob((100, 50), (Group(0, 1),), workers=3, servers=2, stage=STAGES[1], optimizer_arrays=1, frame_bytes=10)
 STATES = worker_memory(JOB).total
 
 

@@ -30,6 +30,7 @@ from taihu.core.planner.memory import (
     worker_memory,
 )
 from taihu.core.planner.partition import Shard
+from taihu.core.traits.stages import STAGES
 
 quick = settings(deadline=None)
 
@@ -63,7 +64,7 @@ def memory_job_of(number: int) -> MemoryJob:
         groups=groups,
         workers=random.randint(1, 5),
         servers=random.randint(0, 5),
-        zero=random.randint(0 if value_bytes == 4 else 2, 3),
+        stage=STAGES[random.randint(0 if value_bytes == 4 else 2, 3)],
         optimizer_arrays=random.randint(0, 2),
         value_bytes=value_bytes,
         holds_gradients=random.random() < 0.5 and value_bytes == 2,
@@ -85,7 +86,7 @@ JOBS = st.integers(0, 2**32 - 1).map(memory_job_of)
 def job_of(*sizes: int, **changes: Any) -> MemoryJob:
     """Layers of these sizes, each a group, updated by Adam."""
     groups = tuple(Group(index, index) for index in range(len(sizes)))
-    job = MemoryJob(sizes, groups, workers=4, servers=0, zero=0, optimizer_arrays=2, bucket_bytes=4)
+    job = MemoryJob(sizes, groups, workers=4, servers=0, stage=STAGES[0], optimizer_arrays=2, bucket_bytes=4)
     return replace(job, **changes)
 
 
@@ -137,7 +138,7 @@ def written_out(job: MemoryJob) -> dict[str, int]:
         (2, False): mixed_ring,
     }[job.value_bytes, job.servers > 0]
     names = [f"{role} {kind}" for role in ("worker", "server") for kind in ("parameters", "gradients", "optimizer")]
-    return dict(zip(names, sum(by_stage[job.zero], ()), strict=True))
+    return dict(zip(names, sum(by_stage[job.stage.key], ()), strict=True))
 
 
 def test_all_cells_of_the_published_table_are_checked() -> None:
@@ -151,14 +152,14 @@ def test_the_published_table(devices: int, parameters: int, rounding: str, stage
     The table is not rounded in one way: the column of 7.5B parameters is rounded half up (41.25 is printed as 41.3,
     1.875 as 1.88), while those of 128B and 1T are cut off (513.5 is printed as 513, 4187.5 as 4187, 2013.67 as 2013).
     """
-    exact = Decimal(model_state_bytes(parameters, devices, stage)) / 10**9
+    exact = Decimal(model_state_bytes(parameters, devices, STAGES[stage])) / 10**9
     assert exact.quantize(Decimal(printed), rounding=rounding) == Decimal(printed)
 
 
 def test_the_columns_need_their_own_roundings() -> None:
     """Neither rounding alone gives the table: what the test above says of it is not looser than need be."""
     for rounding in (ROUND_HALF_UP, ROUND_DOWN):
-        exact = [Decimal(model_state_bytes(p, devices, stage)) / 10**9 for devices, p, _, stage, _ in CELLS]
+        exact = [Decimal(model_state_bytes(p, devices, STAGES[stage])) / 10**9 for devices, p, _, stage, _ in CELLS]
         printed = [Decimal(cell[-1]) for cell in CELLS]
         assert any(e.quantize(p, rounding=rounding) != p for e, p in zip(exact, printed, strict=True))
 
@@ -167,11 +168,11 @@ def test_the_columns_need_their_own_roundings() -> None:
 @given(st.integers(1, 10**13), st.integers(1, 5000), st.sampled_from([4, 8, 12]))
 def test_model_states_by_the_formulas(P: int, Nd: int, K: int) -> None:
     by_stage = [4 * P + K * P, 4 * P + K * P / Nd, 2 * P + (2 + K) * P / Nd, (4 + K) * P / Nd]
-    assert [model_state_bytes(P, Nd, stage, K) for stage in range(4)] == pytest.approx(by_stage)
+    assert [model_state_bytes(P, Nd, STAGES[stage], K) for stage in range(4)] == pytest.approx(by_stage)
 
 
 def test_the_volume_of_a_step() -> None:
-    assert [volume_per_step(1000, stage) for stage in range(4)] == [2000, 2000, 2000, 3000]
+    assert [volume_per_step(1000, STAGES[stage]) for stage in range(4)] == [2000, 2000, 2000, 3000]
 
 
 @quick
@@ -208,13 +209,13 @@ def test_16_bit_values_are_widened_in_windows(job: MemoryJob) -> None:
         for index, own in enumerate(sizes)
     ]
     by_stage = {2: 8 * max(sizes), 3: max(4 * own + 2 * coming for own, coming in zip(sizes, beside, strict=True))}
-    assert worker_memory(job).buffers == (by_stage[job.zero] if job.value_bytes == 2 else 0)
+    assert worker_memory(job).buffers == (by_stage[job.stage.key] if job.value_bytes == 2 else 0)
 
 
 @quick
 @given(JOBS, st.integers(0, 2000), st.none() | st.integers(0, 9000))
 def test_no_more_parameters_can_stay_than_the_most(job: MemoryJob, spare: int, machine: int | None) -> None:
-    job = replace(job, zero=3)
+    job = replace(job, stage=STAGES[3])
     free = worker_memory(job).total + spare
     machine_free = None if machine is None else job_memory(job).total + machine
     most = most_live_bytes(job, free, machine_free=machine_free)
@@ -245,16 +246,16 @@ def test_totals_are_sums(job: MemoryJob) -> None:
 @pytest.mark.parametrize("devices", [1, 4, 64])
 def test_a_ring_of_mixed_precision_adam_is_the_papers_but_for_gradients(devices: int) -> None:
     """Stage 2 of the paper keeps the owned part of all 16-bit gradients, which here is given back with its group."""
-    use = worker_memory(job_of(6400, 640, workers=devices, zero=2, value_bytes=2))
-    assert use.parameters + use.optimizer == model_state_bytes(7040, devices, 2) - 2 * 7040 / devices
-    use = worker_memory(job_of(6400, 640, workers=devices, zero=2, value_bytes=2, holds_gradients=True))
-    assert use.parameters + use.gradients + use.optimizer == model_state_bytes(7040, devices, 1)
+    use = worker_memory(job_of(6400, 640, workers=devices, stage=STAGES[2], value_bytes=2))
+    assert use.parameters + use.optimizer == model_state_bytes(7040, devices, STAGES[2]) - 2 * 7040 / devices
+    use = worker_memory(job_of(6400, 640, workers=devices, stage=STAGES[2], value_bytes=2, holds_gradients=True))
+    assert use.parameters + use.gradients + use.optimizer == model_state_bytes(7040, devices, STAGES[1])
 
 
 @pytest.mark.parametrize("devices", [1, 4, 64])
 def test_a_ring_of_fp32_adam(devices: int) -> None:
     """docs/methods.md section 5: 8P + 8P / Nd."""
-    assert worker_memory(job_of(6400, 640, workers=devices, zero=1)).total == 8 * 7040 + 8 * 7040 // devices
+    assert worker_memory(job_of(6400, 640, workers=devices, stage=STAGES[1])).total == 8 * 7040 + 8 * 7040 // devices
 
 
 @quick
@@ -262,7 +263,7 @@ def test_a_ring_of_fp32_adam(devices: int) -> None:
 def test_no_stage_takes_more_of_a_worker_than_the_one_below(job: MemoryJob) -> None:
     """With servers; the owners of a ring hold windows in addition to their own parameters."""
     job = replace(job, servers=job.servers or 1, value_bytes=4, holds_gradients=False)
-    totals = [worker_memory(replace(job, zero=zero)).total for zero in range(4)]
+    totals = [worker_memory(replace(job, stage=STAGES[zero])).total for zero in range(4)]
     assert totals == sorted(totals, reverse=True)
 
 
@@ -276,7 +277,7 @@ def test_more_servers_take_less_each(job: MemoryJob, more: int) -> None:
 @pytest.mark.parametrize(("bucket", "held"), [(10, 80), (20, 80), (50, 200), (90, 360), (1000, 360)])
 def test_small_groups_are_held_up_to_four_buckets(bucket: int, held: int) -> None:
     """Nine groups of 40 B."""
-    assert worker_memory(job_of(*[10] * 9, zero=2, bucket_bytes=bucket)).gradients == held
+    assert worker_memory(job_of(*[10] * 9, stage=STAGES[2], bucket_bytes=bucket)).gradients == held
 
 
 def test_a_ring_has_no_servers() -> None:
@@ -284,12 +285,14 @@ def test_a_ring_has_no_servers() -> None:
 
 
 def test_a_model_without_layers_takes_nothing() -> None:
-    empty = MemoryJob((), (), workers=2, servers=1, zero=3, optimizer_arrays=2, window_frames=1, frame_bytes=8)
+    empty = MemoryJob(
+        (), (), workers=2, servers=1, stage=STAGES[3], optimizer_arrays=2, window_frames=1, frame_bytes=8
+    )
     assert worker_memory(empty).total == 0
     assert server_memory(empty) == MemoryUse(buffers=16)
 
 
-LARGE = job_of(600, 100, 200, 100, servers=1, zero=1, workers=3, window_frames=1, frame_bytes=4)
+LARGE = job_of(600, 100, 200, 100, servers=1, stage=STAGES[1], workers=3, window_frames=1, frame_bytes=4)
 """A worker takes 8,000 B in stage 1, 6,800 in stage 2 and 5,600 in stage 3; a server 12,000 B / S and 12 B."""
 
 
@@ -314,17 +317,17 @@ def test_what_helps_is_named(worker_free: int, server_free: int, expected: str |
 
 def test_on_one_machine_all_processes_must_fit_together() -> None:
     many = 10**9
-    machine = job_memory(replace(LARGE, zero=2)).total
+    machine = job_memory(replace(LARGE, stage=STAGES[2])).total
     assert machine == 3 * 6800 + 12_012
-    assert fits(replace(LARGE, zero=2), many, many, machine_free=machine)
-    assert not fits(replace(LARGE, zero=2), many, many, machine_free=machine - 1)
+    assert fits(replace(LARGE, stage=STAGES[2]), many, many, machine_free=machine)
+    assert not fits(replace(LARGE, stage=STAGES[2]), many, many, machine_free=machine - 1)
     assert cheapest_fit(LARGE, many, many, machine_free=machine) == "exchange.zero = 2"
     assert cheapest_fit(LARGE, many, many, machine_free=machine - 1) == "exchange.zero = 3"
     assert cheapest_fit(LARGE, many, many, machine_free=3 * 5600) is None
 
 
 def test_only_stages_that_the_job_may_have_are_named() -> None:
-    assert cheapest_fit(LARGE, 6800, 12_012, stages=(1, 3)) == "exchange.zero = 3"
+    assert cheapest_fit(LARGE, 6800, 12_012, stages=(STAGES[1], STAGES[3])) == "exchange.zero = 3"
     assert cheapest_fit(LARGE, 6800, 12_012, stages=()) is None
     assert cheapest_fit(LARGE, 8000, 3012, stages=()) == "cluster.servers = 4"
 
@@ -337,12 +340,14 @@ def settings_by_cost(job: MemoryJob) -> list[MemoryJob]:
     counts = {job.servers} | ({1, 2, 4, 8, 16, 32, 64} if job.servers else set())
     ways = [job.recomputed_bytes] if job.recomputed_bytes is None else [job.recomputed_bytes, None]
     changed = [
-        replace(job, servers=servers, zero=zero, **({} if recomputed == job.recomputed_bytes else again(job)))
+        replace(
+            job, servers=servers, stage=STAGES[zero], **({} if recomputed == job.recomputed_bytes else again(job))
+        )
         for servers, recomputed, zero in product(
-            sorted(count for count in counts if count >= job.servers), ways, range(job.zero, 4)
+            sorted(count for count in counts if count >= job.servers), ways, range(job.stage.key, 4)
         )
     ]
-    fewer = [replace(job, live_bytes=0)] if job.zero == 3 else []
+    fewer = [replace(job, live_bytes=0)] if job.stage.key == 3 else []
     return [other for other in [*fewer, *changed] if other != job]
 
 
@@ -360,11 +365,11 @@ def applied(job: MemoryJob, text: str) -> MemoryJob:
         return job
     found = re.findall(r"([a-z_.]+) = ([0-9]+)", text)
     assert " and ".join(f"{key} = {value}" for key, value in found) == text
-    own = {"exchange.zero": job.zero, "cluster.servers": job.servers, "exchange.live_bytes": job.live_bytes}
+    own = {"exchange.zero": job.stage.key, "cluster.servers": job.servers, "exchange.live_bytes": job.live_bytes}
     now = {**own, **{key: int(value) for key, value in found}}
     assert len(now) == len(own)
     live_bytes = now["exchange.live_bytes"]
-    return replace(job, zero=now["exchange.zero"], servers=now["cluster.servers"], live_bytes=live_bytes)
+    return replace(job, stage=STAGES[now["exchange.zero"]], servers=now["cluster.servers"], live_bytes=live_bytes)
 
 
 FREE = st.integers(0, 10_000)
@@ -387,13 +392,13 @@ def test_the_cheapest_that_fits_is_found(job: MemoryJob, worker: int, server: in
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: model_state_bytes(10, 1, 4), "ZeRO stage 4: expected 0, 1, 2 or 3"),
-        (lambda: volume_per_step(10, -1), "ZeRO stage -1"),
-        (lambda: job_of(10, zero=4), "ZeRO stage 4"),
         (lambda: job_of(10, workers=0), "workers 0: expected at least 1"),
         (lambda: job_of(10, servers=-1), "servers -1"),
         (lambda: job_of(10, value_bytes=3), "value_bytes 3: expected 4"),
-        (lambda: job_of(10, value_bytes=2, zero=1), "ZeRO stage 1 with 16-bit values: expected stage 2 or 3"),
+        (
+            lambda: job_of(10, value_bytes=2, stage=STAGES[1]),
+            "ZeRO stage 1 with 16-bit values: expected stage 2 or 3",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(call: Callable[[], object], words: str) -> None:
@@ -404,15 +409,15 @@ def test_what_cannot_be_is_refused_in_one_line(call: Callable[[], object], words
 
 def test_fewer_parameters_that_stay_come_first() -> None:
     """All 4,000 B may stay; two groups of them are 2,800 B."""
-    generous = replace(LARGE, zero=3, live_bytes=4000)
+    generous = replace(LARGE, stage=STAGES[3], live_bytes=4000)
     assert worker_memory(generous).total == 6800
     assert cheapest_fit(generous, 5600, 12_012) == "exchange.live_bytes = 0"
     assert cheapest_fit(generous, 6800, 6012) == "cluster.servers = 2"
-    assert cheapest_fit(replace(LARGE, zero=2, live_bytes=4000), 5600, 12_012) is None
+    assert cheapest_fit(replace(LARGE, stage=STAGES[2], live_bytes=4000), 5600, 12_012) is None
 
 
 def test_a_ring_gets_no_servers() -> None:
-    ring = replace(LARGE, servers=0, zero=3)
+    ring = replace(LARGE, servers=0, stage=STAGES[3])
     assert worker_memory(replace(ring, servers=1)).total == 5600 < worker_memory(ring).total
     assert cheapest_fit(ring, 5600, 10**9) is None
 
@@ -421,7 +426,7 @@ def test_a_machine_is_shared_in_whole_bytes() -> None:
     """Three workers of 5,600 B and a server; 2,800 B of each are parameters."""
     needed = 3 * 5600 + 12_012
     for spare, more in ((0, 0), (2, 0), (3, 1), (5, 1)):
-        live = most_live_bytes(replace(LARGE, zero=3), 10**9, machine_free=needed + spare)
+        live = most_live_bytes(replace(LARGE, stage=STAGES[3]), 10**9, machine_free=needed + spare)
         assert (live, type(live)) == (2800 + more, int)
 
 

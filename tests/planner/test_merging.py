@@ -17,6 +17,7 @@ from taihu.core.planner.merging import TIE, merge_exact, merge_greedy
 from taihu.core.planner.model_shapes import TABLES
 from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 from taihu.core.planner.timeline import simulate, step_costs
+from taihu.core.traits.methods import METHODS
 from taihu.kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
 
 quick = settings(deadline=None, max_examples=150)
@@ -211,7 +212,7 @@ def profile_of(name: str, rng: np.random.Generator) -> Profile:
 @pytest.mark.parametrize("inline", [False, True])
 def test_the_exact_plan_of_a_real_model_beats_all_others(name: str, method: str, inline: bool) -> None:
     rng = np.random.default_rng(3)
-    costs = step_costs(profile_of(name, rng), Compression(method), inline=inline, full_duplex=not inline)  # type: ignore[arg-type]
+    costs = step_costs(profile_of(name, rng), Compression(METHODS[method]), inline=inline, full_duplex=not inline)
     layers = len(costs.backward) - 1
     groups = merge_exact(costs)
     seconds = simulate(costs, groups).seconds

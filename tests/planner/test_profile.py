@@ -19,11 +19,11 @@ from taihu.core.planner.profile import (
     LayerCost,
     LinearCost,
     LinkCost,
-    Method,
     Profile,
     Threshold,
     rice_bits_per_index,
 )
+from taihu.core.traits.methods import METHODS, Method
 from taihu.kernels.pack import pack, packed_bound
 
 quick = settings(deadline=None, max_examples=80)
@@ -46,11 +46,11 @@ PROFILES = st.builds(
     refresh_ratio=st.floats(0, 1),
 )
 UNITS: list[tuple[Method, Threshold]] = [
-    ("none", "layer"),
-    ("topk", "layer"),
-    ("lags", "group"),
-    ("dlgs", "layer"),
-    ("dlgs", "group"),
+    (METHODS["none"], "layer"),
+    (METHODS["topk"], "layer"),
+    (METHODS["lags"], "group"),
+    (METHODS["dlgs"], "layer"),
+    (METHODS["dlgs"], "group"),
 ]
 COMPRESSIONS = st.builds(
     Compression,
@@ -103,10 +103,13 @@ def test_costs_of_a_group_are_those_of_its_layers(
     last = data.draw(st.integers(first, len(profile.layers) - 1))
     sizes = compression.sizes(profile, np.array([first]), np.array([last]))
     own = [layer.elements for layer in profile.layers[first : last + 1]]
-    by_layer = compression.method == "lags" or (compression.method, compression.threshold) == ("dlgs", "layer")
+    by_layer = compression.method.key == "lags" or (compression.method.key, compression.threshold) == (
+        "dlgs",
+        "layer",
+    )
     units = own if by_layer else [sum(own)]
     kept = sum(min(n, max(1, math.ceil(compression.density * n))) for n in units)
-    assert sizes.kept[0] == (kept if compression.method != "none" else sum(own))
+    assert sizes.kept[0] == (kept if compression.method.key != "none" else sum(own))
     headers = max(1, math.ceil(sum(own) * 4 / max(1, profile.servers) / compression.frame_bytes)) * profile.servers
     headers *= compression.frame_header_bytes
 
@@ -125,12 +128,12 @@ def test_costs_of_a_group_are_those_of_its_layers(
         levels = math.ceil(math.log2(profile.workers))
         routes = [others * pushed, others * (pushed + union) / profile.workers]
         pushed = min(routes + [2 * levels * pushed] * (compression.downlink == "doublesqueeze"))
-    up: float = dense if compression.method == "none" else pushed * profile.sparse_up_ratio
+    up: float = dense if compression.method.key == "none" else pushed * profile.sparse_up_ratio
     down: float = dense
-    if compression.method != "none" and compression.downlink == "exact":
+    if compression.method.key != "none" and compression.downlink == "exact":
         share = kept / sum(own) if sum(own) else 0.0
         down = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4) * profile.sparse_down_ratio
-    elif compression.method != "none" and compression.downlink == "doublesqueeze":
+    elif compression.method.key != "none" and compression.downlink == "doublesqueeze":
         down = pushed * profile.sparse_down_ratio
     if not profile.servers:
         down = 0.0
@@ -138,11 +141,11 @@ def test_costs_of_a_group_are_those_of_its_layers(
     exact = profile.top_k.base_seconds + profile.top_k.seconds_per_element * sum(own)
     reused = profile.scan.base_seconds + profile.scan.seconds_per_element * sum(own)
     share = {"dlgs": max(1 / compression.refresh_every, profile.refresh_ratio), "none": 0.0}.get(
-        compression.method, 1
+        compression.method.key, 1
     )
     assert compression.up_bytes(profile, sizes)[0] == pytest.approx(up, rel=1e-9, abs=1e-6)
     assert compression.down_bytes(profile, sizes)[0] == pytest.approx(down, rel=1e-9, abs=1e-6)
-    amortised = share * exact + (1 - share) * reused if compression.method != "none" else 0.0
+    amortised = share * exact + (1 - share) * reused if compression.method.key != "none" else 0.0
     assert compression.seconds(profile, sizes)[0] == pytest.approx(amortised, rel=1e-9)
 
 
@@ -155,7 +158,7 @@ def test_a_sparse_push_has_the_predicted_bytes(density: float) -> None:
     values = np.ones(len(indices), dtype=np.float32)
     sections = np.empty(packed_bound(len(indices), 1), dtype=np.uint8)
     count, size = pack(indices, values, np.array([[0, elements]]), np.empty_like(values), sections)
-    compression = Compression("dlgs", density, frame_header_bytes=0)
+    compression = Compression(METHODS["dlgs"], density, frame_header_bytes=0)
     sizes = compression.sizes(profile, np.array([0]), np.array([0]))
     assert compression.up_bytes(profile, sizes)[0] == pytest.approx(4 * count + size, rel=0.01)
 
@@ -163,7 +166,7 @@ def test_a_sparse_push_has_the_predicted_bytes(density: float) -> None:
 def test_the_union_grows_with_the_workers_and_ends_at_the_whole() -> None:
     def down(workers: int) -> float:
         profile = profile_of([10**6], workers=workers)
-        compression = Compression("dlgs", 0.01)
+        compression = Compression(METHODS["dlgs"], 0.01)
         return float(compression.down_bytes(profile, compression.sizes(profile, np.array([0]), np.array([0])))[0])
 
     assert down(1) < down(2) < 2 * down(1)
@@ -229,7 +232,6 @@ def test_what_is_no_profile_at_all_is_refused(data: object) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"method": "dgc"}, "method 'dgc': expected one of none, topk, lags, dlgs"),
         ({"downlink": "auto"}, "downlink 'auto': expected one of dense, exact, doublesqueeze"),
         ({"threshold": "model"}, "threshold 'model': expected one of layer, group"),
         ({"value_bytes": 3}, "value_bytes 3: expected one of 2, 4"),

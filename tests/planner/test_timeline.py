@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from taihu.core.planner.groups import Group
 from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 from taihu.core.planner.timeline import Schedule, costs_as, simulate, step_costs
+from taihu.core.traits.methods import METHODS
 from taihu.kernels.group_search import Pipeline, warm_up
 
 quick = settings(deadline=None, max_examples=150)
@@ -131,7 +132,7 @@ def test_costs_are_the_groups_compression_and_transfers(
     method: str, inline: bool, full_duplex: bool, up_s: float, down_s: float
 ) -> None:
     profile = replace(PROFILE, link=LinkCost(1e-2, up_s, down_s))
-    compression = Compression(method, 0.05)  # type: ignore[arg-type]
+    compression = Compression(METHODS[method], 0.05)
     costs = step_costs(profile, compression, inline=inline, full_duplex=full_duplex)
     assert (costs.start, costs.inline) == (0.25, inline)
     assert costs.backward == pytest.approx([0.0, 0.1, 0.3, 0.6])
@@ -153,7 +154,7 @@ def test_costs_are_the_groups_compression_and_transfers(
 def test_a_schedule_says_where_compression_runs_and_how_values_travel(
     schedule: Schedule, inline: bool, stages: int
 ) -> None:
-    costs = costs_as(schedule, PROFILE, Compression("dlgs", 0.05))
+    costs = costs_as(schedule, PROFILE, Compression(METHODS["dlgs"], 0.05))
     assert (costs.inline, len(costs.seconds)) == (inline, stages)
 
 

@@ -13,6 +13,8 @@ from support.simulations import job_of, layout_of, seconds_of
 from taihu.core.base.errors import ConfigError
 from taihu.core.coordination.planning import Planning
 from taihu.core.job import Job, load_job
+from taihu.core.traits.methods import METHODS
+from taihu.core.traits.stages import STAGES
 from taihu.search.floors import Floor
 from taihu.search.reasons import why_it_loses, why_it_was_passed
 from taihu.search.search import ALIKE, Found, Passed, Search, ranked
@@ -160,7 +162,7 @@ def test_no_limit_is_crossed(
     assert len({each.way for each in ways}) == len(ways)
     for each in ways:
         sent = each.job.compression
-        assert sent.method == "none" or sent.density >= least
+        assert sent.method.key == "none" or sent.density >= least
         assert each.job.train.precision in (precisions or ("fp32",))
         assert each.hosts <= hosts
         assert Way.of(each.job, beside=each.way.beside) == each.way
@@ -173,7 +175,7 @@ def test_the_job_as_it_is_comes_first_and_loses_nothing_more_by_default() -> Non
     first, *others = candidates_of(job, allowed_for(job, 0, None, None), lambda _: True, steps.spread)
     assert (first.job, first.changes) == (job, 0)
     assert {each.way.precision for each in others} == {"bf16", "fp32"}
-    assert {each.way.method for each in others} == {"none"}
+    assert {each.way.method.key for each in others} == {"none"}
 
 
 def test_memory_is_saved_only_where_it_has_to_be() -> None:
@@ -183,8 +185,8 @@ def test_memory_is_saved_only_where_it_has_to_be() -> None:
 
     def settings_where(fits: bool, least: int = 0) -> set[tuple[int, str]]:
         """Stages and recomputation that are tried where so much is kept back."""
-        ways = candidates_of(job, allowed, lambda each: fits and each.way.zero >= least, steps.spread)
-        return {(each.way.zero, each.way.recompute) for each in ways}
+        ways = candidates_of(job, allowed, lambda each: fits and each.way.zero.key >= least, steps.spread)
+        return {(each.way.zero.key, each.way.recompute) for each in ways}
 
     assert settings_where(fits=True) == {(0, "none"), (1, "none")}
     # A higher stage fits: a lower one with recomputation, which need not, may be faster.
@@ -204,7 +206,7 @@ def test_what_job_settings_do_not_go_with_is_no_way() -> None:
     clipped = load_job(None, {"optimizer": {"clip_norm": 1.0}})
     steps = steps_on(ethernet(1e9)[0], (1000, 10), 0.01)
     ways = list(candidates_of(clipped, allowed_for(clipped, 0, 0.01, None), lambda _: True, steps.spread))
-    assert {each.way.method for each in ways} == {"none"}
+    assert {each.way.method.key for each in ways} == {"none"}
 
 
 @pytest.mark.parametrize(
@@ -226,11 +228,13 @@ def test_limits_that_are_none(
 def test_the_largest_term_is_the_reason() -> None:
     """One server's port against a ring; start-ups of a ring of many; selecting from what is cheap to send."""
     heavy = steps_on(ethernet(1e8)[0], (400_000,), 0.001)
-    assert _lost(heavy, Way.of(job_of(8, 1), beside=False), replace(WAY, servers=0, zero=0)).startswith("transfers:")
+    assert _lost(heavy, Way.of(job_of(8, 1), beside=False), replace(WAY, servers=0, zero=STAGES[0])).startswith(
+        "transfers:"
+    )
     light = steps_on(Network("slow to start", 5e-3, 1e10), (400,), 0.001)
-    assert _lost(light, replace(WAY, servers=0, zero=0), replace(WAY, servers=1)).startswith("start-ups:")
+    assert _lost(light, replace(WAY, servers=0, zero=STAGES[0]), replace(WAY, servers=1)).startswith("start-ups:")
     wide = steps_on(Network("fast", 1e-6, 1e12), (4_000_000,), 0.0, Machines())
-    lags = replace(WAY, servers=1, method="lags", density=0.01)
+    lags = replace(WAY, servers=1, method=METHODS["lags"], density=0.01)
     assert _lost(wide, lags, replace(WAY, servers=1)).startswith("selection:")
     again = replace(WAY, servers=1, recompute="memory")
     slow = steps_on(Network("fast", 1e-6, 1e11), (400,), 1.0, run_again=((0, 0),))
@@ -250,7 +254,7 @@ def _lost(steps: Steps, loser: Way, winner: Way) -> str:
 def test_what_is_as_fast_loses_by_preference() -> None:
     winner = Found(Candidate(WAY, Job(), 0), STEP)
     for way, changes, words in (
-        (replace(WAY, density=0.1, method="dlgs"), 1, "sends less of the gradient"),
+        (replace(WAY, density=0.1, method=METHODS["dlgs"]), 1, "sends less of the gradient"),
         (replace(WAY, precision="bf16"), 1, "less exact values"),
         (replace(WAY, plan="single"), 1, "changes more"),
         (replace(WAY, servers=3), 0, "more hosts"),

@@ -48,7 +48,7 @@ def test_one_operation_at_a_time_is_what_its_messages_are(
     assert whole.events < each.events
     assert whole.seconds == pytest.approx(each.seconds, rel=1e-9)
     assert (whole.wait_seconds, whole.exchange_seconds) == pytest.approx((each.wait_seconds, each.exchange_seconds))
-    if not sections.get("train") and job.zero < 3:
+    if not sections.get("train") and job.stage.key < 3:
         # Elsewhere bytes are counted from a step's end to another one's, in which some of them are under way.
         assert whole.worker_bytes == each.worker_bytes
 

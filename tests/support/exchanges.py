@@ -239,7 +239,7 @@ def _between_workers(
             return error
 
     is_direct = job.exchange.transport != "grpc"
-    is_mesh = job.compression.method != "none"
+    is_mesh = job.compression.method.key != "none"
     size, timeout_s = job.cluster.workers, job.exchange.timeout_s
     with Peers(size, timeout_s=timeout_s, direct=is_direct, mesh=is_mesh) as peers:
         return peers.run(life)
@@ -248,7 +248,7 @@ def _between_workers(
 def regrouped(job: Job, plan: Plan, strategy: str) -> Plan:
     """The plan behind `plan`, with the groups of `strategy`; where gradients are compressed all go the same way."""
     groups = plan_groups(plan.layout, strategy)
-    if job.zero >= 2:
+    if job.stage.key >= 2:
         groups = cap_groups(groups, plan.layout, job.bucket_bytes(plan.layout.elements) // BYTES_PER_VALUE)
     routes = plan.routes[:1] * len(groups)
     return replace(plan, version=plan.version + 1, groups=groups, routes=routes)

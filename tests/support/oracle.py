@@ -23,7 +23,7 @@ def expected_parameters(
     job: Job, layout: Layout, gradients: Callable[[int, int], Values], strategies: Sequence[str]
 ) -> list[Exact]:
     """The parameters that workers see after each step; `strategies[step - 1]` merges the layers of a step."""
-    if job.compression.method == "none":
+    if job.compression.method.key == "none":
         return _dense(job, layout, gradients, len(strategies))
     return _sparse(job, layout, gradients, [group_ranges(layout, strategy) for strategy in strategies])
 
@@ -67,13 +67,13 @@ class _Master:
         if optimizer.clip_norm is not None:
             assert optimizer.clip == "whole"
             mean = mean * min(1.0, optimizer.clip_norm / float(np.linalg.norm(mean)))
-        if optimizer.name == "adam":
+        if optimizer.name.key == "adam":
             self._first = 0.9 * self._first + 0.1 * mean
             self._second = 0.999 * self._second + 0.001 * mean**2
             root = np.sqrt(self._second / (1 - 0.999**step)) + 1e-8
             self.parameters = self.parameters - optimizer.learning_rate * self._first / (1 - 0.9**step) / root
             return
-        assert optimizer.name == "sgd"
+        assert optimizer.name.key == "sgd"
         self._first = optimizer.momentum * self._first + mean + optimizer.weight_decay * self.parameters
         self.parameters = self.parameters - optimizer.learning_rate * self._first
 
@@ -86,7 +86,7 @@ def _dense(job: Job, layout: Layout, gradients: Callable[[int, int], Values], st
     largest = np.inf
     if precision == "fp16":
         # A ring sums as it goes, in 16 bits.
-        largest = 65504.0 / (workers if job.exchange.kind == "ring" else 1)
+        largest = 65504.0 / (workers if not job.servers else 1)
     for step in range(1, steps + 1):
         scaled = [gradients(rank, step).astype(np.float64) * scale for rank in range(workers)]
         if precision == "fp16" and not all((np.abs(each) <= largest).all() for each in scaled):
@@ -132,7 +132,7 @@ def _sparse(
 ) -> list[Exact]:
     """Momentum correction (Lin et al. 2018) where the workers apply momentum; DoubleSqueeze (Tang et al. 2019)."""
     compression, optimizer, workers = job.compression, job.optimizer, job.cluster.workers
-    refresh = compression.refresh_every if compression.method == "dlgs" else 1
+    refresh = compression.refresh_every if compression.method.key == "dlgs" else 1
     selectors = [_Selector(layout.elements, compression.density, refresh) for _ in range(workers)]
     down = _Selector(layout.elements, compression.density, refresh)
     velocities = [np.zeros(layout.elements) for _ in range(workers)]
@@ -148,7 +148,7 @@ def _sparse(
             if job.momentum_on_workers:
                 given += optimizer.momentum * velocities[rank] + optimizer.weight_decay * master.parameters
                 velocities[rank] = given
-            sent = selectors[rank].select(given, units.get(compression.method, ranges))
+            sent = selectors[rank].select(given, units.get(compression.method.key, ranges))
             if job.momentum_on_workers and compression.factor_masking:
                 velocities[rank] = np.where(sent != 0, 0.0, given)
             total += sent
@@ -156,7 +156,7 @@ def _sparse(
             master.update(total / workers, step)
         else:
             if job.downlink == "doublesqueeze":
-                total = down.select(total, layers if units.get(compression.method) == layers else ranges)
+                total = down.select(total, layers if units.get(compression.method.key) == layers else ranges)
             master.parameters = master.parameters - optimizer.learning_rate * total / workers
         history.append(master.parameters)
     return history

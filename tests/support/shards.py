@@ -138,7 +138,7 @@ class Driven:
             to_half(values * np.float32(changes.get("loss_scale", 1.0)), self.kind, codes)
             value_type = ValueType.named(self.job.train.precision)
             return Frame(changed(header, value_type=value_type, **changes), codes, NOTHING)
-        if self.job.compression.method == "none":
+        if self.job.compression.method.key == "none":
             return Frame(changed(header, **changes), values, NOTHING)
         return sparse_frame(spec, changed(header, **changes), values)
 

@@ -65,7 +65,7 @@ def test_all_processes_of_a_launch_are_workers_of_one_ring(launcher: object, mon
     places = [placed(monkeypatch, launcher(rank, 3)) for rank in range(3)]
     assert [place.rank for place in places] == [0, 1, 2]
     assert {place.job.cluster.workers for place in places} == {3}
-    assert {place.job.exchange.kind for place in places} == {"ring"}
+    assert {place.job.exchange.kind.key for place in places} == {"ring"}
     (coordinator,) = {place.job.cluster.coordinator for place in places}
     assert coordinator is not None
     # Worker 0 listens there, the others where there is room; on one machine nobody else can connect.

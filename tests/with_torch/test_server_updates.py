@@ -309,7 +309,7 @@ def test_rules_are_those_of_the_script() -> None:
     optimizer = optimizer_of(model, KINDS["adam"])
     named = trained(optimizer, model)
     script = ScriptOptimizer(optimizer, [p for _, p in reversed(named)])
-    assert (script.rules.settings.name, script.rules.settings.beta1, script.rules.settings.beta2) == (
+    assert (script.rules.settings.name.key, script.rules.settings.beta1, script.rules.settings.beta2) == (
         "adam",
         0.8,
         0.99,

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from taihu.core.optimization import OptimizerShard, WholeNorm
 from taihu.core.settings import DataSettings, OptimizerSettings
+from taihu.core.traits.optimizers import OPTIMIZERS
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, StepContext, StepHooks, TokenCrossEntropy, transformer
@@ -75,8 +76,8 @@ def _in_pytorch(model: Model) -> Net:
 @pytest.mark.parametrize(("name", "largest"), [("adamw", None), ("sgd", None), ("sgd", 0.3)])
 def test_fifty_steps_have_pytorchs_losses(name: str, largest: float | None) -> None:
     settings = {
-        "adamw": OptimizerSettings(name="adamw", learning_rate=_RATE, weight_decay=0.1, beta2=0.95),
-        "sgd": OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9),
+        "adamw": OptimizerSettings(name=OPTIMIZERS["adamw"], learning_rate=_RATE, weight_decay=0.1, beta2=0.95),
+        "sgd": OptimizerSettings(name=OPTIMIZERS["sgd"], learning_rate=0.05, momentum=0.9),
     }[name]
     data = load_dataset(DataSettings(name="python-source", sequence=_TIME))
     batches = Batches(data, batch=_BATCH, workers=1, rank=0, seed=3)

@@ -18,6 +18,7 @@ from taihu.core.base.errors import RunError
 from taihu.core.optimization import LossScale
 from taihu.core.planner.groups import Group, gradient_room, parameter_room
 from taihu.core.planner.memory import MemoryJob, worker_memory
+from taihu.core.traits.stages import STAGES
 from taihu.core.wire.headers import At
 from taihu.worker.exchange.step_actions import Action, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
 from taihu.worker.exchange.step_parameters import Reading, leading_groups
@@ -436,7 +437,7 @@ class Training(RuleBasedStateMachine):
             groups=tuple(Group(index, index) for index in range(len(self.sizes))),
             workers=1,
             servers=1,
-            zero=3,
+            stage=STAGES[3],
             optimizer_arrays=0,
             value_bytes=2,
             bucket_bytes=4 * rules.bucket_elements,

@@ -101,7 +101,7 @@ class _Bench:
         self._gradients = DrawnGradients(self._exchange.plan.layout, (job.train.seed, rank))
         self._is_paged = arenas.gradient_pages is not None
         # Sums of all workers come over a worker's own gradients.
-        self._gets_sums = not self._is_paged and (not job.servers or job.zero == 0)
+        self._gets_sums = not self._is_paged and (not job.servers or not job.stage.divides_optimizer)
         if not self._is_paged:
             arenas.gradients[:] = self._gradients.values
         self._step = 0
@@ -158,7 +158,7 @@ class _Bench:
     def results(self) -> dict[str, Any]:
         """Everything measured, and what it was measured of."""
         job, sums, own = self._job, self._sums[""], self._seconds[""]
-        compresses = job.compression.method != "none"
+        compresses = job.compression.method.selects
         elements = self._exchange.plan.layout.elements
         return {
             "seconds_per_round": spread(own),
@@ -170,9 +170,9 @@ class _Bench:
             "groups": len(self._exchange.plan.groups),
             "path": self._path,
             "kind": job.exchange.kind,
-            "zero": job.zero,
+            "zero": job.stage.key,
             "precision": job.train.precision,
-            "compression": job.compression.method,
+            "compression": job.compression.method.key,
             "density": job.compression.density if compresses else 1.0,
             "downlink": job.downlink,
             "selected_ratio": sums.selected / (elements * len(own)),
@@ -183,7 +183,7 @@ class _Bench:
     def _round(self) -> float:
         """One round; returns its seconds."""
         self._step += 1
-        if self._job.compression.method != "none":
+        if self._job.compression.method.selects:
             self._gradients.draw(self._arenas.gradients)
         elif self._gets_sums:
             # They would grow beyond all numbers in some dozens of rounds.

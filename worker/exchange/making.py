@@ -77,7 +77,7 @@ def between_workers(
     recording = Recording(beside.recorder, arenas)
 
     def make_route(events: RouteEvents) -> Route:
-        if job.compression.method != "none":
+        if job.compression.method.selects:
             return SparseRoute(job, plan, communicator, arenas, events, recording, tracer=beside.tracer)
         updates = _ring_updates(job, plan, communicator, arenas, recording, beside.initial)
         if not isinstance(beside.chaos, NoChaos):
@@ -95,7 +95,7 @@ def _ring_updates(  # noqa: PLR0917 - one of each
     recording: Recording,
     initial: InitialParameters | None,
 ) -> RingUpdates:
-    if job.zero:
+    if job.stage.divides_optimizer:
         return Owners(job, plan, communicator, arenas, recording=recording, initial=initial)
     checks = job.refuses_non_finite
     if job.exchange.returns == "gradients":
@@ -134,7 +134,7 @@ def _exchange(  # noqa: PLR0917 - one of each
         arenas=arenas,
         rules=rules_of(job, len(arenas.parameters)),
         make_route=make_route if isinstance(chaos, NoChaos) else disturbed,
-        compressor=compressor_of(job, plan, arenas) if job.compression.method != "none" else None,
+        compressor=compressor_of(job, plan, arenas) if job.compression.method.selects else None,
         on_compressed=beside.on_compressed,
         on_failure=beside.on_failure,
         recording=recording,

@@ -63,10 +63,10 @@ def rules_of(job: Job, elements: int) -> Rules:
     """
     half = job.train.precision != "fp32"
     return Rules(
-        drops_gradients=job.zero >= 2,
-        fetches=half or job.zero == 3,
+        drops_gradients=job.stage.divides_gradients,
+        fetches=half or job.stage.divides_parameters,
         widens=half,
-        keeps=half and job.zero == 2,
+        keeps=half and job.stage.keeps_halves,
         holds=job.holds_gradients,
         clips=job.clips_whole,
         # What is recomputed needs the room in an order of its own.

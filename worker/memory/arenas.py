@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.job import Job
+from taihu.core.traits.stages import STAGES, Stage
 from taihu.core.wire.headers import ValueType
 from taihu.core.wire.shared_memory import SharedBuffer, allocate_values
 from taihu.worker.memory.half_arenas import HalfArenas
@@ -56,20 +57,22 @@ class Arenas:
 def arenas_of(job: Job, elements: int) -> Arenas:
     """The arenas of a worker of `job`."""
     value_type = ValueType.named(job.train.precision)
-    return allocate_arenas(elements, shared=job.shares_memory, zero=job.zero, value_type=value_type)
+    return allocate_arenas(elements, shared=job.shares_memory, stage=job.stage, value_type=value_type)
 
 
-def allocate_arenas(elements: int, *, shared: bool, zero: int = 0, value_type: ValueType = ValueType.FP32) -> Arenas:
-    """Arenas of zeros for stage `zero` of ZeRO, which is 2 or 3 where `value_type`, what is exchanged, is not fp32.
+def allocate_arenas(
+    elements: int, *, shared: bool, stage: Stage = STAGES[0], value_type: ValueType = ValueType.FP32
+) -> Arenas:
+    """Arenas of zeros for a stage of ZeRO; it divides gradients where `value_type`, what is exchanged, is not fp32.
 
     With `shared`, other processes of this machine can map the gradients, if it has the memory; not from stage 2 on.
     """
-    if zero < 2:
+    if not stage.divides_gradients:
         gradients, buffer = allocate_values(elements, shared=shared)
         return Arenas(np.zeros(elements, dtype=np.float32), gradients, buffer)
     gradient_pages = Pages(elements)
-    half = None if value_type is ValueType.FP32 else HalfArenas(elements, value_type, keeps=zero == 2)
-    if zero == 2 and half is None:
+    half = None if value_type is ValueType.FP32 else HalfArenas(elements, value_type, keeps=stage.keeps_halves)
+    if not stage.divides_parameters and half is None:
         parameters = np.zeros(elements, dtype=np.float32)
         return Arenas(parameters, gradient_pages.values, gradient_pages=gradient_pages)
     parameter_pages = Pages(elements)

@@ -54,7 +54,8 @@ def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob
     names = spread_layers(job, known)
     spread = [layer for layer in layout.layers if layer.name in names]
     exchanged = Layout(tuple(layer for layer in layout.layers if layer not in spread))
-    copied = [layer for layer in exchanged.layers if layer.name in known.names] if spread and job.zero >= 2 else []
+    copies = bool(spread) and job.stage.divides_gradients
+    copied = [layer for layer in exchanged.layers if layer.name in known.names] if copies else []
     bucket_bytes = job.bucket_bytes(exchanged.elements)
     strategy = "single" if is_computed(exchange.plan) else exchange.plan
     return MemoryJob(
@@ -62,7 +63,7 @@ def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob
         groups=cap_groups(plan_groups(exchanged, strategy), exchanged, bucket_bytes // BYTES_PER_VALUE),
         workers=workers,
         servers=job.servers,
-        zero=job.zero,
+        stage=job.stage,
         optimizer_arrays=OptimizerState(job.server_optimizer, 1).state_bytes // BYTES_PER_VALUE,
         value_bytes=ValueType.named(job.train.precision).dtype.itemsize,
         holds_gradients=job.updates_together,
@@ -95,7 +96,7 @@ def _columns(tensor: TensorSpec, workers: int) -> int:
 
 def _residual_arrays(job: Job) -> int:
     """fp32 values that a worker's compression keeps of every parameter."""
-    if job.compression.method == "none":
+    if not job.compression.method.selects:
         return 0
     compressor = make_compressor(
         job.compression, job.optimizer, workers=job.cluster.workers, momentum_here=job.momentum_on_workers

@@ -150,7 +150,7 @@ class WholeReplica(Replica):
         self._rank = rank
         self._seed = job.train.seed
         self._tested = samples_at_once(model, job.train.batch)
-        self.reads_together = job.zero == 3 and not job.servers
+        self.reads_together = job.stage.divides_parameters and not job.servers
         if rank == 0 and arenas.parameter_pages is None:
             model.initialize(self._seed)
         self.exchanged = Exchanged(model.layout, arenas, self._initialize)
@@ -215,7 +215,7 @@ class HybridReplica(Replica):
             sharded,
             rank=mover.rank,
             size=mover.size,
-            copied=job.zero >= 2,
+            copied=job.stage.divides_gradients,
             gradient_bytes=job.bucket_bytes(exchanged),
         )
         recompute(model, job, self._hybrid.front)
@@ -225,7 +225,7 @@ class HybridReplica(Replica):
         self._settings = job.exchange
         self._model = model
         # Exchanged layers that worker 0 reads are fetched by all where they lie on all.
-        self._reads_along = job.zero == 3 and not job.servers
+        self._reads_along = job.stage.divides_parameters and not job.servers
         arenas = arenas_of(job, self._hybrid.layout.elements)
         self._hybrid.bind(arenas.parameters, arenas.gradients)
         self._hybrid.initialize_shards(job.train.seed)

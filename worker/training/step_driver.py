@@ -33,7 +33,7 @@ class StepDriver:
         self, job: Job, exchange: Exchange, timed: Callable[[Wait, int], None] = lambda wait, group: wait(group)
     ) -> None:
         self._holds, self._together = job.holds_gradients, job.updates_together
-        self._keeps_gradients = job.zero < 2
+        self._keeps_gradients = not job.stage.divides_gradients
         self._exchange = exchange
         self._timed = timed
         self._one_by_one = False

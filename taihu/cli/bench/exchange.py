@@ -161,10 +161,10 @@ def bench_job(
     """
     given = [*_RATE, *assignments]
     job = resolve_job(None, given, {"cluster": cluster}, launched=launched)
-    if "plan" not in job.exchange.model_fields_set and job.compression.method != "topk":
+    if "plan" not in job.exchange.model_fields_set and not job.compression.method.is_of_whole_model:
         job = resolve_job(None, [f"exchange.plan={plan}", *given], {"cluster": cluster}, launched=launched)
     check_used(job, "exchange", _USED)
-    if is_computed(job.exchange.plan) and job.compression.method != "topk":
+    if is_computed(job.exchange.plan) and not job.compression.method.is_of_whole_model:
         raise ConfigError(
             f"exchange.plan {job.exchange.plan!r}: there is no backward pass to plan by; name per-layer, single or "
             "bucket:SIZE"

@@ -178,11 +178,11 @@ def plan(
             typer.echo(f"warning: {line}", err=True)
         plan_memory(job, free_worker, free_server, json_file)
     else:
-        from taihu.cli.planning.time import AskedCompression, Costs, plan_time
+        from taihu.cli.planning.time import AskedCompression, Costs, method_asked, plan_time
         from taihu.core.job.environment import resolve_job
         from taihu.core.job.security import security_of_onlooker
 
-        asked = AskedCompression(flags.compression, flags.density, refresh_every, downlink, threshold)
+        asked = AskedCompression(method_asked(flags.compression), flags.density, refresh_every, downlink, threshold)
         # Options are of what is predicted: the environment alone says how to reach the run.
         reached = None if coordinator is None else resolve_job(None, (), {})
         security = None if reached is None else security_of_onlooker(reached, "observer", str(coordinator))

@@ -26,13 +26,13 @@ from taihu.core.planner.memory import (
 )
 from taihu.core.process.free_memory import free_bytes
 from taihu.core.process.results import check_writable, write_json
+from taihu.core.traits.stages import STAGES, Stage
 from taihu.local.display import human_bytes
 from taihu.worker.data.load import load_dataset
 
 __all__ = ["plan_memory"]
 
 _NOT_COUNTED: Final = "Python and its libraries are not counted: about 200 MB in each process"
-_STAGES: Final = (0, 1, 2, 3)
 
 
 def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json_file: Path | None) -> None:
@@ -53,7 +53,7 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
     short = next((row for row in rows if row.use.total > row.free), None)
     remedy = None if short is None else _remedy(job, memory, room) or batches.remedy(job)
     live_bytes = None
-    if memory.zero == 3 and short is None:
+    if memory.stage.divides_parameters and short is None:
         live_bytes = most_live_bytes(memory, room.worker, machine_free=room.machine)
     lines = (_title(job, memory), *_table(rows), _NOT_COUNTED, "", *batches.table(job), *_advice(memory, live_bytes))
     for line in lines:
@@ -93,13 +93,13 @@ class _Row:
 class _Batch:
     """The largest batch with one stage of ZeRO, and activations that are computed again or not; 0: none fits."""
 
-    zero: int
+    stage: Stage
     recompute: str
     samples: int
 
     def is_of(self, job: Job) -> bool:
         """Whether stage and recomputation are the job's."""
-        return (self.zero, self.recompute) == (job.zero, job.train.recompute)
+        return (self.stage, self.recompute) == (job.stage, job.train.recompute)
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class _Batches:
     def table(self, job: Job) -> Iterator[str]:
         """A line for each stage, a column for each way to compute."""
         ways = list(dict.fromkeys(batch.recompute for batch in self.found))
-        by_place = {(batch.zero, batch.recompute): f"{batch.samples:,}" for batch in self.found}
+        by_place = {(batch.stage, batch.recompute): f"{batch.samples:,}" for batch in self.found}
         rows = [["largest batch of a worker", *(f"recompute {way}" for way in ways)]]
-        for zero in dict.fromkeys(batch.zero for batch in self.found):
-            own = ", as it is" if zero == job.zero else ""
-            rows.append([f"exchange.zero = {zero}{own}", *(by_place.get((zero, way), "-") for way in ways)])
+        for stage in dict.fromkeys(batch.stage for batch in self.found):
+            own = ", as it is" if stage == job.stage else ""
+            rows.append([f"exchange.zero = {stage}{own}", *(by_place.get((stage, way), "-") for way in ways)])
         yield from aligned(rows, left=1)
         if any(batch.samples == self.most for batch in self.found):
             yield f"{self.most:,} are all the samples that there are for one of so many workers"
@@ -128,27 +128,27 @@ class _Batches:
         if best is None or not best.samples:
             return None
         settings = [f"train.batch = {best.samples}"]
-        settings += [f"exchange.zero = {best.zero}"] if best.zero != job.zero else []
+        settings += [f"exchange.zero = {best.stage}"] if best.stage != job.stage else []
         settings += [f"train.recompute = '{best.recompute}'"] if best.recompute != job.train.recompute else []
         return " and ".join(settings)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The rows of the results."""
-        return [{"zero": of.zero, "recompute": of.recompute, "batch": of.samples} for of in self.found]
+        return [{"zero": of.stage.key, "recompute": of.recompute, "batch": of.samples} for of in self.found]
 
 
 def _largest(job: Job, memory: JobMemory, room: _Room, most: int) -> Iterator[_Batch]:
     """The largest batch for every stage and way to compute that go with the job's other settings."""
     ways = list(dict.fromkeys(("none", "memory", job.train.recompute)))
-    for zero in _STAGES:
+    for stage in STAGES:
         for way in ways:
-            changed = _changed(job, {"exchange": {"zero": zero}, "train": {"recompute": way}})
+            changed = _changed(job, {"exchange": {"zero": stage}, "train": {"recompute": way}})
             if changed is None:
                 continue
             of_batch = partial(memory.of_batch, changed)
             facts = memory.of_job(changed)
             samples = largest_batch(facts, of_batch, most, room.worker, room.server, machine_free=room.machine)
-            yield _Batch(zero, way, samples)
+            yield _Batch(stage, way, samples)
 
 
 def _room(job: Job, free_worker: str | None, free_server: str | None) -> _Room:
@@ -186,7 +186,7 @@ def _title(job: Job, memory: MemoryJob) -> str:
     )
     servers = counted(memory.servers, "server") if memory.servers else "no servers"
     members = f"{servers}, {counted(memory.workers, 'worker')}"
-    settings = f"batch {job.train.batch}, exchange.zero = {memory.zero}"
+    settings = f"batch {job.train.batch}, exchange.zero = {memory.stage}"
     return f"{job.model.name}: {memory.elements:,} parameters{spread}, {members}, {settings}"
 
 
@@ -207,7 +207,7 @@ def _as_json(job: Job, memory: MemoryJob, rows: Iterable[_Row]) -> dict[str, Any
         "parameters": memory.elements,
         "servers": memory.servers,
         "workers": memory.workers,
-        "zero": memory.zero,
+        "zero": memory.stage.key,
         "batch": job.train.batch,
         "recompute": job.train.recompute,
         **{key: named.get(key) for key in ("worker", "server", "all")},
@@ -224,11 +224,11 @@ def _advice(memory: MemoryJob, live_bytes: int | None) -> Iterator[str]:
 
 
 def _remedy(job: Job, memory: MemoryJob, room: _Room) -> str | None:
-    stages = [stage for stage in (1, 2, 3) if _allows(job, stage)]
+    stages = [stage for stage in STAGES if stage.divides_optimizer and _allows(job, stage)]
     return cheapest_fit(memory, room.worker, room.server, machine_free=room.machine, stages=stages)
 
 
-def _allows(job: Job, stage: int) -> bool:
+def _allows(job: Job, stage: Stage) -> bool:
     """Whether the job's other settings go with this stage of ZeRO."""
     return _changed(job, {"exchange": {"zero": stage}}) is not None
 

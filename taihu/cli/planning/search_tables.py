@@ -160,7 +160,7 @@ def _row(each: Found, terms: Mapping[str, float], reason: str, host_bytes: int |
 
 def _cells(candidate: Candidate) -> list[str]:
     way = candidate.way
-    sends = "everything" if way.method == "none" else f"{way.method} {way.density:g}"
+    sends = "everything" if not way.method.selects else f"{way.method} {way.density:g}"
     how = (way.plan, way.fc, f"{way.zero}", way.precision, way.recompute)
     return [exchange_in_words(way), sends, *how, f"{candidate.hosts}"]
 
@@ -202,7 +202,7 @@ def _others(answer: Answer) -> Iterator[str]:
         fewest = min(needed for _, needed in answer.too_large)
         free = human_bytes(answer.placement.machines.memory_bytes)
         yield f"too large       {counted(len(answer.too_large), 'way')}: at least {human_bytes(fewest)} of {free}"
-    stuck = Counter(each.way.method for each, _ in answer.too_large if each.way.method != "none")
+    stuck = Counter(each.way.method for each, _ in answer.too_large if each.way.method.selects)
     for method, count in stuck.items():
         refusal = next(why_no_higher_stage(each) for each, _ in answer.too_large if each.way.method == method)
         yield f"too large       {counted(count, 'way')} with {method}, and no higher stage of ZeRO: {refusal}"

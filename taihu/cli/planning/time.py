@@ -18,10 +18,11 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import aligned, counted
 from taihu.core.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.core.planner.fc_mode import FcChoice
-from taihu.core.planner.profile import Compression, Downlink, Method, Profile, Threshold
+from taihu.core.planner.profile import Compression, Downlink, Profile
 from taihu.core.planner.timeline import Schedule
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.security.security import Security
+from taihu.core.traits.methods import METHODS, NONE, Method, Threshold
 from taihu.core.wire.channel import open_channel
 from taihu.core.wire.clock import SystemClock
 from taihu.core.wire.host_names import check_host
@@ -30,7 +31,7 @@ from taihu.local.display import human_bytes
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
-__all__ = ["AskedCompression", "Costs", "plan_time", "profile_of_running_job"]
+__all__ = ["AskedCompression", "Costs", "method_asked", "plan_time", "profile_of_running_job"]
 
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0
@@ -68,11 +69,21 @@ class AskedCompression:
         """`ran` with what is asked for; raises ConfigError for a density of nothing."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         wanted = replace(ran, **given)
-        if self.density is not None and wanted.method == "none":
+        if self.density is not None and not wanted.method.selects:
             raise ConfigError(
                 f"--density {self.density:g}: nothing is compressed; give --compression topk, lags or dlgs too"
             )
         return wanted
+
+
+def method_asked(name: str | None) -> Method | None:
+    """The method of a name that was given; raises ConfigError where there is none."""
+    if name is None:
+        return None
+    try:
+        return METHODS[name]
+    except ConfigError as error:
+        raise ConfigError(f"--compression: {error}") from None
 
 
 def plan_time(
@@ -128,7 +139,7 @@ def _measured(costs: Costs) -> tuple[Profile, Compression]:
     if profile_file is not None:
         measured = load_measured(profile_file)
         return measured.profile, measured.compression
-    return profile_of_running_job(str(coordinator), security=costs.security), Compression("none")
+    return profile_of_running_job(str(coordinator), security=costs.security), Compression(NONE)
 
 
 def _at(profile: Profile, workers: int | None, link_rate: float | None) -> Profile:
@@ -171,8 +182,8 @@ def _as_json(
         "servers": profile.servers,
         "workers": profile.workers,
         "path": profile.carriage or None,
-        "compression": settings.method,
-        "density": 1.0 if settings.method == "none" else settings.density,
+        "compression": settings.method.key,
+        "density": settings.density if settings.method.selects else 1.0,
         "groups": list(groups),
         "predicted_seconds_per_step": timeline.seconds,
         "seconds_compute": timeline.compute_seconds,
@@ -191,7 +202,7 @@ def _describe(
     schedule: Schedule,
 ) -> Iterable[str]:
     elements = sum(layer.elements for layer in profile.layers)
-    sent = "" if settings.method == "none" else f", density {settings.density:g}, downlink {settings.downlink}"
+    sent = "" if not settings.method.selects else f", density {settings.density:g}, downlink {settings.downlink}"
     servers = counted(profile.servers, "server") if profile.servers else "no servers"
     members = f"{servers}, {counted(profile.workers, 'worker')}"
     yield f"{counted(len(profile.layers), 'layer')}, {counted(elements, 'parameter')}, {members}"
@@ -213,7 +224,7 @@ def _describe(
     yield f"predicted step  {timeline.seconds * 1e3:.1f} ms: compute {compute}, compress {compress}, wait {wait}"
     for name, seconds in decision.alternatives.items():
         yield f"{name:<15} {seconds * 1e3:.1f} ms"
-    if settings.method == "none":
+    if not settings.method.selects:
         return
     if not any((*vars(profile.scan).values(), *vars(profile.top_k).values())):
         yield "the profile has no measurements of compression, which is taken to be free"

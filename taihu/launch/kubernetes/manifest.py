@@ -114,7 +114,7 @@ class _Manifest:
         if self.options.script is not None:
             # Servers are told as well.
             own["TAIHU_EXCHANGE__RETURNS"] = self.job.exchange.returns
-            own["TAIHU_EXCHANGE__KIND"] = self.job.exchange.kind
+            own["TAIHU_EXCHANGE__KIND"] = self.job.exchange.kind.key
         if self.options.direct_port:
             own["TAIHU_DIRECT_PORT"] = self.options.direct_port
         if self.options.data_claim is not None:

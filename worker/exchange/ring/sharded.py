@@ -64,7 +64,7 @@ class Owners(RingUpdates):
         self._recording = recording
         self._initial = initial
         self._checks = job.refuses_non_finite
-        self._gathers_results = job.zero == 3
+        self._gathers_results = job.stage.divides_parameters
         self._fetches = arenas.parameter_pages is not None
         self._largest_norm = job.whole_norm
         self.agrees = job.holds_gradients

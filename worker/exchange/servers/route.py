@@ -216,7 +216,7 @@ class ServerRoute(Route):
 
 
 def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Updates:
-    if job.zero:
+    if job.stage.divides_optimizer:
         return ByServers(arenas.received)
     optimizer = optimizer_of(job, plan, arenas)
     # What workers push has been checked by the servers.

@@ -1,0 +1,52 @@
+"""Methods of compression: the ranges that share a threshold, and how often it is made anew (docs/methods.md 1.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from taihu.core.traits.registry import Registry
+
+__all__ = ["DLGS", "LAGS", "METHODS", "NONE", "TOPK", "Method", "Threshold", "UnitKind"]
+
+UnitKind = Literal["model", "layer", "group"]
+Threshold = Literal["layer", "group"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of compression.
+
+    Attributes:
+        key: its name in a job file.
+        selects: whether a share of the gradient is sent, and the rest is held back; else all of it is.
+        unit: the range from which the density keeps a share; None leaves it to `compression.threshold`.
+        reuses: whether a threshold serves for `compression.refresh_every` steps; else every selection is exact.
+        selection: "module:function" that selects, see `taihu.core.compression.selecting`.
+    """
+
+    key: str
+    selects: bool
+    unit: UnitKind | None
+    reuses: bool = False
+    selection: str = "taihu.core.compression.selecting:by_threshold"
+
+    def __str__(self) -> str:
+        return self.key
+
+    @property
+    def is_of_whole_model(self) -> bool:
+        """Whether it selects from the whole gradient, which then is one group."""
+        return self.unit == "model"
+
+    def unit_by(self, threshold: Threshold) -> UnitKind:
+        """The range from which the density keeps a share, where `compression.threshold` says so much."""
+        return self.unit or threshold
+
+
+NONE: Final = Method("none", selects=False, unit="group")
+TOPK: Final = Method("topk", selects=True, unit="model")
+LAGS: Final = Method("lags", selects=True, unit="layer")
+DLGS: Final = Method("dlgs", selects=True, unit=None, reuses=True)
+
+METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS))
