@@ -18,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.compression.selecting import Select
+from taihu.core.compression.selecting import Select, accumulate
 from taihu.core.compression.state import CompressionState, Outcome, Unit
 from taihu.core.settings import CompressionSettings, OptimizerSettings
 from taihu.core.traits.methods import Method, Threshold, UnitKind
-from taihu.kernels.select import accumulate_select, clear, momentum_select, take_rounded
+from taihu.kernels.select import clear, take_rounded
 from taihu.kernels.unit_select import Arenas, Rule, most_of
 
 __all__ = ["Compressor", "kept_elements", "make_compressor"]
@@ -133,7 +133,7 @@ class Compressor:
             units,
             step,
             Arenas(gradient, parameters, state.velocity, state.residual),
-            Rule(self._share(step), self.refresh_every, self.momentum, self.weight_decay, self.nesterov),
+            self._rule(self._share(step)),
             indices,
             # In fp32 what is selected moves while it is in the cache; rounding comes after.
             values if self.value_type == "fp32" else state.residual[:0],
@@ -149,12 +149,10 @@ class Compressor:
 
         `velocity` changes, too, and has length 0 without momentum. A gradient that is clipped comes so.
         """
-        places, moved = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
-        if not len(velocity):
-            accumulate_select(gradient, residual, np.inf, places, moved)
-            return
-        rule = (self.momentum, self.weight_decay, self.nesterov, 1.0)
-        momentum_select(gradient, parameters, velocity, residual, np.inf, places, moved, *rule)
+        accumulate(Arenas(gradient, parameters, velocity, residual), self._rule(1.0))
+
+    def _rule(self, share: float) -> Rule:
+        return Rule(share, self.refresh_every, self.momentum, self.weight_decay, self.nesterov)
 
     def _share(self, step: int) -> float:
         """The density of a step (from 1)."""

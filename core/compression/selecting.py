@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.compression.state import CompressionState
+from taihu.kernels.select import accumulate_select, momentum_select
 from taihu.kernels.unit_select import Arenas, Rule, select_units
 
-__all__ = ["Select", "by_threshold"]
+__all__ = ["Select", "accumulate", "by_threshold"]
 
 
 class Select(Protocol):
@@ -54,3 +55,19 @@ def by_threshold(  # noqa: PLR0917 - as above
 ) -> int:
     """The largest magnitudes of each unit, by its threshold (docs/methods.md 1.1); one kernel for all units."""
     return select_units(arenas, state.table, state.outcomes, units.start, units.stop, rule, indices, values)
+
+
+def accumulate(arenas: Arenas, rule: Rule) -> None:
+    """Add gradients to the residual, with momentum where there is a velocity, and take nothing out of it.
+
+    Args:
+        arenas: each of shape (n,), the velocity of length 0 where the servers apply momentum; it changes, too.
+        rule: its momentum, weight decay and Nesterov's form.
+    """
+    places, moved = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32)
+    gradient, parameters, velocity, residual = arenas
+    if not len(velocity):
+        accumulate_select(gradient, residual, np.inf, places, moved)
+        return
+    momentum = (rule.momentum, rule.weight_decay, rule.nesterov, 1.0)
+    momentum_select(gradient, parameters, velocity, residual, np.inf, places, moved, *momentum)

@@ -7,7 +7,7 @@ from typing import Final
 
 from taihu.core.traits.registry import Registry
 
-__all__ = ["OPTIMIZERS", "SGD", "Optimizer"]
+__all__ = ["ADAM", "ADAMW", "OPTIMIZERS", "SGD", "Optimizer"]
 
 _ADAPTIVE_RATE: Final = 0.001
 

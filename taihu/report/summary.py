@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from taihu.core.base.words import counted
+from taihu.core.traits.exchanges import EXCHANGES
+from taihu.core.traits.methods import METHODS
 from taihu.report.learning import tests_of
 from taihu.report.run import Run
 from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, items, known, number, text
@@ -19,7 +21,8 @@ def what_it_was(run: Run) -> str:
     batch = "" if run.script else run.fact("batch", "train", "batch")
     compression = run.fact("compression", "compression", "method")
     density = number(run.results, "density")
-    sent = f" at {SHARE.text(density)}" if density is not None and compression not in ("", "none") else ""
+    selects = bool(compression) and METHODS[compression].selects
+    sent = f" at {SHARE.text(density)}" if density is not None and selects else ""
     network = text(run.results, "network")
     facts = [
         f"simulated on {network}" if network else "",
@@ -28,7 +31,7 @@ def what_it_was(run: Run) -> str:
         f"batch {batch} each" if batch else "",
         "" if run.script else run.fact("precision", "train", "precision"),
         f"ZeRO {run.fact('zero', 'exchange', 'zero')}" if run.fact("zero", "exchange", "zero") else "",
-        f"{compression}{sent}" if compression not in ("", "none") else "uncompressed" if compression else "",
+        f"{compression}{sent}" if selects else "uncompressed" if compression else "",
     ]
     return " · ".join(fact for fact in facts if fact)
 
@@ -41,7 +44,8 @@ def _size(run: Run) -> str:
     servers = number(run.results, "servers") or number(run.settings, "cluster", "servers")
     if not workers:
         return ""
-    if run.fact("exchange", "exchange", "kind") == "ring":
+    kind = run.fact("exchange", "exchange", "kind")
+    if kind and not EXCHANGES[kind].has_servers:
         return f"a ring of {counted(int(workers), 'worker')}"
     return ", ".join((*([counted(int(servers), "server")] if servers else []), counted(int(workers), "worker")))
 

@@ -11,14 +11,15 @@ from pydantic import ValidationError
 from taihu.core.base.errors import ConfigError
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.settings import OptimizerSettings
+from taihu.core.traits.optimizers import ADAM, ADAMW, SGD, Optimizer
 from taihu.torch.spread import is_spread
 
 __all__ = ["ScriptOptimizer"]
 
-_KINDS: Final[Mapping[type[torch.optim.Optimizer], str]] = {
-    torch.optim.SGD: "sgd",
-    torch.optim.Adam: "adam",
-    torch.optim.AdamW: "adamw",
+_KINDS: Final[Mapping[type[torch.optim.Optimizer], Optimizer]] = {
+    torch.optim.SGD: SGD,
+    torch.optim.Adam: ADAM,
+    torch.optim.AdamW: ADAMW,
 }
 _REFUSED: Final = ("amsgrad", "maximize", "differentiable")
 _REMEDY: Final = 'give update="workers"'
@@ -102,11 +103,10 @@ class ScriptOptimizer:
 
     def _settings(self) -> OptimizerSettings:
         first = self._optimizer.param_groups[0]
-        name = _KINDS[type(self._optimizer)]
-        if name == "adam" and first.get("decoupled_weight_decay"):
-            name = "adamw"
-        own: dict[str, Any] = {"name": name}
-        if name == "sgd":
+        # Adam with decoupled decay is AdamW; SGD has no such group.
+        rule = ADAMW if first.get("decoupled_weight_decay") else _KINDS[type(self._optimizer)]
+        own: dict[str, Any] = {"name": rule}
+        if "momentum" in rule.reads:
             own |= {"momentum": float(first["momentum"]), "nesterov": bool(first["nesterov"])}
         else:
             beta1, beta2 = map(float, first["betas"])

@@ -11,6 +11,7 @@ from itertools import product
 import pytest
 
 from taihu.core.planner.model_shapes import layer_table
+from taihu.core.traits.methods import DLGS, LAGS, NONE, TOPK
 from taihu.simulation.figures import exchanges, fully_connected, passes, processor, sparse, zero
 from taihu.simulation.figures.figure import Figure, Row
 from taihu.simulation.figures.papers_machine import whole_chunks_seconds
@@ -169,11 +170,11 @@ def test_the_weird_trick_hides_all_transfers_but_one() -> None:
 
 def test_selecting_takes_what_its_costs_say() -> None:
     layout, compute = sparse.work_of(sparse.MODELS[0])
-    dense = sparse.step_of(layout, compute, "none")
+    dense = sparse.step_of(layout, compute, NONE)
     assert dense.compute == pytest.approx(compute.seconds)
     assert (dense.sparsify, dense.selects) == (0.0, 0.0)
     # 80 us and 2 ns an element: Top-K selects once from all, LAGS once from each layer.
-    top_k, lags, own = (sparse.step_of(layout, compute, method, 0.01) for method in ("topk", "lags", "dlgs"))
+    top_k, lags, own = (sparse.step_of(layout, compute, method, 0.01) for method in (TOPK, LAGS, DLGS))
     assert top_k.selects == pytest.approx(80e-6 + 2e-9 * layout.elements)
     assert lags.selects == pytest.approx(80e-6 * len(layout.layers) + 2e-9 * layout.elements)
     assert own.selects < lags.selects

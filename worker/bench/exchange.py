@@ -169,7 +169,7 @@ class _Bench:
             "bytes_received_per_round": sums.received_bytes // len(own),
             "groups": len(self._exchange.plan.groups),
             "path": self._path,
-            "kind": job.exchange.kind,
+            "kind": job.exchange.kind.key,
             "zero": job.stage.key,
             "precision": job.train.precision,
             "compression": job.compression.method.key,

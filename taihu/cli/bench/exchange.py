@@ -39,6 +39,7 @@ from taihu.core.settings import (
     OptimizerSettings,
     SecuritySettings,
 )
+from taihu.core.traits.methods import METHODS
 from taihu.core.wire.log import configure_logs
 from taihu.local.processes import LocalProcesses
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
@@ -228,7 +229,7 @@ def _tell(results: dict[str, Any]) -> None:
     seconds = results["seconds_per_round"]
     servers = counted(results["servers"], "server") if results["servers"] else "a ring"
     words = [results["model"], servers, counted(results["workers"], "worker"), results["path"]]
-    if results["compression"] != "none":
+    if METHODS[results["compression"]].selects:
         words.append(f"{results['compression']} {results['density']:g}, {results['downlink']} downlink")
     elif results["precision"] != "fp32" or results["zero"] > 1:
         words.append(f"{results['precision']}, zero {results['zero']}")

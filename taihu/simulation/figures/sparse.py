@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 from taihu.core.job import Job, load_job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import LinearCost
+from taihu.core.traits.methods import DLGS, LAGS, NONE, TOPK, Method
 from taihu.simulation.compute import Compute, of_modelled
 from taihu.simulation.costs import costs_of
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series
@@ -25,11 +26,9 @@ _PRINTED: Final = 1.99
 _WORKERS: Final = 3
 _BITS_PER_SECOND: Final = 2 * 25e9
 _DENSITIES: Final = (0.1, 0.01)
-_PLANS: Final = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto"}
+_PLANS: Final = {NONE: "auto", TOPK: "single", LAGS: "per-layer", DLGS: "auto"}
 _FASTER: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _PROCESSORS: Final = "the paper's processors are not known here: compute is a SW26010's"
-
-Method = Literal["none", "topk", "lags", "dlgs"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def step_of(layout: Layout, compute: Compute, method: Method, density: float = 1
     job = _job(method, density)
     placement = Placement(*ethernet(_BITS_PER_SECOND))
     whole = simulate_job(job, layout, compute, placement)
-    if method == "none":
+    if not method.selects:
         return Step(whole.compute_seconds, 0.0, whole.wait_seconds, 0.0)
     free = replace(
         costs_of(job, layout, compute, placement.network), scan=LinearCost(0.0, 0.0), top_k=LinearCost(0.0, 0.0)
@@ -89,7 +88,7 @@ def step_of(layout: Layout, compute: Compute, method: Method, density: float = 1
 
 
 def _job(method: Method, density: float) -> Job:
-    compression = {"method": method} if method == "none" else {"method": method, "density": density}
+    compression = {"method": method, "density": density} if method.selects else {"method": method}
     cluster = {"workers": _WORKERS, "servers": 1}
     return load_job(None, {"cluster": cluster, "compression": compression, "exchange": {"plan": _PLANS[method]}})
 
@@ -116,8 +115,8 @@ def sparse_methods() -> Figure:
 
 
 def _steps(layout: Layout, compute: Compute) -> dict[tuple[Method, float], Step]:
-    sparse: tuple[Method, ...] = ("topk", "lags", "dlgs")
-    found: dict[tuple[Method, float], Step] = {("none", 1.0): step_of(layout, compute, "none")}
+    sparse = (TOPK, LAGS, DLGS)
+    found: dict[tuple[Method, float], Step] = {(NONE, 1.0): step_of(layout, compute, NONE)}
     for density in _DENSITIES:
         for method in sparse:
             found[method, density] = step_of(layout, compute, method, density)
@@ -125,7 +124,7 @@ def _steps(layout: Layout, compute: Compute) -> dict[tuple[Method, float], Step]
 
 
 def _gain(steps: Steps) -> float:
-    return steps["none", 1.0].seconds / steps["dlgs", 0.01].seconds
+    return steps[NONE, 1.0].seconds / steps[DLGS, 0.01].seconds
 
 
 def _unlike(gain: float) -> str:
@@ -136,15 +135,15 @@ def _against_others(name: str, steps: Steps) -> Iterator[Row]:
     """The claims 3 and 4: DLGS is the fastest, and LAGS selects for longer and is faster than Top-K."""
     at_least = (1.0, math.inf)
     for density in _DENSITIES:
-        own, lags, top_k = (steps[method, density] for method in ("dlgs", "lags", "topk"))
-        other = min(steps["none", 1.0].seconds, lags.seconds, top_k.seconds)
+        own, lags, top_k = (steps[method, density] for method in (DLGS, LAGS, TOPK))
+        other = min(steps[NONE, 1.0].seconds, lags.seconds, top_k.seconds)
         yield Row(f"{name} at {density:g}, the fastest other's step over DLGS'", at_least, other / own.seconds)
         yield Row(f"{name} at {density:g}, LAGS' selecting over Top-K's", at_least, lags.selects / top_k.selects)
         yield Row(f"{name} at {density:g}, Top-K's step over LAGS'", at_least, top_k.seconds / lags.seconds)
 
 
 def _breakdown(name: str, steps: Steps) -> Panel:
-    bars = [method if method == "none" else f"{method} {density:g}" for method, density in steps]
+    bars = [f"{method} {density:g}" if method.selects else method.key for method, density in steps]
     parts = (
         ("compute", [1e3 * step.compute for step in steps.values()]),
         ("sparsify, not hidden", [1e3 * step.sparsify for step in steps.values()]),
@@ -166,7 +165,7 @@ def _gain_at(layout: Layout, compute: Compute, times: float) -> float:
     faster = Compute(compute.source, forward, backward)
     placement = Placement(*ethernet(_BITS_PER_SECOND))
     dense, sparse = (
-        simulate_job(_job(*method), layout, faster, placement).seconds for method in (("none", 1.0), ("dlgs", 0.01))
+        simulate_job(_job(*method), layout, faster, placement).seconds for method in ((NONE, 1.0), (DLGS, 0.01))
     )
     return dense / sparse
 
