@@ -85,7 +85,7 @@ docs: $(VENV)/checked ## regenerate docs/job.md after a change of the settings
 	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate
 
 bench: $(VENV)/installed ## time dense push and pull on loopback
-	$(BIN)/taihu bench exchange --model resnet50 --servers 1 --workers 3
+	$(BIN)/taihu dev bench exchange --model resnet50 --servers 1 --workers 3
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -27,7 +27,19 @@ def measure(  # noqa: PLR0917 - one of each
 
     `path` is what values between hosts take.
     """
-    command = [sys.executable, "-P", "-m", "taihu", "bench", "allreduce", "--sizes", sizes, "--ranks", str(ranks)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "taihu",
+        "dev",
+        "bench",
+        "allreduce",
+        "--sizes",
+        sizes,
+        "--ranks",
+        str(ranks),
+    ]
     command += ["--rounds", str(rounds), *extra]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"

@@ -356,7 +356,7 @@ CLAIMS: Sequence[Claim] = (
         3,
         "90 to 95 % and 5 %",
         _told("AlexNet 91.5 % of the products and 3.8 % of the parameters, VGG-16 99.2 % and 10.6 %"),
-        "`taihu bench sw26010 --model alexnet`, `taihu bench sw26010 --model vgg16`",
+        "`taihu dev bench sw26010 --model alexnet`, `taihu dev bench sw26010 --model vgg16`",
     ),
     Claim("4", 4, "constant", _constant, "`python -m benchmarks.fc_schemes --json docs/fc_schemes.json`"),
     Claim(
@@ -393,16 +393,16 @@ CLAIMS: Sequence[Claim] = (
         1,
         "708 to 1498 GF, median 1285",
         _told("861 to 1394 GF, median 1268 by its loop; 1060 to 1862, median 1401 by the printed rule"),
-        "`taihu bench sw26010 --kernel conv --grid swdnn`",
+        "`taihu dev bench sw26010 --kernel conv --grid swdnn`",
     ),
     Claim(
         "6",
         2,
         "over 1.6 TF",
         _told("1.54 TF at most with a batch of 128, 1.86 TF among the 172"),
-        "`taihu bench sw26010 --kernel conv --grid paper`",
+        "`taihu dev bench sw26010 --kernel conv --grid paper`",
     ),
-    Claim("6", 3, "88.7 to 95 %", _told("88.6 to 91.8 % from 4096 on"), "`taihu bench sw26010 --kernel dgemm`"),
+    Claim("6", 3, "88.7 to 95 %", _told("88.6 to 91.8 % from 4096 on"), "`taihu dev bench sw26010 --kernel dgemm`"),
 )
 
 

@@ -139,7 +139,7 @@ def pods(job: Path, image: str, *, encrypts: bool = False) -> Iterator[Started]:
 def _certificates(job: Path) -> dict[str, Any]:
     """A Secret with the files of all processes of the job."""
     with tempfile.TemporaryDirectory() as folder:
-        _output(sys.executable, "-P", "-m", "taihu", "certs", str(job), "--name", _NAME, "--dir", folder)
+        _output(sys.executable, "-P", "-m", "taihu", "certs", str(job), "--set", f"name={_NAME}", "--out", folder)
         return secret(_FILES, Path(folder))
 
 

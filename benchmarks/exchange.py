@@ -31,7 +31,7 @@ def measure(model: str, size: tuple[int, int], rate: str, rounds: int, extra: li
     servers, workers = size
     flags = ["--model", model, "--workers", str(workers), "--rounds", str(rounds), *extra]
     flags += ["--servers", str(servers)] if servers else ["--set=exchange.kind=ring"]
-    command = [sys.executable, "-P", "-m", "taihu", "bench", "exchange", *flags]
+    command = [sys.executable, "-P", "-m", "taihu", "dev", "bench", "exchange", *flags]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         if not any(item.startswith("--set=exchange.transport=") for item in extra):

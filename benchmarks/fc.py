@@ -24,8 +24,8 @@ _VGG16 = "25088x4096,4096x4096,4096x1000"
 
 
 def measure(rate: str, ranks: int, arguments: list[str]) -> list[dict[str, Any]]:
-    """Rows of `taihu bench fc` between hosts whose links have this rate."""
-    command = [sys.executable, "-P", "-m", "taihu", "bench", "fc", "--ranks", str(ranks), *arguments]
+    """Rows of `taihu dev bench fc` between hosts whose links have this rate."""
+    command = [sys.executable, "-P", "-m", "taihu", "dev", "bench", "fc", "--ranks", str(ranks), *arguments]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         run_ranks(command, ranks, parse_rate(rate), result)

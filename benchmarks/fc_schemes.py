@@ -55,8 +55,8 @@ class Setting:
 
 
 def measure(setting: Setting, rounds: int, trace: Path | None = None) -> list[dict[str, Any]]:
-    """The rows of `taihu bench fc --compute` between hosts, one for each scheme."""
-    command = [sys.executable, "-P", "-m", "taihu", "bench", "fc", "--compute", "--ranks", str(setting.ranks)]
+    """The rows of `taihu dev bench fc --compute` between hosts, one for each scheme."""
+    command = [sys.executable, "-P", "-m", "taihu", "dev", "bench", "fc", "--compute", "--ranks", str(setting.ranks)]
     command += ["--layers", f"{setting.inputs}x{setting.outputs}", "--batches", str(setting.batch)]
     command += ["--rounds", str(rounds)]
     command += [] if setting.gflops is None else ["--gflops", str(setting.gflops)]

@@ -93,13 +93,13 @@ def _commands() -> Iterator[Place]:
         "export to onnx": f"taihu export {model} --to onnx --out k/f",
         "export to torch": f"taihu export {model} --to torch --out k/f",
         "report": "taihu report $MADE/run --out k/f",
-        "plan": "taihu plan $MADE/run/results.json --json k/f",
-        "simulate": "taihu simulate --network ethernet:1gbit --json k/f",
-        "a simulated trace": "taihu simulate --network ethernet:1gbit --trace k/f",
+        "plan": "taihu plan step $MADE/run/results.json --json k/f",
+        "simulate": "taihu simulate run --network ethernet:1gbit --json k/f",
+        "a simulated trace": "taihu simulate run --network ethernet:1gbit --trace k/f",
         "checkpoint export": "taihu checkpoint export $MADE/run k/f",
         "checkpoint reshard": "taihu checkpoint reshard $MADE/run k/f --servers 2 --workers 2",
-        "certs": "taihu certs --dir k/f",
-        "bench sw26010": "taihu bench sw26010 --json k/f",
+        "certs": "taihu certs --out k/f",
+        "bench sw26010": "taihu dev bench sw26010 --json k/f",
     }.items():
         yield Place(f"a disk for {name}", _on_disk(command), 1, f": {_FULL}")
     for name, command in {

@@ -1,4 +1,4 @@
-"""Choices of `taihu plan --search` beside real runs of the best: `python -m benchmarks.search --help`.
+"""Choices of `taihu plan search` beside real runs of the best: `python -m benchmarks.search --help`.
 
 For every job and network the search ranks the ways to run the job; its three best, of which no two differ in their
 plan or ZeRO's stage alone, are run with real processes, each host a namespace behind a shaped link (see

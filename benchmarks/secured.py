@@ -92,7 +92,7 @@ def on_hosts(network: ShapedNetwork, job: Path, folder: Path) -> Ended:
     for host in range(_HOSTS):
         network.shut(host, but=_PORT if host < cluster.servers else None)
     made = folder / "made"
-    subprocess.run([*_TAIHU, "certs", str(job), "--dir", str(made)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*_TAIHU, "certs", str(job), "--out", str(made)], check=True, stdout=subprocess.DEVNULL)
     commands = []
     for role, rank in [*product(["server"], range(cluster.servers)), *product(["worker"], range(cluster.workers))]:
         member = f"{role}-{rank}"

@@ -69,7 +69,7 @@ def _certificates(folder: str) -> list[str]:
     """The settings that name certificates of the bench's members, which are made in `folder`."""
     servers, workers = _SIZE
     sizes = ["--servers", str(servers), "--workers", str(workers)]
-    command = [sys.executable, "-P", "-m", "taihu", "certs", *sizes, "--dir", folder]
+    command = [sys.executable, "-P", "-m", "taihu", "certs", *sizes, "--out", folder]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     files = {"ca": "ca.pem", "certificate": "{member}.pem", "key": "{member}-key.pem"}
     return [f"--set=security.{key}={Path(folder) / name}" for key, name in files.items()]

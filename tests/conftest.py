@@ -208,10 +208,26 @@ def _command(function: Callable[..., object], capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run_plan(capsys: pytest.CaptureFixture[str]) -> Command:
-    """`taihu plan` in this process."""
-    from taihu.cli.planning.command import plan
+    """`taihu plan step` in this process."""
+    from taihu.cli.planning.command import step
 
-    return _command(plan, capsys)
+    return _command(step, capsys)
+
+
+@pytest.fixture
+def run_memory(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`taihu plan memory` in this process."""
+    from taihu.cli.planning.command import memory
+
+    return _command(memory, capsys)
+
+
+@pytest.fixture
+def run_search(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`taihu plan search` in this process."""
+    from taihu.cli.planning.command import search
+
+    return _command(search, capsys)
 
 
 @pytest.fixture
@@ -224,10 +240,18 @@ def run_certs(capsys: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.fixture
 def run_simulate(capsys: pytest.CaptureFixture[str]) -> Command:
-    """`taihu simulate` in this process."""
-    from taihu.cli.simulation.command import simulate
+    """`taihu simulate run` in this process."""
+    from taihu.cli.simulation.command import run
 
-    return _command(simulate, capsys)
+    return _command(run, capsys)
+
+
+@pytest.fixture
+def run_figure(capsys: pytest.CaptureFixture[str]) -> Command:
+    """`taihu simulate figure` in this process."""
+    from taihu.cli.simulation.command import figure
+
+    return _command(figure, capsys)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def test_the_page_shows_what_was_measured() -> None:
 
 
 def row(setting: Setting, scheme: str, seconds: float, **more: Any) -> dict[str, Any]:
-    """A row as `taihu bench fc` makes it, with the setting."""
+    """A row as `taihu dev bench fc` makes it, with the setting."""
     return {
         **vars(setting),
         "scheme": scheme,

@@ -44,7 +44,7 @@ class Job:
 
     def certify(self) -> None:
         """Make the certificates."""
-        self._taihu("certs", *_SIZE, "--name", _NAME, "--dir", str(self.folder / "certs"), wait=True)
+        self._taihu("certs", *_SIZE, "--set", f"name={_NAME}", "--out", str(self.folder / "certs"), wait=True)
 
     def start(self, role: str, rank: int, *words: str) -> subprocess.Popen[str]:
         """A daemon of the job; its log is `ROLE-RANK.log`, its results are `ROLE-RANK.json`."""

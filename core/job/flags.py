@@ -19,7 +19,7 @@ from taihu.core.job import Job, Overrides, parse_assignments
 from taihu.core.job.environment import resolve_job
 from taihu.core.job.toml import parse_value
 from taihu.core.model.names import DATA_NAMES, MODEL_NAMES, OWN_DATA
-from taihu.core.process.options import SetOption, Sets
+from taihu.core.process.options import ServersOption, SetOption, Sets, WorkersOption
 from taihu.core.traits.exchanges import EXCHANGES
 from taihu.core.traits.methods import METHODS
 from taihu.core.traits.optimizers import OPTIMIZERS
@@ -62,12 +62,8 @@ class JobFlags:
     `assignments` are those of `--set`, over which flags win.
     """
 
-    servers: Annotated[
-        int | None, Sets("cluster.servers"), typer.Option("--servers", metavar="S", min=1, help="Number of servers.")
-    ] = None
-    workers: Annotated[
-        int | None, Sets("cluster.workers"), typer.Option("--workers", metavar="N", min=1, help="Number of workers.")
-    ] = None
+    servers: ServersOption = None
+    workers: WorkersOption = None
     exchange: Annotated[
         str | None,
         Sets("exchange.kind"),

@@ -20,7 +20,9 @@ from taihu.core.settings import RunSettings
 __all__ = [
     "CHAOS",
     "CHECKPOINTS",
+    "EVENTS",
     "SETTINGS",
+    "STEPS",
     "RunFiles",
     "add_events",
     "describe_run",
@@ -36,13 +38,14 @@ __all__ = [
 _NONE = Path("none")
 _MODEL = "model.safetensors"
 _RESULTS = "results.json"
-_EVENTS = "events.jsonl"
 CHECKPOINTS: Final = "checkpoints"
 """The folder of a run's checkpoints in that of the run."""
 
 CHAOS: Final = "chaos"
 """The folder of what faults of `[chaos]` have happened in that of the run."""
 
+EVENTS: Final = "events.jsonl"
+STEPS: Final = "steps.csv"
 SETTINGS: Final = "settings.toml"
 """The file of all settings of a run in its folder, which is a job file."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -251,14 +254,14 @@ def _settings_of(job: Job) -> str:
 
 def add_events(folder: Path, events: Iterable[Mapping[str, float | str | None]]) -> None:
     """Add a line for each of the events to those of a run, as a JSON object; WriteError if they cannot be written."""
-    path = folder / _EVENTS
+    path = folder / EVENTS
     with writing(path), path.open("a", encoding="utf-8") as file:
         file.writelines(as_json(event) + "\n" for event in events)
 
 
 def note_failure(folder: Path, reason: str, now: datetime) -> None:
     """Add to a run's events that it failed, unless worker 0 could still say so itself."""
-    path = folder / _EVENTS
+    path = folder / EVENTS
     with suppress(OSError, WriteError):
         if not (path.exists() and '"event": "failed"' in path.read_text(encoding="utf-8")):
             add_events(

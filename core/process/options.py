@@ -25,16 +25,19 @@ __all__ = [
     "LingerOption",
     "LogFormatOption",
     "MetricsPortOption",
+    "OutOption",
     "OwnModelOption",
     "ResumeOption",
     "RunDirOption",
     "SaveOption",
+    "ServersOption",
     "SetOption",
     "Sets",
     "SupervisorOption",
     "TraceOption",
     "TraceStepsOption",
     "VerboseOption",
+    "WorkersOption",
     "from_here",
     "make_tracer",
     "refuse",
@@ -54,6 +57,12 @@ class Sets:
 
 
 JobArgument = Annotated[Path | None, typer.Argument(metavar="JOB.toml", help="Job file; without one, the demo job.")]
+ServersOption = Annotated[
+    int | None, Sets("cluster.servers"), typer.Option("--servers", metavar="S", min=1, help="Number of servers.")
+]
+WorkersOption = Annotated[
+    int | None, Sets("cluster.workers"), typer.Option("--workers", metavar="N", min=1, help="Number of workers.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any key of the job file; may be repeated."),
@@ -109,6 +118,7 @@ LingerOption = Annotated[
 JsonOption = Annotated[
     Path | None, typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.")
 ]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it.")]
 OwnModelOption = Annotated[
     str | None,
     typer.Option(

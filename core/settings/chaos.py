@@ -56,7 +56,7 @@ class ChaosSettings(Section):
     members: tuple[Annotated[str, AfterValidator(_check_member)], ...] = Field(
         default=(), strict=False, description="the members of drawn faults; all, if none is named"
     )
-    listens: bool = Field(default=False, description="whether processes do what `taihu chaos` asks them for")
+    listens: bool = Field(default=False, description="whether processes do what `taihu dev chaos` asks them for")
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = Field(default=0, description="what draws begin with")
     dir: FilePath | None = Field(
         default=None, description="the folder, which all processes see, where they note what has happened"

@@ -27,7 +27,7 @@ class RunSettings(Section):
     `results` a further file of results; relative ones lie in `dir`, or in the current folder where there is no `dir`.
     With a `dir` the model is saved as `model.safetensors` if `save` names nothing else. `none` stands for no folder,
     or no file, where there would be one. `events` writes files for TensorBoard into `dir` as well. `history` is a
-    folder in which every process records what it did, for `taihu history`; a relative one lies in the folder of
+    folder in which every process records what it did, for `taihu dev history`; a relative one lies in the folder of
     `taihu train`, or in the current one of a daemon.
     """
 

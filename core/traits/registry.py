@@ -55,7 +55,7 @@ class Registry(Generic[T]):
         Raises:
             ConfigError: there is none, or an entry point is of something else.
         """
-        found = self._find(key)
+        found = self.find(key)
         if found is None:
             raise ConfigError(f"expected {self}, got {key!r}")
         return found
@@ -66,7 +66,8 @@ class Registry(Generic[T]):
         *others, last = (repr(variant.key) for variant in self.built_in)
         return f"{', '.join(others)} or {last}"
 
-    def _find(self, key: object) -> T | None:
+    def find(self, key: object) -> T | None:
+        """The variant of a key, or the variant itself; None where there is none."""
         if isinstance(key, self.kind):
             return key
         # Looking for installed packages takes time: a name that is built in needs none of it.
@@ -77,7 +78,7 @@ class Registry(Generic[T]):
         return None
 
     def _validate(self, key: object) -> T:
-        found = self._find(key)
+        found = self.find(key)
         if found is None:
             raise PydanticCustomError("no_variant", "expected {words}", {"words": str(self)})
         return found

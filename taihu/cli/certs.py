@@ -11,9 +11,9 @@ import typer
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.whole_file import make_folder, writing
 from taihu.core.job import Job
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.environment import resolve_job
 from taihu.core.job.security import Certified, certified
-from taihu.core.process.options import JobArgument
+from taihu.core.process.options import JobArgument, ServersOption, SetOption, WorkersOption
 from taihu.core.security.certificates import (
     Authority,
     Validity,
@@ -28,11 +28,13 @@ __all__ = ["certs"]
 _CA_DAYS = 3650.0
 
 
-@takes_job_flags
 def certs(
     job_file: JobArgument = None,
     *,
-    folder: Annotated[Path, typer.Option("--dir", metavar="DIR", help="Where the files are, or shall be.")],
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the files are, or shall be.")],
+    servers: ServersOption = None,
+    workers: WorkersOption = None,
+    assignments: SetOption = None,
     own_folder: Annotated[
         Path | None,
         typer.Option("--authority", metavar="DIR", help="Where the authority and its key are kept, if not there."),
@@ -52,7 +54,6 @@ def certs(
     renew: Annotated[
         bool, typer.Option("--renew", help="Make all certificates anew, by the same authority; runs take them in.")
     ] = False,
-    flags: JobFlags,
 ) -> None:
     """Make an authority for development, and a certificate for each process of a job.
 
@@ -62,13 +63,13 @@ def certs(
 
     \b
     Examples:
-      taihu certs job.toml --dir certs
-      taihu certs --servers 1 --workers 2 --dir certs --also observer/grafana
-      taihu certs job.toml --dir certs --renew --days 30      # while a run goes on, too
-      taihu certs job.toml --dir certs --hosts node1,10.0.0.1
-      taihu certs job.toml --dir certs --authority ~/authority
+      taihu certs job.toml --out certs
+      taihu certs --servers 1 --workers 2 --out certs --also observer/grafana
+      taihu certs job.toml --out certs --renew --days 30      # while a run goes on, too
+      taihu certs job.toml --out certs --hosts node1,10.0.0.1
+      taihu certs job.toml --out certs --authority ~/authority
     """  # noqa: D301
-    job = flags.resolve(job_file)
+    job = resolve_job(job_file, assignments or (), {"cluster": {"servers": servers, "workers": workers}})
     names = tuple(filter(None, re.split(r"[,\s]+", hosts)))
     members = tuple(certified(job, domain, also or ()))
     make_folder(folder, 0o700)

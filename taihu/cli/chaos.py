@@ -1,4 +1,4 @@
-"""`taihu chaos`."""
+"""`taihu dev chaos`."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def chaos(
 
     \b
     Examples:
-      taihu chaos runs/mine "kill worker 1"
-      taihu chaos runs/mine "stop server 0 for 20 s" "kill any after 30 s"
-      taihu chaos runs/mine --every 2 --times 50 --seed 7
-      taihu chaos runs/mine --every 5 --kinds kill,stop,drop --members "worker 1,worker 2"
+      taihu dev chaos runs/mine "kill worker 1"
+      taihu dev chaos runs/mine "stop server 0 for 20 s" "kill any after 30 s"
+      taihu dev chaos runs/mine --every 2 --times 50 --seed 7
+      taihu dev chaos runs/mine --every 5 --kinds kill,stop,drop --members "worker 1,worker 2"
     """  # noqa: D301
     if not run.is_dir():
         raise ConfigError(f"{run}: no folder of a run; `taihu train` says where its is")
     if bool(faults) == (every is not None):
-        raise ConfigError("expected faults, or --every SECONDS; see 'taihu chaos --help'")
+        raise ConfigError("expected faults, or --every SECONDS; see 'taihu dev chaos --help'")
     disturbance = Disturbance(run, logs)
     living = disturbance.members()
     if not living:

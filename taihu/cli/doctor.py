@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.job.flags import JobFlags, takes_job_flags
-from taihu.core.process.options import BindOption, CoordinatorOption, JobArgument, JsonOption, refuse
+from taihu.core.job.environment import resolve_job
+from taihu.core.process.options import BindOption, CoordinatorOption, JobArgument, JsonOption, SetOption, refuse
 
 if TYPE_CHECKING:
     from taihu.core.job import Job
@@ -28,7 +28,6 @@ _QUIET_S: Final = 2.0
 _MOST_PEERS: Final = 64
 
 
-@takes_job_flags
 def doctor(
     job_file: JobArgument = None,
     *,
@@ -64,8 +63,8 @@ def doctor(
     certificate_name: Annotated[
         str | None, typer.Option("--certificate-name", metavar="NAME", help="A name that it must be for.")
     ] = None,
+    assignments: SetOption = None,
     json_file: JsonOption = None,
-    flags: JobFlags,
 ) -> None:
     """Tell whether a run would work here and between machines; each finding with its remedy.
 
@@ -90,7 +89,10 @@ def doctor(
             {"--peers": peers, "--rate": rate, "--ca": ca, "--certificate": certificate, "--json": json_file},
             "does not go with --listen: who examines this machine asks for it",
         )
-        refuse({"JOB.toml": job_file, **flags.given()}, "does not go with --listen: who examines has the job")
+        refuse(
+            {"JOB.toml": job_file, "--set": assignments or None},
+            "does not go with --listen: who examines has the job",
+        )
         _listen(bind or _DEFAULT_BIND)
         return
     if bind:
@@ -100,7 +102,7 @@ def doctor(
     from taihu.doctor.certificates import NamedFiles, named_files
     from taihu.doctor.examination import Subject
 
-    job = flags.resolve(job_file, {"cluster": {"coordinator": coordinator}})
+    job = resolve_job(job_file, assignments or (), {"cluster": {"coordinator": coordinator}})
     with _progress() as tell:
         tell("memory of the job's processes")
         subject = Subject(

@@ -1,4 +1,4 @@
-"""`taihu history`."""
+"""`taihu dev history`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def history(
     \b
     Examples:
       taihu train --set run.history=history           every process records what it does
-      taihu history runs/small_cnn-on-digits-20260728-120005
-      taihu history gathered/                         of several hosts, their files put together
+      taihu dev history runs/small_cnn-on-digits-20260728-120005
+      taihu dev history gathered/                         of several hosts, their files put together
     """  # noqa: D301
     folder = run / _USUAL if (run / _USUAL).is_dir() else run
     verdict = check_histories(read_histories(folder))

@@ -6,8 +6,11 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
 
+from taihu.cli.former import former_option
+from taihu.core.base.errors import ConfigError
 from taihu.core.process.command_line import command_of
 from taihu.core.process.preparation import importing_much
 from taihu.core.process.starting import begun
@@ -39,4 +42,13 @@ class LazyCommand(TyperCommand):
         """The context of the command itself, which it then invokes."""
         command = command_of(self.load(), self.name)
         begun()
-        return command.make_context(info_name, args, parent, **extra)
+        try:
+            return command.make_context(info_name, args, parent, **extra)
+        except typer.TyperException as error:
+            option = getattr(error, "option_name", None)
+            takes_set = any("--set" in parameter.opts for parameter in command.params)
+            now = None if option is None else former_option(str(self.name), option, takes_set=takes_set)
+            if now is None:
+                raise
+            path = getattr(error, "ctx").command_path  # noqa: B009 - an error of an option has one
+            raise ConfigError(f"{path} {option}: it is {now} now; see '{path} --help'") from None

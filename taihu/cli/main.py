@@ -6,18 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 
-import typer
 from typer.core import TyperGroup
 from typer.main import get_install_completion_arguments
 
+from taihu.cli.former import CommandGroup, Former, former_command, former_plan, former_simulate
 from taihu.cli.lazy import LazyCommand
-from taihu.core import __version__
 from taihu.core.process.command_line import CONTEXT_SETTINGS, version_option
 from taihu.core.process.entry import run_app
 
-__all__ = ["make_app", "run", "version"]
+__all__ = ["make_app", "run"]
 
-# Name, function, and the first paragraph of its docstring.
+# Name, function, and the first paragraph of its docstring. The first help page shows these.
 _COMMANDS: Final = (
     (
         "train",
@@ -29,12 +28,10 @@ _COMMANDS: Final = (
         "taihu.cli.run:run_script",
         "Run a PyTorch script that uses taihu.torch in several processes on this machine.",
     ),
-    ("server", "taihu.ps_server.command:server", "Run one parameter server until its run has ended."),
-    ("worker", "taihu.worker.command:worker", "Run one worker until its run has ended."),
     (
-        "node",
-        "taihu.cli.node:node",
-        "Take one role of a run, a server's or a worker's, by the rank that mpirun, srun or torchrun gave.",
+        "runs",
+        "taihu.cli.runs:runs",
+        "List the runs of a folder: when each began, whether it goes on or how it ended, its last step and scores.",
     ),
     ("status", "taihu.cli.status:status", "Show the members of a running job and where each of them is."),
     (
@@ -42,25 +39,11 @@ _COMMANDS: Final = (
         "taihu.cli.top:top",
         "Show a run while it goes on: where its time goes, its traffic, loss, and who holds up whom.",
     ),
+    ("logs", "taihu.cli.logs:logs", "Show what the processes of a run on this machine logged, in the order of time."),
     (
-        "chaos",
-        "taihu.cli.chaos:chaos",
-        "Have faults happen to a run on this machine: kill, stop or end its processes, from outside.",
-    ),
-    (
-        "doctor",
-        "taihu.cli.doctor:doctor",
-        "Tell whether a run would work here and between machines; each finding with its remedy.",
-    ),
-    (
-        "plan",
-        "taihu.cli.planning.command:plan",
-        "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",
-    ),
-    (
-        "simulate",
-        "taihu.cli.simulation.command:simulate",
-        "Simulate the steps of a job on other machines: how long one takes, and where its time and bytes go.",
+        "stop",
+        "taihu.cli.stop:stop",
+        "Stop a run in good order: behind its next steps, with a model and, where it keeps them, a checkpoint.",
     ),
     (
         "report",
@@ -68,9 +51,33 @@ _COMMANDS: Final = (
         "Make one HTML page of a run: loss and accuracy, where its time went, what was exchanged, its processes.",
     ),
     (
-        "history",
-        "taihu.cli.history:history",
-        "Check what all processes of a run recorded: nothing lost, nothing applied twice, updates in step order.",
+        "predict",
+        "taihu.cli.predict:predict",
+        "Tell what a saved model says about samples in files: a line for each, likeliest classes first, or values.",
+    ),
+    (
+        "doctor",
+        "taihu.cli.doctor:doctor",
+        "Tell whether a run would work here and between machines; each finding with its remedy.",
+    ),
+    (
+        "manifest",
+        "taihu.cli.manifest:manifest_command",
+        "Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.",
+    ),
+)
+_MORE: Final = (
+    ("server", "taihu.ps_server.command:server", "Run one parameter server until its run has ended."),
+    ("worker", "taihu.worker.command:worker", "Run one worker until its run has ended."),
+    (
+        "node",
+        "taihu.cli.node:node",
+        "Take one role of a run, a server's or a worker's, by the rank that mpirun, srun or torchrun gave.",
+    ),
+    (
+        "job",
+        "taihu.cli.job:job",
+        "Show what a job file, the environment and --set lead to; or all keys, or what one of them means.",
     ),
     (
         "check-model",
@@ -84,11 +91,6 @@ _COMMANDS: Final = (
     ),
     ("evaluate", "taihu.cli.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
     (
-        "predict",
-        "taihu.cli.predict:predict",
-        "Tell what a saved model says about samples in files: a line for each, likeliest classes first, or values.",
-    ),
-    (
         "export",
         "taihu.cli.export:export",
         "Write a saved model for another library; both take raw inputs, as the data had them, channels last.",
@@ -98,23 +100,51 @@ _COMMANDS: Final = (
         "taihu.cli.certs:certs",
         "Make an authority for development, and a certificate for each process of a job.",
     ),
+)
+_PLANS: Final = (
     (
-        "manifest",
-        "taihu.cli.manifest:manifest_command",
-        "Write a job as Kubernetes objects: ConfigMaps, Service, volume, StatefulSet, Jobs or a JobSet, PodMonitor.",
+        "step",
+        "taihu.cli.planning.command:step",
+        "Predict the time of a step from a job's measured costs, and merge its layers so that it is shortest.",
     ),
     (
-        "job",
-        "taihu.cli.job:job",
-        "Show what a job file, the environment and flags lead to; or all keys, or what one of them means.",
+        "memory",
+        "taihu.cli.planning.command:memory",
+        "Tell what every process of a job takes, by kind of state, with activations; and whether so much is free.",
     ),
-    ("version", "taihu.cli.main:version", "Print the version."),
+    (
+        "search",
+        "taihu.cli.planning.command:search",
+        "Search for the fastest way to run a job on given machines, by simulation; --out writes its job file.",
+    ),
+)
+_SIMULATIONS: Final = (
+    (
+        "run",
+        "taihu.cli.simulation.command:run",
+        "Simulate the steps of a job on other machines: how long one takes, and where its time and bytes go.",
+    ),
+    (
+        "figure",
+        "taihu.cli.simulation.command:figure",
+        "Show a figure of a paper beside what the simulator says of it, by jobs and networks of its own.",
+    ),
 )
 _DEVELOPMENT: Final = (
     (
         "explore",
         "taihu.cli.explore:explore_command",
         "Run the real daemons in a simulated world, with faults, and judge every run: the same seed, the same run.",
+    ),
+    (
+        "chaos",
+        "taihu.cli.chaos:chaos",
+        "Have faults happen to a run on this machine: kill, stop or end its processes, from outside.",
+    ),
+    (
+        "history",
+        "taihu.cli.history:history",
+        "Check what all processes of a run recorded: nothing lost, nothing applied twice, updates in step order.",
     ),
 )
 _BENCHES: Final = (
@@ -175,8 +205,11 @@ _CHECKPOINTS: Final = (
 )
 
 
-class _Commands(TyperGroup):
+class _Commands(CommandGroup):
     """All commands; none runs beside a variable of ours that means nothing."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(former_command, **settings)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was named, unless a variable of ours means nothing."""
@@ -189,32 +222,48 @@ class _Commands(TyperGroup):
 
 def make_app() -> TyperGroup:
     """All commands, none of which has been imported yet."""
-    bench = _group("bench", "Measure parts of the system on real processes.", _BENCHES)
-    checkpoint = _group("checkpoint", "Look after the checkpoints that a run can go on from.", _CHECKPOINTS)
-    dev = _group("dev", "Tools for whoever changes taihu itself.", _DEVELOPMENT)
+    plan = _group(
+        "plan", "Predict a step's time, the memory of a job, or the best way to run it.", _PLANS, former_plan
+    )
+    more = [
+        *(LazyCommand(*command) for command in _MORE),
+        _group("checkpoint", "Look after the checkpoints that a run can go on from.", _CHECKPOINTS),
+        _group("simulate", "Run jobs on machines that are not there.", _SIMULATIONS, former_simulate),
+        _group("dev", "Tools for whoever changes or studies taihu itself.", _DEVELOPMENT, members=[_bench()]),
+    ]
+    for command in more:
+        command.hidden = True
+    names = ", ".join(str(command.name) for command in more)
     return _Commands(
         name="taihu",
         help="Train neural networks on many ordinary machines over ordinary networks.",
+        epilog=f"More commands, each with a help of its own: {names}.",
         no_args_is_help=True,
-        commands=[*(LazyCommand(*command) for command in _COMMANDS), checkpoint, bench, dev],
+        commands=[*(LazyCommand(*command) for command in _COMMANDS), plan, *more],
         params=[version_option(), *get_install_completion_arguments()],
         context_settings=CONTEXT_SETTINGS,
     )
 
 
-def _group(name: str, summary: str, commands: Sequence[tuple[str, str, str]]) -> TyperGroup:
-    return TyperGroup(
+def _bench() -> TyperGroup:
+    return _group("bench", "Measure parts of the system on real processes.", _BENCHES)
+
+
+def _group(
+    name: str,
+    summary: str,
+    commands: Sequence[tuple[str, str, str]],
+    former: Former | None = None,
+    members: Sequence[TyperGroup] = (),
+) -> TyperGroup:
+    return CommandGroup(
+        former,
         name=name,
         help=summary,
         no_args_is_help=True,
-        commands=[LazyCommand(*command) for command in commands],
+        commands=[*(LazyCommand(*command) for command in commands), *members],
         params=[version_option()],
     )
-
-
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
 
 
 def run() -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,10 +14,9 @@ import yaml
 from taihu.core.base.errors import ConfigError, DataError
 from taihu.core.base.whole_file import make_folder, write_text
 from taihu.core.base.words import counted
-from taihu.core.job import Job, Overrides, load_job
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job import Job, Overrides, load_job, parse_assignments
 from taihu.core.model.names import own_data, own_model
-from taihu.core.process.options import refuse
+from taihu.core.process.options import ServersOption, SetOption, WorkersOption, refuse
 from taihu.core.process.user_code import split_function
 from taihu.launch.kubernetes.manifest import manifest
 from taihu.launch.kubernetes.options import DATA_FOLDER, Issuer, ManifestOptions, Resources, Script
@@ -33,11 +33,13 @@ _OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _QUANTITY = re.compile(r"[1-9][0-9]*(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?")
 
 
-@takes_job_flags
 def manifest_command(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file.")],
     *,
-    flags: JobFlags,
+    servers: ServersOption = None,
+    workers: WorkersOption = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job, and of its objects.")] = None,
+    assignments: SetOption = None,
     image: Annotated[
         str | None,
         typer.Option(
@@ -111,12 +113,11 @@ def manifest_command(
       taihu manifest job.toml --workers 8 --script train.py --script-arguments "--epochs 5" | kubectl apply -f -
       taihu manifest job.toml --workers 8 --trainjob --script train.py --image registry.example/taihu-torch:0.1
     """  # noqa: D301
-    settings = flags.overrides()
+    settings = _overrides(assignments or (), servers, workers, name)
     job = load_job(job_file, settings)
     if script is not None:
         job = script_job(job, has_servers="servers" in job.cluster.model_fields_set)
         refuse({"--checkpoint-claim": checkpoint_claim}, "a script keeps its own checkpoints; leave it out")
-    flags.check(job)
     if trainjob:
         refuse({"--jobset": jobset}, "a TrainJob makes a JobSet of its own; give --trainjob alone")
     else:
@@ -138,7 +139,7 @@ def manifest_command(
         run, files = _script_of(script, script_arguments)
     options = ManifestOptions(
         image=image or (ManifestOptions.image if script is None else TORCH_IMAGE),
-        name=flags.name,
+        name=name,
         namespace=namespace,
         jobset=jobset,
         server=Resources(server_cpus, server_memory),
@@ -159,6 +160,22 @@ def manifest_command(
         typer.echo(to_yaml(objects), nl=False)
     else:
         _write(out, objects)
+
+
+def _overrides(
+    assignments: Sequence[str], servers: int | None, workers: int | None, name: str | None
+) -> dict[str, dict[str, object]]:
+    """The options that are of the job, by section and key."""
+    given: dict[str, dict[str, object]] = {key: dict(of) for key, of in parse_assignments(assignments).items()}
+    own: dict[str, dict[str, object]] = {
+        "": {"name": name},
+        "cluster": {"servers": servers, "workers": workers},
+    }
+    for section, values in own.items():
+        told = {key: value for key, value in values.items() if value is not None}
+        if told:
+            given[section] = {**given.get(section, {}), **told}
+    return given
 
 
 class _Dumper(yaml.SafeDumper):

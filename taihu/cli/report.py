@@ -51,7 +51,7 @@ def report(
       taihu report runs/small_cnn-on-digits-20260728-120005 --open
       taihu report runs/first --trace trace.json --out first.html
       taihu report result.json              what taihu train --json wrote
-      taihu report simulated.json           what taihu simulate --json wrote
+      taihu report simulated.json           what taihu simulate run --json wrote
       taihu report runs/first runs/second   beside each other
     """  # noqa: D301
     if trace is not None and len(runs) > 1:

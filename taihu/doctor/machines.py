@@ -46,7 +46,7 @@ def check_limits(where: str, facts: MachineFacts, needs: Needs) -> Iterator[Find
 def check_memory(where: str, facts: MachineFacts, needs: Needs, *, alone: bool) -> Iterator[Finding]:
     """Free memory against that which the job takes: all of its processes where this machine is `alone`, else one."""
     free = facts.free_memory_bytes
-    remedy = "`taihu plan --memory --job JOB.toml` names settings with which it fits; or take a larger machine"
+    remedy = "`taihu plan memory JOB.toml` names settings with which it fits; or take a larger machine"
     if not free or not needs.worker_bytes:
         return
     if alone:
@@ -60,10 +60,10 @@ def check_memory(where: str, facts: MachineFacts, needs: Needs, *, alone: bool) 
         yield fails("memory", where, text, remedy)
     elif free < needs.worker_bytes:
         text = f"a worker takes {human_bytes(needs.worker_bytes)}, {human_bytes(free)} are free: a server would fit"
-        yield notes("memory", where, text, "start no worker there, or set what `taihu plan --memory` names")
+        yield notes("memory", where, text, "start no worker there, or set what `taihu plan memory` names")
     elif free < needs.server_bytes:
         text = f"a server takes {human_bytes(needs.server_bytes)}, {human_bytes(free)} are free: a worker would fit"
-        yield notes("memory", where, text, "start no server there, or set what `taihu plan --memory` names")
+        yield notes("memory", where, text, "start no server there, or set what `taihu plan memory` names")
 
 
 def check_shared_memory(where: str, facts: MachineFacts, needs: Needs) -> Iterator[Finding]:

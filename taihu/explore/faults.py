@@ -1,7 +1,7 @@
 """Faults of a simulated world in words: `kill worker 1 at its 3rd "send Begin"`. Pure.
 
-The words are those of `[chaos]` and `taihu chaos` (taihu.core.chaos.faults) where a fault is one of theirs. A world
-has more: hosts, links and clocks can fail, too.
+The words are those of `[chaos]` and `taihu dev chaos` (taihu.core.chaos.faults) where a fault is one of theirs. A
+world has more: hosts, links and clocks can fail, too.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def members(run: Run) -> tuple[Section | None, list[Missing]]:
     if not skew and not run.is_simulated:
         missing.append(Missing("the skew of ranks", "taihu train notes it; of other runs, taihu top HOST:PORT"))
     if not memory:
-        missing.append(Missing("memory against plan", "taihu plan --memory --job RUN/settings.toml plans it"))
+        missing.append(Missing("memory against plan", "taihu plan memory RUN/settings.toml plans it"))
     if not events and not run.is_simulated:
         missing.append(Missing("events", "a run folder of this version has them"))
     figures = [*skew, *memory, *events]

@@ -44,7 +44,9 @@ def read_trace(path: Path) -> Mapping[str, Any]:
     """
     trace = _json(path)
     if not isinstance(trace, dict) or not items(trace, "traceEvents"):
-        raise ConfigError(f"{path}: expected a trace, as `taihu train --trace` or `taihu simulate --trace` writes it")
+        raise ConfigError(
+            f"{path}: expected a trace, as `taihu train --trace` or `taihu simulate run --trace` writes it"
+        )
     return trace
 
 

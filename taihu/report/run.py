@@ -106,7 +106,7 @@ def check_results(results: object, where: str) -> Mapping[str, Any]:
     Raises:
         ConfigError: they are of something else, or of a later taihu; `where` is told.
     """
-    told = "expected what `taihu train --json` or `taihu simulate --json` wrote"
+    told = "expected what `taihu train --json` or `taihu simulate run --json` wrote"
     if not isinstance(results, dict):
         raise ConfigError(f"{where}: {told}, not a JSON {_KINDS.get(type(results), 'value')}")
     name, _, version = text(results, "format").rpartition(" ")

@@ -21,7 +21,8 @@ def what_it_was(run: Run) -> str:
     batch = "" if run.script else run.fact("batch", "train", "batch")
     compression = run.fact("compression", "compression", "method")
     density = number(run.results, "density")
-    selects = bool(compression) and METHODS[compression].selects
+    method = METHODS.find(compression)
+    selects = bool(compression) and (method is None or method.selects)
     sent = f" at {SHARE.text(density)}" if density is not None and selects else ""
     network = text(run.results, "network")
     facts = [
@@ -45,7 +46,8 @@ def _size(run: Run) -> str:
     if not workers:
         return ""
     kind = run.fact("exchange", "exchange", "kind")
-    if kind and not EXCHANGES[kind].has_servers:
+    exchange = EXCHANGES.find(kind)
+    if exchange is not None and not exchange.has_servers:
         return f"a ring of {counted(int(workers), 'worker')}"
     return ", ".join((*([counted(int(servers), "server")] if servers else []), counted(int(workers), "worker")))
 

@@ -1,4 +1,4 @@
-"""`taihu bench sw26010`: what it writes, and what it tells."""
+"""`taihu dev bench sw26010`: what it writes, and what it tells."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ def test_wrong_usage_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_is_registered_and_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        run_app(make_app(), ["bench", "sw26010", "--help"])
-    assert "taihu bench sw26010 --kernel conv --grid swdnn" in capsys.readouterr().out
+        run_app(make_app(), ["dev", "bench", "sw26010", "--help"])
+    assert "taihu dev bench sw26010 --kernel conv --grid swdnn" in capsys.readouterr().out

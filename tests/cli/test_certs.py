@@ -19,7 +19,7 @@ MEMBERS = ("observer-0", "operator-0", "server-0", "worker-0", "worker-1")
 @pytest.fixture
 def make(run_certs: Command) -> Make:
     def make_in(folder: Path, *options: str) -> str:
-        code, out, error = run_certs("--workers", 2, "--dir", folder, *(options or ("--servers", 1)))
+        code, out, error = run_certs("--workers", 2, "--out", folder, *(options or ("--servers", 1)))
         assert code == 0, error
         return out
 
@@ -57,7 +57,7 @@ def test_a_job_gets_an_authority_and_a_certificate_for_each_process(make: Make, 
 
 
 def test_in_a_ring_worker_0_coordinates(make: Make, tmp_path: Path) -> None:
-    make(tmp_path, "--exchange", "ring")
+    make(tmp_path, "--set", "exchange.kind=ring")
     assert not (tmp_path / "server-0.pem").exists()
     assert ("DNS", "coordinator.taihu.taihu") in alternative_names(tmp_path / "worker-0.pem")
 
@@ -105,14 +105,14 @@ def test_the_authority_may_be_kept_apart(make: Make, run_certs: Command, tmp_pat
     make(folder, "--servers", "1", "--authority", str(own))
     assert contents(folder) == kept
     make(tmp_path / "others")
-    code, _, error = run_certs("--dir", tmp_path / "others", "--authority", own)
+    code, _, error = run_certs("--out", tmp_path / "others", "--authority", own)
     assert code == 2
     assert f"remove {tmp_path / 'others' / 'ca-key.pem'}" in error
 
 
 @pytest.mark.parametrize("place", ["observer", "root/1", "worker/one", "worker/-1"])
 def test_what_is_no_identity_is_refused(run_certs: Command, tmp_path: Path, place: str) -> None:
-    code, _, error = run_certs("--dir", tmp_path / "certs", "--also", place)
+    code, _, error = run_certs("--out", tmp_path / "certs", "--also", place)
     assert code == 2
     assert "expected spiffe://" in error
     assert not (tmp_path / "certs").exists()

@@ -32,7 +32,7 @@ def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 def test_each_finding_is_a_line_and_a_row(doctor: Run, tmp_path: Path) -> None:
     results = tmp_path / "findings.json"
-    code, output, _ = doctor("--data", str(tmp_path / "none.npz"), "--json", str(results))
+    code, output, _ = doctor("--set", f"data.name={tmp_path / 'none.npz'}", "--json", str(results))
     assert code == 1
     (finding,) = [row for row in json.loads(results.read_text())["findings"] if row["check"] == "data"]
     assert f"fails: here: {finding['text']}; {finding['remedy']}\n" in output

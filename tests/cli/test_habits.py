@@ -27,7 +27,7 @@ def run(app: object, *arguments: str) -> int:
     return int(str(ended.value.code))
 
 
-@pytest.mark.parametrize("path", [(), ("bench",), *COMMANDS], ids=" ".join)
+@pytest.mark.parametrize("path", [(), ("plan",), ("simulate",), ("dev",), ("dev", "bench"), *COMMANDS], ids=" ".join)
 def test_every_command_tells_version_and_help(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(make_app(), *path, "--version") == 0
     assert capsys.readouterr().out == f"taihu {__version__}\n"
@@ -47,7 +47,7 @@ def test_the_modules_of_daemons_have_the_same(function: object, capsys: pytest.C
     ("words", "offered"),
     [
         ("taihu tra", {"train"}),
-        ("taihu bench all", {"allreduce"}),
+        ("taihu dev bench all", {"allreduce"}),
         ("taihu train --optim", {"--optimizer"}),
         ("taihu worker --model resn", {"resnet20", "resnet50"}),
         ("taihu train --zer", {"--zero"}),

@@ -33,7 +33,7 @@ def test_the_resolved_job_is_shown_with_what_has_no_effect(
 ) -> None:
     (tmp_path / "job.toml").write_text("[train]\nsteps = 7\n[optimizer]\nname = 'adam'\nmomentum = 0.5\n")
     code, shown, said = run_job(
-        capsys, str(tmp_path / "job.toml"), "--workers", "5", TAIHU_TRAIN__BATCH="8", WORLD_SIZE="64"
+        capsys, str(tmp_path / "job.toml"), "--set", "cluster.workers=5", TAIHU_TRAIN__BATCH="8", WORLD_SIZE="64"
     )
     assert code == 0
     job = Job.model_validate(tomllib.loads(shown))

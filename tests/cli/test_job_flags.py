@@ -11,9 +11,7 @@ import pytest
 import typer
 from typer.main import get_command
 
-from taihu.cli.manifest import manifest_command
 from taihu.cli.node import node
-from taihu.cli.planning.command import plan
 from taihu.cli.train import train
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
@@ -23,7 +21,7 @@ from taihu.core.traits.registry import Variant
 from taihu.ps_server.command import server
 from taihu.worker.command import worker
 
-ROLES = {"train": train, "worker": worker, "server": server, "node": node, "plan": plan, "manifest": manifest_command}
+ROLES = {"train": train, "worker": worker, "server": server, "node": node}
 
 # Each flag, a value other than the key's default, and the key.
 GIVEN: list[tuple[str, Any, str]] = [

@@ -89,7 +89,7 @@ def test_a_command_has_its_own_help(path: tuple[str, ...], capsys: pytest.Captur
 
 
 def test_help_and_version_import_no_command() -> None:
-    for modules in imported_by_commands("--help", "bench --help", "version"):
+    for modules in imported_by_commands("--help", "dev bench --help", "--version"):
         assert not modules & (HEAVY - {"pydantic"})  # which Typer parses with
         rooms = {"taihu.worker", "taihu.ps_server", "taihu.allreduce", "taihu.kernels"}
         assert not [name for name in modules if name.rpartition(".")[0].startswith(tuple(rooms))]
@@ -119,7 +119,10 @@ def test_the_inputs_of_workers_are_checked_without_arrays() -> None:
     ("arguments", "words"),
     [
         (["wokrer"], "No such command 'wokrer'. Did you mean 'worker'?; see '{} --help'"),
-        (["bench", "exchagne"], "No such command 'exchagne'. Did you mean 'exchange'?; see '{} bench --help'"),
+        (
+            ["dev", "bench", "exchagne"],
+            "No such command 'exchagne'. Did you mean 'exchange'?; see '{} dev bench --help'",
+        ),
     ],
 )
 def test_a_wrong_command_is_refused_with_the_nearest_one(taihu: Taihu, arguments: list[str], words: str) -> None:
@@ -128,7 +131,7 @@ def test_a_wrong_command_is_refused_with_the_nearest_one(taihu: Taihu, arguments
     assert done.stderr == f"error: {words.format('python -m taihu')}\n"
 
 
-@pytest.mark.parametrize("arguments", [(), ("bench",)])
+@pytest.mark.parametrize("arguments", [(), ("dev", "bench")])
 def test_a_group_alone_shows_its_help_and_no_error(taihu: Taihu, arguments: tuple[str, ...]) -> None:
     done = taihu(*arguments)
     assert (done.returncode, done.stderr) == (2, "")
@@ -136,11 +139,11 @@ def test_a_group_alone_shows_its_help_and_no_error(taihu: Taihu, arguments: tupl
 
 
 def test_the_version(taihu: Taihu) -> None:
-    done = taihu("version")
-    assert (done.returncode, done.stdout) == (0, f"{__version__}\n")
+    done = taihu("--version")
+    assert (done.returncode, done.stdout) == (0, f"taihu {__version__}\n")
 
 
-@pytest.mark.parametrize("path", [path for path in COMMANDS if path != ("version",)], ids=" ".join)
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_the_examples_of_a_command_can_be_parsed(path: tuple[str, ...]) -> None:
     command = COMMANDS[path]
     text = inspect.getdoc(command.load())

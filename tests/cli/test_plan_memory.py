@@ -1,4 +1,4 @@
-"""`taihu plan --memory`: the numbers of a job, what it says when they are too large, and what it takes for free."""
+"""`taihu plan memory`: the numbers of a job, what it says when they are too large, and what it takes for free."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ KINDS = ("parameters", "gradients", "optimizer", "residuals", "buffers", "activa
 
 
 @pytest.fixture
-def memory(run_plan: Run, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], str]]:
+def memory(run_memory: Run, tmp_path: Path) -> Callable[..., tuple[int, dict[str, Any], str]]:
     """`--memory` with settings and arguments; returns exit code, results, stderr."""
 
     def command(*given: str, of: tuple[str, ...] = ()) -> tuple[int, dict[str, Any], str]:
         file = tmp_path / "memory.json"
         assignments = (f"--set={item}" for item in (DATA, *of))
-        code, _, said = run_plan("--memory", *assignments, *given, "--json", file)
+        code, _, said = run_memory(*assignments, *given, "--json", file)
         # That buckets have no effect before stage 2 is said too.
         errors = "".join(line for line in said.splitlines(keepends=True) if "exchange.bucket_bytes" not in line)
         return code, json.loads(file.read_text()), errors
@@ -88,8 +88,8 @@ def test_the_demo_job_in_bytes(memory: Memory) -> None:
     assert (written["fits"], written["remedy"]) == (True, None)
 
 
-def test_what_is_printed_is_what_is_written(run_plan: Run, tmp_path: Path) -> None:
-    code, out, _ = run_plan("--memory", "--set", DATA, "--json", tmp_path / "memory.json")
+def test_what_is_printed_is_what_is_written(run_memory: Run, tmp_path: Path) -> None:
+    code, out, _ = run_memory("--set", DATA, "--json", tmp_path / "memory.json")
     written = json.loads((tmp_path / "memory.json").read_text())
     title, header, *rows, note = out.partition("\n\n")[0].splitlines()
     assert code == 0
@@ -120,7 +120,7 @@ def test_a_ring_has_workers_only(memory: Memory) -> None:
 
 def test_a_job_file_and_the_number_of_workers(memory: Memory, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('[exchange]\nzero = 0\n[optimizer]\nname = "adamw"\n[cluster]\nservers = 1\n')
-    code, written, _ = memory("--job", str(tmp_path / "job.toml"), "--workers", "7")
+    code, written, _ = memory(str(tmp_path / "job.toml"), "--workers", "7")
     assert (code, written["zero"], written["workers"], written["servers"]) == (0, 0, 7, 1)
     assert bytes_of(written["worker"]) == [4 * P, 4 * P, 8 * P, 0, 0]
     assert bytes_of(written["server"])[:4] == [0, 4 * P, 0, 0]
@@ -234,8 +234,8 @@ def test_only_what_the_job_allows_is_in_the_table(memory: Memory) -> None:
     assert {row["recompute"] for row in rows} == {"none"}
 
 
-def test_the_papers_tables(run_plan: Run, tmp_path: Path) -> None:
-    code, out, _ = run_plan("--memory", "--table", "--json", tmp_path / "tables.json")
+def test_the_papers_tables(run_memory: Run, tmp_path: Path) -> None:
+    code, out, _ = run_memory("--table", "--json", tmp_path / "tables.json")
     assert code == 0
     first, second = (part.splitlines() for part in out.strip().split("\n\n"))
     assert first[0].startswith("table 1: GB")
@@ -251,17 +251,17 @@ def test_units_are_decimal(memory: Memory, size: str, free: float) -> None:
     assert written["worker"]["bytes_free"] == free
 
 
-def test_who_is_too_large_is_named(run_plan: Run, memory: Memory) -> None:
+def test_who_is_too_large_is_named(run_memory: Run, memory: Memory) -> None:
     tiny = [f"--set={item}" for item in (DATA, *TINY)]
     takes = 8 * P + beside(memory(of=TINY)[1])
-    _, _, errors = run_plan("--memory", *tiny, "--free-worker", f"{takes - 1000}B", "--free-server", "1MB")
+    _, _, errors = run_memory(*tiny, "--free-worker", f"{takes - 1000}B", "--free-server", "1MB")
     assert f"a worker takes {human_bytes(takes)} where {human_bytes(takes - 1000)} are free" in errors
-    _, _, errors = run_plan("--memory", *tiny, "--free-worker", "1MB", "--free-server", "20kB")
+    _, _, errors = run_memory(*tiny, "--free-worker", "1MB", "--free-server", "20kB")
     assert "a server takes 165 kB where 20 kB are free" in errors
 
 
-def test_nothing_helps(run_plan: Run) -> None:
-    code, out, errors = run_plan("--memory", "--set", DATA, "--free-worker", "1kB", "--free-server", "1GB")
+def test_nothing_helps(run_memory: Run) -> None:
+    code, out, errors = run_memory("--set", DATA, "--free-worker", "1kB", "--free-server", "1GB")
     assert code == 2
     assert "no exchange.zero, train.recompute, train.batch or cluster.servers that the job allows helps" in errors
     assert out.splitlines()[2].startswith("worker ")
@@ -313,26 +313,19 @@ def test_on_one_machine_all_processes_share_what_is_free(memory: Memory, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--memory", "profile.json"], ["PROFILE.json", "--job JOB.toml"]),
-        (["--memory", "--coordinator", "127.0.0.1:1"], ["--coordinator", "--job JOB.toml"]),
-        (["--memory", "--rate", "1gbit"], ["--rate"]),
-        (["profile.json", "--job", "job.toml"], ["--job", "give --memory"]),
-        (["profile.json", "--set", "exchange.zero=2"], ["--set", "give --memory"]),
-        (["--free-worker", "4GB"], ["--free-worker", "give --memory"]),
-        (["--free-server", "4GB"], ["--free-server", "give --memory"]),
-        (["--memory", "--job", "missing.toml"], ["missing.toml", "not found"]),
-        (["--table"], ["--table", "give --memory"]),
-        (["--memory", "--table", "--workers", "4"], ["--workers", "not of a job"]),
-        (["--memory", "--table", "--free-worker", "4GB"], ["--free-worker", "not of a job"]),
-        (["--memory", "--free-worker", "lots"], ["--free-worker lots", "4GB"]),
-        (["--memory", "--free-server", "4"], ["--free-server 4:", "4GB"]),
-        (["--memory", "--set", DATA, "--set", "model.name=large_cnn"], ["large_cnn", "small_cnn"]),
-        (["--memory", "--set", "exchange.zero=4"], ["exchange.zero"]),
-        (["--memory", "--json", "nowhere/memory.json"], ["nowhere"]),
+        (["--rate", "1gbit"], ["--rate"]),
+        (["missing.toml"], ["missing.toml", "not found"]),
+        (["--table", "--set", "cluster.workers=4"], ["--set", "not of a job"]),
+        (["--table", "--free-worker", "4GB"], ["--free-worker", "not of a job"]),
+        (["--free-worker", "lots"], ["--free-worker lots", "4GB"]),
+        (["--free-server", "4"], ["--free-server 4:", "4GB"]),
+        (["--set", DATA, "--set", "model.name=large_cnn"], ["large_cnn", "small_cnn"]),
+        (["--set", "exchange.zero=4"], ["exchange.zero"]),
+        (["--json", "nowhere/memory.json"], ["nowhere"]),
     ],
 )
-def test_a_mistake_is_one_line(run_plan: Run, arguments: list[str], words: list[str]) -> None:
-    code, _, errors = run_plan(*arguments)
+def test_a_mistake_is_one_line(run_memory: Run, arguments: list[str], words: list[str]) -> None:
+    code, _, errors = run_memory(*arguments)
     assert code == 2
     assert errors.startswith("error: ")
     assert len(errors.splitlines()) == 1

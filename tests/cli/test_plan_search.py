@@ -1,4 +1,4 @@
-"""`taihu plan --search`: what it prints and writes, its limits, and what it refuses."""
+"""`taihu plan search`: what it prints and writes, its limits, and what it refuses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOB = 'name = "mine"\n[data]\nname = "synthetic:1x8x8:classes=10:samples=32"\n[t
 
 
 @pytest.fixture
-def search(run_plan: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+def search(run_search: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
     """The command, with a job, a profile and machines, of which texts lie in files."""
 
     def command(*arguments: object, machines: str = MACHINES, job: str = JOB) -> tuple[int, str, str]:
@@ -37,7 +37,7 @@ def search(run_plan: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]
         for name, text in files.items():
             (tmp_path / name).write_text(text)
         lab, mine, measured = (tmp_path / name for name in files)
-        return run_plan("--search", mine, "--machines", lab, "--profile", measured, *arguments)
+        return run_search(mine, "--machines", lab, "--profile", measured, *arguments)
 
     return command
 
@@ -45,7 +45,7 @@ def search(run_plan: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str]]
 def test_the_winner_is_told_and_its_job_file_is_it(search: Run, tmp_path: Path) -> None:
     out, file = tmp_path / "out.json", tmp_path / "best.toml"
     job = f"{JOB}[exchange]\nwindow_frames = 4\n[cluster]\nservers = 1\n"
-    code, told, errors = search("--min-density", 0.01, "--write", file, "--json", out, job=job)
+    code, told, errors = search("--min-density", 0.01, "--out", file, "--json", out, job=job)
     assert code == 0, errors
     written = json.loads(out.read_text())
     best, *others = written["ranking"]
@@ -138,23 +138,21 @@ def test_wrong_machines_are_one_line(search: Run, machines: str, words: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--search", "job.toml", "--memory"], "--memory: does not go with --search"),
-        (["--search", "job.toml", "result.json"], "give what was measured by --profile"),
-        (["--search", "job.toml", "--threshold", "group"], "--threshold: does not go with --search"),
-        (["--machines", "ethernet:1gbit"], "--machines: belongs to the search"),
-        (["--min-density", "0"], "--min-density: belongs to the search"),
-        (["--search", "nowhere.toml", "--machines", "ethernet:1gbit"], "job file nowhere.toml: not found"),
+        (["job.toml", "result.json"], "nexpected extra argument"),
+        (["job.toml", "--threshold", "group"], "o such option: --threshold"),
+        (["--machines", "ethernet:1gbit", "--min-density", "0"], "--min-density 0: expected a share above 0"),
+        (["nowhere.toml", "--machines", "ethernet:1gbit"], "job file nowhere.toml: not found"),
     ],
 )
-def test_options_of_other_plans_are_refused(run_plan: Run, arguments: list[str], words: str) -> None:
-    code, _, errors = run_plan(*arguments)
+def test_a_mistake_is_one_line(run_search: Run, arguments: list[str], words: str) -> None:
+    code, _, errors = run_search(*arguments)
     assert (code, errors.count("\n")) == (2, 1), errors
     assert words in errors
 
 
-def test_machines_have_a_name_or_a_file(search: Run, run_plan: Run, tmp_path: Path) -> None:
+def test_machines_have_a_name_or_a_file(search: Run, run_search: Run, tmp_path: Path) -> None:
     assert search()[0] == 0
     mine = tmp_path / "job.toml"
-    assert "--machines: missing; give taihulight" in run_plan("--search", mine)[2]
-    assert "--machines ethernet:x: expected a rate" in run_plan("--search", mine, "--machines", "ethernet:x")[2]
-    assert "--machines no.toml: No such file" in run_plan("--search", mine, "--machines", "no.toml")[2]
+    assert "--machines: missing; give taihulight" in run_search(mine)[2]
+    assert "--machines ethernet:x: expected a rate" in run_search(mine, "--machines", "ethernet:x")[2]
+    assert "--machines no.toml: No such file" in run_search(mine, "--machines", "no.toml")[2]

@@ -229,7 +229,7 @@ def test_worker_0_alone_mounts_the_volume_that_keeps_the_results(
     assert all("volumeClaimTemplates" not in item.get("spec", {}) for item in objects)
 
 
-@pytest.mark.parametrize("flags", [(), ("--jobset",), ("--exchange", "ring")], ids=" ".join)
+@pytest.mark.parametrize("flags", [(), ("--jobset",), ("--set", "exchange.kind=ring")], ids=" ".join)
 def test_with_a_volume_for_checkpoints_pods_are_started_again(
     flags: tuple[str, ...], write_manifest: Write, tmp_path: Path
 ) -> None:
@@ -385,7 +385,7 @@ def test_data_of_ones_own_lie_in_the_claim(write_manifest: Write, tmp_path: Path
         (("job.toml", "--script-arguments", "x"), "--script-arguments: of which script?"),
         (("job.toml", "--trainjob", "--jobset"), "--jobset: a TrainJob makes a JobSet of its own"),
         (("job.toml", "--cluster-runtime"), "--cluster-runtime: it is for --trainjob"),
-        (("job.toml", "--exchange", "ring", "--set", "exchange.returns=gradients"), "nobody would update"),
+        (("job.toml", "--set", "exchange.kind=ring", "--set", "exchange.returns=gradients"), "nobody would update"),
     ],
 )
 def test_what_cannot_be_deployed_is_said_in_a_line(

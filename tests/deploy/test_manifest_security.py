@@ -23,8 +23,8 @@ KINDS: tuple[list[str], ...] = (
     [],
     ["--jobset"],
     ["--trainjob"],
-    ["--exchange", "ring"],
-    ["--jobset", "--exchange", "ring"],
+    ["--set", "exchange.kind=ring"],
+    ["--jobset", "--set", "exchange.kind=ring"],
 )
 # Together in one process, as the models of Kubernetes' objects take seconds to import.
 pytestmark = pytest.mark.xdist_group("kubernetes")
@@ -80,7 +80,7 @@ def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
     assert problems(objects) == []
     made = tmp_path / "made"
     ring = kind[-2:] if "ring" in kind else []
-    code, _, error = run_certs("job.toml", *flags, *ring, "--dir", made)
+    code, _, error = run_certs("job.toml", *flags, *ring, "--out", made)
     assert code == 0, error
     secrets = {item["spec"]["secretName"]: item["spec"] for item in objects if item["kind"] == "Certificate"}
     settings = settings_of(objects)
@@ -132,7 +132,7 @@ def test_pods_without_a_cluster_have_the_files_of_their_template_alone(
     write_manifest: Write, run_certs: Certs, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("")
-    assert run_certs("job.toml", "--workers", "3", "--dir", tmp_path / "made")[0] == 0
+    assert run_certs("job.toml", "--workers", "3", "--out", tmp_path / "made")[0] == 0
     made = secret("tls", tmp_path / "made")
     assert "ca-key.pem" not in made["data"]
     assert problems([made]) == []

@@ -60,7 +60,7 @@ def test_nothing_is_found_where_everything_just_suffices(alone: bool) -> None:
     [
         ({"open_files": 99}, Severity.FAILS, "files", "ulimit -n"),
         ({"address_space_bytes": 3999}, Severity.FAILS, "memory", "ulimit -v"),
-        ({"free_memory_bytes": 2999}, Severity.FAILS, "memory", "taihu plan --memory"),
+        ({"free_memory_bytes": 2999}, Severity.FAILS, "memory", "taihu plan memory"),
         ({"free_memory_bytes": 3999}, Severity.NOTE, "memory", "a server would fit"),
         ({"free_shared_bytes": 699}, Severity.SLOWS, "shared-memory", "remount"),
         ({"addresses": ()}, Severity.FAILS, "addresses", "ip addr add"),

@@ -77,7 +77,7 @@ def test_training_refuses_what_its_workers_would_not_find_before_it_starts_them(
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.parametrize("arguments", [["worker", "--rank", "0"], ["server"], ["plan", "--memory"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["worker", "--rank", "0"], ["server"], ["plan", "memory"]], ids=" ".join)
 def test_every_command_with_a_job_refuses_unknown_names(taihu: Taihu, arguments: list[str]) -> None:
     refused(taihu(*arguments, "--set", "model.name=resnet21"), "model.name", "resnet21", "resnet20")
     refused(taihu(*arguments, "--set", "data.name=digitz"), "data.name", "'digitz'", "digits")
@@ -192,6 +192,6 @@ def test_evaluating_what_is_no_model_is_refused(
 
 
 def test_a_benchmark_refuses_an_unknown_model_role_or_rate(taihu: Taihu) -> None:
-    refused(taihu("bench", "exchange", "--model", "resnet51"), "resnet51", "resnet50")
-    refused(taihu("bench", "exchange", "--role", "boss"), "boss", "worker")
-    refused(taihu("bench", "exchange", "--rate", "fast"), "fast", "1gbit")
+    refused(taihu("dev", "bench", "exchange", "--model", "resnet51"), "resnet51", "resnet50")
+    refused(taihu("dev", "bench", "exchange", "--role", "boss"), "boss", "worker")
+    refused(taihu("dev", "bench", "exchange", "--rate", "fast"), "fast", "1gbit")

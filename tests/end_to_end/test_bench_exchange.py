@@ -1,4 +1,4 @@
-"""`taihu bench exchange` between real processes: every round takes a part of the command's own time."""
+"""`taihu dev bench exchange` between real processes: every round takes a part of the command's own time."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def test_rounds_are_timed_and_their_bytes_counted(taihu: Taihu, tmp_path: Path) 
     )
     done = taihu(
         *(
+            "dev",
             "bench",
             "exchange",
             "--model",

@@ -1,4 +1,4 @@
-"""`taihu bench fc` between real processes: rows for every setting, with the lean volumes."""
+"""`taihu dev bench fc` between real processes: rows for every setting, with the lean volumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
 def test_exchanges_of_layers_are_timed_and_counted(taihu: Taihu, tmp_path: Path) -> None:
     sizes = ("--layers", "3000x600,200x90", "--batches", "1,7")
-    done = taihu("bench", "fc", *sizes, "--ranks", "3", "--rounds", "1", "--json", "fc.json")
+    done = taihu("dev", "bench", "fc", *sizes, "--ranks", "3", "--rounds", "1", "--json", "fc.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "fc.json").read_text())["rows"]
     assert [(row["inputs"], row["outputs"], row["batch"]) for row in rows] == [
@@ -35,7 +35,7 @@ def test_exchanges_of_layers_are_timed_and_counted(taihu: Taihu, tmp_path: Path)
 def test_schemes_are_compared_with_modelled_products_and_traced(taihu: Taihu, tmp_path: Path) -> None:
     sizes = ("--layers", "300x60", "--batches", "8")
     model = ("--compute", "--gflops", "0.1", "--rounds", "1")
-    done = taihu("bench", "fc", *sizes, *model, "--json", "fc.json", "--trace", "trace.json")
+    done = taihu("dev", "bench", "fc", *sizes, *model, "--json", "fc.json", "--trace", "trace.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "fc.json").read_text())["rows"]
     assert [row["scheme"] for row in rows] == ["gather", "turns", "slices"]
@@ -53,7 +53,7 @@ def test_schemes_are_compared_with_modelled_products_and_traced(taihu: Taihu, tm
     ],
 )
 def test_a_mistake_is_one_line(taihu: Taihu, arguments: tuple[str, ...], words: str) -> None:
-    done = taihu("bench", "fc", *arguments)
+    done = taihu("dev", "bench", "fc", *arguments)
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

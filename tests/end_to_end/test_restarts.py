@@ -94,7 +94,7 @@ def test_a_run_outlives_its_processes(kind: str, tmp_path: Path) -> None:
     assert (events.count("restarted"), events[-1]) == (len(victims), "finished")
 
     # Of what all processes recorded, a model finds that nothing was lost and nothing applied twice.
-    checked = run_command("taihu", "history", str(run), folder=tmp_path)
+    checked = run_command("taihu", "dev", "history", str(run), folder=tmp_path)
     assert checked.returncode == 0, checked.stderr
     assert f"{len(victims) + 1} generations" in checked.stdout
     assert f"1 to {STEPS}: nothing lost" in checked.stdout

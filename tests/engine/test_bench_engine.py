@@ -1,4 +1,4 @@
-"""`taihu bench engine`: real contestants, small models, no PyTorch."""
+"""`taihu dev bench engine`: real contestants, small models, no PyTorch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_steps_train(model: str) -> None:
 def test_the_command_measures_every_row(taihu: Taihu, model: str, tmp_path: Path) -> None:
     file = tmp_path / "engine.json"
     rows = ("--model", model, "--threads", "1,2", "--batch", "3")
-    done = taihu("bench", "engine", *rows, "--rounds", "2", "--against", "none", "--layers", "--json", str(file))
+    done = taihu(
+        "dev", "bench", "engine", *rows, "--rounds", "2", "--against", "none", "--layers", "--json", str(file)
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text())
     assert results["flops_per_second"] > 0
@@ -66,7 +68,7 @@ def test_the_command_measures_every_row(taihu: Taihu, model: str, tmp_path: Path
 
 
 def test_an_unknown_model_is_told_in_one_line(taihu: Taihu) -> None:
-    done = taihu("bench", "engine", "--model", "resnet21", "--against", "none")
+    done = taihu("dev", "bench", "engine", "--model", "resnet21", "--against", "none")
     assert done.returncode == 2
     assert "did you mean resnet20?" in done.stderr.splitlines()[-1]
 

@@ -101,7 +101,7 @@ def test_who_records_nothing_is_asked_for_nothing() -> None:
 def test_the_command_says_what_was_checked_and_what_is_wrong_first(tmp_path: Path) -> None:
     histories = histories_of(SHAPE)
     write(tmp_path / "run" / "history", histories)
-    whole = run_command("taihu", "history", "run", folder=tmp_path)
+    whole = run_command("taihu", "dev", "history", "run", folder=tmp_path)
     assert whole.returncode == 0, whole.stderr
     assert whole.stdout.splitlines() == [
         f"history         {sum(map(len, histories.values()))} records of 3 members in 2 generations",
@@ -110,7 +110,7 @@ def test_the_command_says_what_was_checked_and_what_is_wrong_first(tmp_path: Pat
     line = next(n for n, each in enumerate(histories["worker 1"]) if isinstance(each, Push))
     del histories["worker 1"][line]
     write(tmp_path / "wrong", histories)
-    wrong = run_command("taihu", "history", "wrong", folder=tmp_path)
+    wrong = run_command("taihu", "dev", "history", "wrong", folder=tmp_path)
     assert wrong.returncode == 1
     assert wrong.stderr == "error: wrong: step 1, group 0, worker 1: no push\n"
-    assert run_command("taihu", "history", "none", folder=tmp_path).returncode == 2
+    assert run_command("taihu", "dev", "history", "none", folder=tmp_path).returncode == 2

@@ -512,7 +512,10 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
             ["compute sw26010", "train.recompute = 'none'"],
         ),
         ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu' or 'sw26010'", "'gpu'"]),
-        ("[cluster]\ncompute = 'sw26010-functional'", ["cluster.compute", "use 'sw26010'", "taihu bench sw26010"]),
+        (
+            "[cluster]\ncompute = 'sw26010-functional'",
+            ["cluster.compute", "use 'sw26010'", "taihu dev bench sw26010"],
+        ),
         ("[cluster]\nheartbeat_s = 20", ["cluster.lost_after_s 15", "more than cluster.heartbeat_s, 20"]),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestones"]),
         ("[optimizer]\nschedule = 'step'", ["optimizer.milestone_epochs"]),

@@ -131,7 +131,7 @@ def test_a_script_beside_a_file_of_taihus_name_is_refused(tmp_path: Path, name: 
     assert done.stderr.splitlines()[-1] == told
 
 
-@pytest.mark.parametrize("command", ["taihu version", "taihu.worker --rank 0", "taihu.ps_server"])
+@pytest.mark.parametrize("command", ["taihu --version", "taihu.worker --rank 0", "taihu.ps_server"])
 def test_too_few_files_are_said_in_one_line_by_every_command(command: str) -> None:
     begun = f"ulimit -n 10; exec '{sys.executable}' -P -m {command}"
     done = subprocess.run(["/bin/sh", "-c", begun], capture_output=True, text=True, timeout=600, check=False)

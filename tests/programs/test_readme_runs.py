@@ -89,7 +89,7 @@ class Page:
 
     def run(self, line: str) -> None:
         """Run a line to its end, which has to be good."""
-        done = self.user.run(line, self.folder, {} if line.startswith("taihu bench") else FEW, _LONGEST_S)
+        done = self.user.run(line, self.folder, {} if line.startswith("taihu dev bench") else FEW, _LONGEST_S)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         assert "is ended" not in done.stdout, done.stdout
         assert "Traceback" not in done.stderr, done.stderr

@@ -44,7 +44,7 @@ def test_the_page_lies_in_the_folder_of_the_run(tmp_path: Path, capsys: pytest.C
         (
             "results.json",
             "[1]",
-            "expected what `taihu train --json` or `taihu simulate --json` wrote, not a JSON list",
+            "expected what `taihu train --json` or `taihu simulate run --json` wrote, not a JSON list",
         ),
         ("results.json", '{"rows": [{"paper": 1}]}', "it holds 'rows'"),
         ("results.json", '{"format": "taihu results 9"}', "its format is taihu results 9, this taihu reads up to 1"),

@@ -75,7 +75,7 @@ def test_activations_that_are_computed_again_take_time_and_spare_memory(run_simu
     for way in ("none", "memory"):
         file, again = tmp_path / f"{way}.json", f"train.recompute={way}"
         code, out, errors = run_simulate(
-            "--network", "taihulight", "--nodes", 1, "--exchange", "ring", "--set", again, "--json", file
+            "--network", "taihulight", "--nodes", 1, "--set", "exchange.kind=ring", "--set", again, "--json", file
         )
         assert code == 0, errors
         rows.append(json.loads(file.read_text()))
@@ -128,16 +128,16 @@ def test_a_profile_of_another_model_says_nothing_of_activations(run_simulate: Ru
 
 def test_the_network_of_the_profile_is_the_default(results: Callable[..., dict[str, Any]]) -> None:
     """One server, as measured: 3 workers at its port, whose rate follows."""
-    measured = results("--workers", 3, "--servers", 1)
+    measured = results("--nodes", 3, "--servers", 1)
     assert measured["network"] == "measured"
-    wider = results("--workers", 30, "--servers", 1)
+    wider = results("--nodes", 30, "--servers", 1)
     assert wider["seconds_per_step"] > 5 * measured["seconds_per_step"]
 
 
 def test_a_sweep_has_a_row_for_each(results: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     picture = tmp_path / "curve.svg"
     written = results(
-        "--network", "ethernet:10gbit", "--exchange", "ring", "--sweep", "nodes=2..12", "--picture", picture
+        "--network", "ethernet:10gbit", "--set", "exchange.kind=ring", "--sweep", "nodes=2..12", "--out", picture
     )
     assert [row["nodes"] for row in written["rows"]] == [2, 4, 8, 12]
     seconds = [row["seconds_per_step"] for row in written["rows"]]
@@ -160,12 +160,20 @@ def test_a_trace_is_that_of_a_run(run_simulate: Run, profile: Path, tmp_path: Pa
 def test_compression_and_zero_change_what_moves(results: Callable[..., dict[str, Any]]) -> None:
     network = ("--network", "ethernet:1gbit", "--nodes", 4)
     dense = results(*network)
-    sparse = results(*network, "--compression", "dlgs", "--density", 0.01)
+    sparse = results(*network, "--set", "compression.method=dlgs", "--set", "compression.density=0.01")
     assert sparse["seconds_per_step"] < dense["seconds_per_step"]
     assert sparse["bytes_per_process"]["worker"]["sent"] < dense["bytes_per_process"]["worker"]["sent"] / 20
-    whole = results(*network, "--zero", 3, "--plan", "per-layer")
+    whole = results(*network, "--set", "exchange.zero=3", "--set", "exchange.plan=per-layer")
     assert whole["bytes_per_process"]["worker"]["received"] > 1.2 * dense["bytes_per_process"]["worker"]["received"]
-    ring = results(*network, "--exchange", "ring", "--compression", "dlgs", "--density", 0.01)
+    ring = results(
+        *network,
+        "--set",
+        "exchange.kind=ring",
+        "--set",
+        "compression.method=dlgs",
+        "--set",
+        "compression.density=0.01",
+    )
     assert ring["bytes_per_process"]["worker"]["sent"] < dense["bytes_per_process"]["worker"]["sent"] / 4
 
 
@@ -183,7 +191,9 @@ def test_the_example_of_a_network_file_is_one(results: Callable[..., dict[str, A
     plain = tmp_path / "plain.toml"
     plain.write_text(EXAMPLE)
     assert results("--network", plain, "--nodes", 2)["network"] == str(plain)
-    first, again, other = (results("--network", file, "--nodes", 2, "--seed", seed) for seed in (1, 1, 2))
+    first, again, other = (
+        results("--network", file, "--nodes", 2, "--set", f"train.seed={seed}") for seed in (1, 1, 2)
+    )
     assert first == again
     assert first["seconds_per_step"] != other["seconds_per_step"]
 
@@ -243,7 +253,7 @@ def test_a_wrong_network_is_one_line(
         (["--network", "ethernet:fast"], "expected a rate"),
         (["--sweep", "density=1..2"], "expected nodes=2..1024"),
         (["--sweep", "nodes=8..2"], "the first not after the last"),
-        (["--sweep", "servers=1,2", "--exchange", "ring"], "have no servers"),
+        (["--sweep", "servers=1,2", "--set", "exchange.kind=ring"], "have no servers"),
         (["--sweep", "nodes=0..4"], "expected nodes=2..1024"),
         (["--sweep", "nodes=2,,3"], "expected nodes=2..1024"),
         (["--sweep", "nodes=1..99999999"], "from 1 to 10000"),
@@ -257,18 +267,16 @@ def test_a_wrong_network_is_one_line(
         (["--lose", "worker:1@0+3"], "above 0"),
         (["--lose", "worker:9@1"], "--lose worker:9: the job has worker 0 to 2"),
         (["--from-start", "1"], "greater than or equal to 2"),
-        (["--nodes", "4", "--workers", "5"], "--workers 5 means the same"),
-        (["--servers-beside", "--exchange", "ring"], "have no servers"),
+        (["--servers-beside", "--set", "exchange.kind=ring"], "have no servers"),
         (["--network", ""], "expected taihulight, ethernet:1gbit or a file"),
         (["--network", "ethernet:0gbit"], "expected a rate"),
         (["--network", "/"], "Is a directory"),
         (["--trace", "nowhere/t.json"], "nowhere is not a folder"),
         (["--set", "exchange.fc=shard"], "has no fully connected layer at its end"),
         (["--nodes", "0"], "greater than or equal to 1"),
-        (["--picture", "x.png"], "give --sweep"),
-        (["--picture-dir", "x"], "belongs to taihu simulate figure"),
-        (["job.toml", "fc"], "expected behind the word figure"),
-        (["--all"], "expected behind the word figure"),
+        (["--out", "x.png"], "--out x.png: a picture of which rows? give --sweep"),
+        (["job.toml", "fc"], "nexpected extra argument"),
+        (["--all"], "o such option: --all"),
         (["--servers-beside", "--servers", "9"], "at most one on each host"),
         (["--network", "ethernet:1gbit", "--nodes", "20000"], "20000"),
         (["ps-vs-ring"], "not found"),
@@ -298,10 +306,10 @@ def test_a_wrong_profile_is_one_line(run_simulate: Run, tmp_path: Path, text: st
     assert re.search(words, errors), errors
 
 
-def test_figures_are_listed_and_written(run_simulate: Run, tmp_path: Path) -> None:
+def test_figures_are_listed_and_written(run_figure: Run, tmp_path: Path) -> None:
     file = tmp_path / "figure.json"
-    assert "zero-memory" in run_simulate("figure")[1]
-    code, out, _ = run_simulate("figure", "zero-memory", "--json", file)
+    assert "zero-memory" in run_figure()[1]
+    code, out, _ = run_figure("zero-memory", "--json", file)
     rows = json.loads(file.read_text())["rows"]
     assert code == 0
     assert len(rows) == 54
@@ -309,9 +317,9 @@ def test_figures_are_listed_and_written(run_simulate: Run, tmp_path: Path) -> No
     assert "paper" in out
 
 
-def test_figures_are_drawn(run_simulate: Run, tmp_path: Path) -> None:
+def test_figures_are_drawn(run_figure: Run, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    code, _, errors = run_simulate("figure", "swdnn", "--picture-dir", folder, "--json", tmp_path / "figure.json")
+    code, _, errors = run_figure("swdnn", "--out", folder, "--json", tmp_path / "figure.json")
     assert code == 0, errors
     assert sorted(file.name for file in folder.iterdir()) == ["swdnn.png", "swdnn.svg"]
     assert folder.joinpath("swdnn.png").read_bytes().startswith(b"\x89PNG")
@@ -328,15 +336,12 @@ def test_figures_are_drawn(run_simulate: Run, tmp_path: Path) -> None:
         (["xyzzy"], "known: ps-vs-ring, "),
         (["fc", "--all"], "figure fc --all: expected one of the two"),
         (["--json", "x.json"], "which one is to be written?"),
-        (["fc", "--nodes", "5"], "--nodes: a figure has its own jobs and machines"),
-        (["fc", "--network", "taihulight"], "--network: a figure has its own"),
-        (["fc", "--model", "vgg16"], "--model: a figure has its own"),
-        (["fc", "--picture", "x.png"], "--picture: a figure has its own"),
-        (["fc", "--picture-dir", "/dev/null"], "/dev/null is not a folder"),
+        (["fc", "--nodes", "5"], "o such option: --nodes"),
+        (["fc", "--out", "/dev/null"], "/dev/null is not a folder"),
         (["fc", "--json", "/nowhere/x.json"], "/nowhere is not a folder"),
     ],
 )
-def test_a_mistake_with_a_figure_is_one_line(run_simulate: Run, arguments: list[str], words: str) -> None:
-    code, _, errors = run_simulate("figure", *arguments)
+def test_a_mistake_with_a_figure_is_one_line(run_figure: Run, arguments: list[str], words: str) -> None:
+    code, _, errors = run_figure(*arguments)
     assert (code, errors.count("\n")) == (2, 1), errors
     assert words in errors

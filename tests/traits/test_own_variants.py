@@ -90,7 +90,7 @@ def resumed(taihu: Taihu, folder: Path, *flags: str) -> str:
 def test_a_job_trains_plans_and_goes_on_with_a_method_and_an_optimizer(taihu: Taihu, tmp_path: Path) -> None:
     whole = train(taihu, tmp_path, "whole", *SPARSE)
     assert resumed(taihu, tmp_path, *SPARSE) == whole
-    planned = taihu("plan", "whole.json")
+    planned = taihu("plan", "step", "whole.json")
     assert planned.returncode == 0, planned.stderr
     assert "random-k, density 0.1" in planned.stdout
 

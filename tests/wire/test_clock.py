@@ -16,7 +16,7 @@ from taihu.core.wire.log import configure_logs
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "core", "taihu", "allreduce", "ps_server", "worker")
 READ_BY = {"time.time", "time.time_ns", "datetime.now", "datetime.today", "datetime.utcnow", "time.strftime"}
-# What `taihu train` and `taihu chaos` write on their own, and the name of a run's folder.
+# What `taihu train` and `taihu dev chaos` write on their own, and the name of a run's folder.
 # Certificates are good by the time of all machines, by which TLS looks at them.
 OF_NO_MEMBER = ("taihu/local/", "taihu/cli/", "core/job/run_folder.py", "core/security/certificates.py")
 

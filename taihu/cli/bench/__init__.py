@@ -1,1 +1,1 @@
-"""`taihu bench`: a file for each of its commands."""
+"""`taihu dev bench`: a file for each of its commands."""

@@ -1,4 +1,4 @@
-"""`taihu bench allreduce`."""
+"""`taihu dev bench allreduce`."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def allreduce(
 
     \b
     Examples:
-      taihu bench allreduce --ranks 4 --sizes 1,10
-      taihu bench allreduce --against gloo --json result.json
-      taihu bench allreduce --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
-      taihu bench allreduce --ranks 2 --rank 1 --coordinator 10.0.0.1:7070     (on the other host)
+      taihu dev bench allreduce --ranks 4 --sizes 1,10
+      taihu dev bench allreduce --against gloo --json result.json
+      taihu dev bench allreduce --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
+      taihu dev bench allreduce --ranks 2 --rank 1 --coordinator 10.0.0.1:7070     (on the other host)
     """  # noqa: D301
     interrupts = Interrupts()
     supervised_by(supervisor, interrupts)

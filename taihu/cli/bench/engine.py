@@ -1,4 +1,4 @@
-"""`taihu bench engine`."""
+"""`taihu dev bench engine`."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def engine(
 
     \b
     Examples:
-      taihu bench engine
-      taihu bench engine --model resnet20 --threads 1 --layers
-      taihu bench engine --against torch --json engine.json
+      taihu dev bench engine
+      taihu dev bench engine --model resnet20 --threads 1 --layers
+      taihu dev bench engine --against torch --json engine.json
     """  # noqa: D301
     names, counts = models.split(","), _numbers(threads)
     if contestant is not None:
@@ -152,7 +152,7 @@ class _Process:
         self._name = contestant
         self._processes = processes
         self._process = processes.start(
-            contestant, "taihu", ["bench", "engine", "--contestant", contestant, *arguments]
+            contestant, "taihu", ["dev", "bench", "engine", "--contestant", contestant, *arguments]
         )
         self.first: dict[str, Any] = {}
         self.seconds: list[float] = []

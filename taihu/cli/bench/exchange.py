@@ -1,4 +1,4 @@
-"""`taihu bench exchange`."""
+"""`taihu dev bench exchange`."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def exchange(
 
     \b
     Examples:
-      taihu bench exchange --model resnet50 --servers 1 --workers 3
-      taihu bench exchange --set compression.method=dlgs --set compression.density=0.01
-      taihu bench exchange --workers 4 --set exchange.kind=ring --set exchange.transport=tcp --against grpc
-      taihu bench exchange --set security.ca=ca.pem     (and certificate and key likewise: docs/security.md)
-      taihu bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
-      taihu bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
+      taihu dev bench exchange --model resnet50 --servers 1 --workers 3
+      taihu dev bench exchange --set compression.method=dlgs --set compression.density=0.01
+      taihu dev bench exchange --workers 4 --set exchange.kind=ring --set exchange.transport=tcp --against grpc
+      taihu dev bench exchange --set security.ca=ca.pem     (and certificate and key likewise: docs/security.md)
+      taihu dev bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
+      taihu dev bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
     """  # noqa: D301
     interrupts = Interrupts()
     supervised_by(supervisor, interrupts)
@@ -191,7 +191,7 @@ def _serve(job: Job, options: ServerOptions) -> None:
 def _measure_here(job: Job, of_model: list[str], rounds: Rounds) -> dict[str, Any]:
     """Start all roles as processes on this machine; worker 0's times count."""
     cluster = job.cluster
-    common = ["bench", "exchange", *of_model, "--rounds", str(rounds.counted), "--warmup", str(rounds.warmup)]
+    common = ["dev", "bench", "exchange", *of_model, "--rounds", str(rounds.counted), "--warmup", str(rounds.warmup)]
     common += ["--servers", str(cluster.servers), "--workers", str(cluster.workers)]
     common += [f"--against={','.join(rounds.against)}", *assignments_of(job)]
     bind = ["--bind", "127.0.0.1:0"]

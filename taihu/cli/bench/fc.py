@@ -1,4 +1,4 @@
-"""`taihu bench fc`."""
+"""`taihu dev bench fc`."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def fc(
 
     \b
     Examples:
-      taihu bench fc
-      taihu bench fc --layers 4096x1000 --batches 1,128 --ranks 4 --json fc.json
-      taihu bench fc --compute --layers 4096x4096 --batches 64 --trace fc-trace.json
-      taihu bench fc --compute --layers 4096x4096 --batches 64 --ranks 8 --gflops 5
-      taihu bench fc --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
+      taihu dev bench fc
+      taihu dev bench fc --layers 4096x1000 --batches 1,128 --ranks 4 --json fc.json
+      taihu dev bench fc --compute --layers 4096x4096 --batches 64 --trace fc-trace.json
+      taihu dev bench fc --compute --layers 4096x4096 --batches 64 --ranks 8 --gflops 5
+      taihu dev bench fc --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
     """  # noqa: D301
     interrupts = Interrupts()
     supervised_by(supervisor, interrupts)

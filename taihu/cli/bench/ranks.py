@@ -67,8 +67,8 @@ def wait_for_all(processes: LocalProcesses, what: str) -> None:
 
 
 def measure_here(bench: str, ranks: int, arguments: Sequence[str], *, trace: Path | None = None) -> dict[str, Any]:
-    """Run `taihu bench BENCH` with `arguments` as `ranks` processes on this machine; returns rank 0's results."""
-    common = ["bench", bench, *arguments, "--bind", "127.0.0.1:0"]
+    """Run `taihu dev bench BENCH` with `arguments` as `ranks` processes on this machine; returns rank 0's results."""
+    common = ["dev", "bench", bench, *arguments, "--bind", "127.0.0.1:0"]
     with (
         tempfile.TemporaryDirectory(prefix="taihu-bench-") as name,
         LocalProcesses(Path(name), fork=True) as processes,

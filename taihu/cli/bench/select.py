@@ -1,4 +1,4 @@
-"""`taihu bench select`."""
+"""`taihu dev bench select`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def select(
 
     \b
     Examples:
-      taihu bench select
-      taihu bench select --density 0.001 --against torch --json select.json
+      taihu dev bench select
+      taihu dev bench select --density 0.001 --against torch --json select.json
     """  # noqa: D301
     if not 0 < density <= 1:
         raise ConfigError(f"--density {density}: expected a share above 0 and up to 1, for example 0.01")

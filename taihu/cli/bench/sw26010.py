@@ -1,4 +1,4 @@
-"""`taihu bench sw26010`."""
+"""`taihu dev bench sw26010`."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def sw26010(
 
     \b
     Examples:
-      taihu bench sw26010
-      taihu bench sw26010 --kernel conv --grid swdnn --json sw26010.json
-      taihu bench sw26010 --kernel conv --grid swdnn --loop streamed
-      taihu bench sw26010 --model resnet20 --batch 128
+      taihu dev bench sw26010
+      taihu dev bench sw26010 --kernel conv --grid swdnn --json sw26010.json
+      taihu dev bench sw26010 --kernel conv --grid swdnn --loop streamed
+      taihu dev bench sw26010 --model resnet20 --batch 128
     """  # noqa: D301
     check_writable(json_file)
     if model is not None:

@@ -1,4 +1,4 @@
-"""`taihu plan --memory`: what a job takes in every process, whether so much is free, and how large batches may be."""
+"""`taihu plan memory`: what a job takes in every process, whether so much is free, and how large batches may be."""
 
 from __future__ import annotations
 

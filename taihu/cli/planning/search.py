@@ -1,4 +1,4 @@
-"""`taihu plan --search`: the fastest way to run a job on given machines, told and written."""
+"""`taihu plan search`: the fastest way to run a job on given machines, told and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`taihu plan --memory --table`: the tables of the ZeRO paper, beside which jobs of one's own can be held."""
+"""`taihu plan memory --table`: the tables of the ZeRO paper, beside which jobs of one's own can be held."""
 
 from __future__ import annotations
 

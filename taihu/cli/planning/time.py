@@ -1,4 +1,4 @@
-"""`taihu plan` without --memory: the time of a step, from a job's measured costs."""
+"""`taihu plan step`: the time of a step, from a job's measured costs."""
 
 from __future__ import annotations
 

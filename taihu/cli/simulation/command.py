@@ -1,4 +1,4 @@
-"""`taihu simulate`: a job's steps on machines that are not there."""
+"""`taihu simulate run` and `figure`: steps on machines that are not there, and figures of papers by them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Annotated
 import typer
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.job.flags import JobFlags, takes_job_flags
-from taihu.core.process.options import JobArgument, JsonOption, refuse
+from taihu.core.process.options import JobArgument, JsonOption, ServersOption, SetOption
 
-__all__ = ["simulate"]
+__all__ = ["figure", "run"]
 
 
-@takes_job_flags
-def simulate(
+def run(
     job_file: JobArgument = None,
-    figure: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Behind the word figure: which one; without it, a list.")
-    ] = None,
     *,
+    servers: ServersOption = None,
+    assignments: SetOption = None,
     nodes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Workers, each on a host of its own; as --workers.")
+        int | None, typer.Option(metavar="N", min=1, help="Workers, each on a host of its own: cluster.workers.")
     ] = None,
     network: Annotated[
         str | None,
@@ -49,12 +46,8 @@ def simulate(
             help="A row for each of several nodes or servers: nodes=2..1024 doubles, or nodes=2,3,9.",
         ),
     ] = None,
-    picture: Annotated[
+    out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --sweep: draw the rows, as .png, .svg or .pdf.")
-    ] = None,
-    pictures: Annotated[
-        Path | None,
-        typer.Option("--picture-dir", metavar="DIR", help="With figure: draw it there, as NAME.png and NAME.svg."),
     ] = None,
     distinct: Annotated[
         bool, typer.Option("--distinct", help="Simulate hosts one by one, too, that are alike: the same, but slower.")
@@ -79,18 +72,13 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Record what would happen when, for ui.perfetto.dev.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="With figure: all of them.")] = False,
     json_file: JsonOption = None,
-    flags: JobFlags,
 ) -> None:
     """Simulate the steps of a job on other machines: how long one takes, and where its time and bytes go.
 
     The daemons' own decisions are run on a virtual clock: the step protocol, the plan that merges layers, the
     servers' partition and sums, the ring's schedule. Beside them stand a model of the network, and times of compute.
-    Workers that are alike are simulated once. `--seed` is that of jitter and losses, too.
-
-    `taihu simulate figure NAME`, or --all: a figure of a paper beside what the simulator says of it, by jobs and
-    networks of its own.
+    Workers that are alike are simulated once. train.seed is that of jitter and losses, too.
 
     A file of a network has these keys, of which the first two are needed:
 
@@ -121,42 +109,39 @@ def simulate(
 
     \b
     Examples:
-      taihu simulate job.toml --nodes 512 --network taihulight
-      taihu simulate --model resnet50 --data synthetic:3x224x224 --exchange ring --nodes 64 --network ethernet:10gbit
-      taihu simulate job.toml --profile result.json --sweep nodes=2..1024 --picture nodes.png
-      taihu simulate job.toml --profile result.json --network lab.toml --set exchange.zero=3 --trace trace.json
-      taihu simulate job.toml --profile result.json --network ethernet:1gbit --from-start 24
-      taihu simulate job.toml --profile result.json --network ethernet:1gbit --lose worker:3@12.5+20
-      taihu simulate figure ps-vs-ring --json figure.json
-      taihu simulate figure --all --picture-dir figures
+      taihu simulate run job.toml --nodes 512 --network taihulight
+      taihu simulate run --set model.name=resnet50 --set data.name=synthetic:3x224x224 --nodes 64 --network taihulight
+      taihu simulate run job.toml --profile result.json --sweep nodes=2..1024 --out nodes.png
+      taihu simulate run job.toml --profile result.json --network lab.toml --set exchange.zero=3 --trace trace.json
+      taihu simulate run job.toml --profile result.json --network ethernet:1gbit --from-start 24
+      taihu simulate run job.toml --profile result.json --network ethernet:1gbit --lose worker:3@12.5+20
     """  # noqa: D301
-    if str(job_file) == "figure":
-        from taihu.cli.simulation.figure import run_figures
-
-        of_job = {"--nodes": nodes, "--network": network, "--profile": profile, "--servers-beside": beside}
-        of_job |= {"--sweep": sweep, "--picture": picture, "--distinct": distinct, "--trace": trace}
-        of_job |= {"--from-start": from_start, "--lose": lose}
-        refuse({**of_job, **flags.given()}, "a figure has its own jobs and machines; leave one of the two out")
-        run_figures(figure, json_file, pictures, every=every)
-        return
-    if figure is not None or every:
-        raise ConfigError(f"{figure or '--all'}: expected behind the word figure, as in taihu simulate figure --all")
-    if pictures is not None:
-        raise ConfigError(f"--picture-dir {pictures}: belongs to taihu simulate figure; a sweep has --picture FILE")
-    _check_once(sweep, nodes, flags)
     from taihu.cli.simulation.run import Asked, run_simulation
+    from taihu.core.job.environment import resolve_job
 
-    own = {} if nodes is None else {"cluster": {"workers": nodes}}
-    job = flags.resolve(job_file, own)
-    run_simulation(job, Asked(network, profile, beside, sweep, picture, distinct, from_start, lose, trace, json_file))
+    swept = None if sweep is None else sweep.partition("=")[0]
+    if swept == "nodes" and nodes is not None:
+        raise ConfigError(f"--sweep {sweep}: --nodes {nodes} is given as well; leave one of the two out")
+    if swept == "servers" and servers is not None:
+        raise ConfigError(f"--sweep {sweep}: --servers {servers} is given as well; leave one of the two out")
+    job = resolve_job(job_file, assignments or (), {"cluster": {"servers": servers, "workers": nodes}})
+    run_simulation(job, Asked(network, profile, beside, sweep, out, distinct, from_start, lose, trace, json_file))
 
 
-def _check_once(sweep: str | None, nodes: int | None, flags: JobFlags) -> None:
-    """Raise ConfigError for a number that is given twice."""
-    given = {"--nodes": nodes, "--workers": flags.workers, "--servers": flags.servers}
-    key = None if sweep is None else sweep.partition("=")[0]
-    swept = {"nodes": ("--nodes", "--workers"), "servers": ("--servers",)}.get(key or "", ())
-    if name := next((name for name in swept if given[name] is not None), None):
-        raise ConfigError(f"--sweep {sweep}: {name} {given[name]} is given as well; leave one of the two out")
-    if nodes is not None and flags.workers is not None:
-        raise ConfigError(f"--nodes {nodes}: --workers {flags.workers} means the same; leave one of the two out")
+def figure(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one; without it, a list.")] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw it there, as NAME.png and NAME.svg.")] = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Show a figure of a paper beside what the simulator says of it, by jobs and networks of its own.
+
+    \b
+    Examples:
+      taihu simulate figure ps-vs-ring --json figure.json
+      taihu simulate figure --all --out figures
+    """  # noqa: D301
+    from taihu.cli.simulation.figure import run_figures
+
+    run_figures(name, json_file, out, every=every)

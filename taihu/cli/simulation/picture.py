@@ -25,7 +25,7 @@ def draw(path: Path, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         ConfigError: matplotlib is not installed, or knows no such kind of file.
     """
-    plt = _pyplot("--picture")
+    plt = _pyplot("--out")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     values = [row[key] for row in rows]
     for part in _PARTS:
@@ -40,7 +40,7 @@ def draw(path: Path, key: str, rows: Sequence[Mapping[str, Any]]) -> None:
         with writing(path):
             figure.savefig(path)
     except ValueError as error:
-        raise ConfigError(f"--picture {path}: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"--out {path}: {str(error).splitlines()[0]}") from None
     finally:
         plt.close(figure)
 
@@ -51,7 +51,7 @@ def draw_figures(folder: Path, figures: Mapping[str, Figure]) -> None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    plt = _pyplot("--picture-dir")
+    plt = _pyplot("--out")
     make_folder(folder)
     # Letters stay text, which makes files a tenth as large; ids follow from the salt and not from chance.
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "taihu"}):

@@ -61,7 +61,7 @@ def run_simulation(job: Job, asked: Asked) -> None:
     """
     check_writable(asked.json_file, asked.trace, asked.picture)
     if asked.picture is not None and asked.sweep is None:
-        raise ConfigError(f"--picture {asked.picture}: of which rows? give --sweep nodes=2..1024 as well")
+        raise ConfigError(f"--out {asked.picture}: a picture of which rows? give --sweep nodes=2..1024 as well")
     if asked.trace is not None and asked.sweep is not None:
         raise ConfigError(f"--trace {asked.trace}: of one job; leave --sweep out")
     of_one = {"--from-start": asked.from_start, "--lose": asked.lose}

@@ -1,6 +1,6 @@
 """Figures of docs/methods.md section 6: swDNN's convolutions and large products on the SW26010.
 
-Both come from the model of the processor (`taihu.kernels.sw26010`), as `taihu bench sw26010` shows it.
+Both come from the model of the processor (`taihu.kernels.sw26010`), as `taihu dev bench sw26010` shows it.
 """
 
 from __future__ import annotations
