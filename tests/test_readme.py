@@ -1,4 +1,4 @@
-"""README.md shows commands that exist; `make test-deploy` runs those that need nothing."""
+"""README.md and docs/guide.md show commands that exist; `make test-deploy` runs those that need nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from support.readme import README, Command, commands, files, taihu_arguments
 from taihu.core.job import load_job
 from taihu.core.job.reading import parse_assignments
 
-TEXT = README.read_text()
+PAGES = (README, README.parent / "docs" / "guide.md")
+TEXT = "\n".join(page.read_text() for page in PAGES)
 COMMANDS = list(commands(TEXT))
 # What every machine of a user's has after `make train`, and programs that a needed thing brings.
 OF_ALL = {"make", "taihu", ".", "cd", "git"}
@@ -37,7 +38,11 @@ def program(command: Command) -> str:
 
 def test_there_are_commands_and_both_kinds_of_files() -> None:
     assert len(COMMANDS) > 10
-    assert {"job.toml", "mine.py"} <= files(TEXT).keys()
+    assert {"job.toml", "mine.py", "train.py"} <= files(TEXT).keys()
+
+
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len(README.read_text().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if "taihu" in each.text], ids=lambda each: each.text)
@@ -79,8 +84,9 @@ def test_the_files_shown_are_valid(tmp_path: Path) -> None:
 
 
 def test_links_to_files_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", TEXT):
-        assert (README.parent / target).exists(), target
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
 
 
 SAMPLE = """

@@ -122,7 +122,7 @@ exec env -i HOME="$HOME" PATH=/usr/bin:/bin OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_
 
 
 def test_the_line_of_the_readme_finds_an_environment_that_is_active_here_alone(tmp_path: Path) -> None:
-    (line,) = re.findall(r"^mpirun .* taihu node job.toml$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^mpirun .* taihu node job.toml$", (ROOT / "docs" / "guide.md").read_text(), re.MULTILINE)
     assert line == "mpirun -x PATH -n 5 -H host1:1,host2:2,host3:2 taihu node job.toml"
     agent = tmp_path / "agent"
     agent.write_text(BARE_SHELL)

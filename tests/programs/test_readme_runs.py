@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/data.md as a user who is not root types them: the wheel, and an empty folder.
+"""The commands of README.md and two pages as a user who is not root types them: the wheel, and an empty folder.
 
 Lines stand on those before them: each page has its folder, and each line is a test.
 """
@@ -37,7 +37,7 @@ HERE: Final = {
     "torch": importlib.util.find_spec("torch") is not None,
     "fashion-mnist": Path("/usr/share/datasets/fashion-mnist").exists(),
 }
-# The files that README.md says a user has.
+# The files that docs/guide.md says a user has.
 OWN_FILES: Final = """
 import csv
 from pathlib import Path
@@ -66,7 +66,8 @@ with open("mine.py", "a") as file:
     file.write("    return (x, numpy.arange(80) % 2), None\\n")
 """
 BEFORE: Final = {
-    "README.md": "taihu train --model small_gpt --data python-source --save gpt.safetensors --run-dir none",
+    "README.md": "true",
+    "docs/guide.md": "taihu train --model small_gpt --data python-source --save gpt.safetensors --run-dir none",
     "docs/data.md": "true",
 }
 
@@ -119,10 +120,10 @@ def page_of(user: OtherUser) -> Callable[[str], Page]:
     @cache
     def made(name: str) -> Page:
         text = (README.parent / name).read_text(encoding="utf-8")
-        is_readme = name == "README.md"
+        is_guide = name == "docs/guide.md"
         page = Page(user, user.folder(Path(name).stem), LINES[name])
-        own = {"typed.py": OWN_FILES if is_readme else typed(text)}
-        for file, content in {**(files(text) if is_readme else files(text, {})), **own}.items():
+        own = {"typed.py": OWN_FILES if is_guide else typed(text)}
+        for file, content in {**(files(text) if is_guide else files(text, {})), **own}.items():
             user.write(page.folder / file, content)
         shutil.copytree(EXAMPLES, page.folder / "examples")
         page.run("python typed.py")
@@ -146,5 +147,5 @@ def test_a_line_runs_as_printed(page: str, line: int, page_of: Callable[[str], P
 
 
 def test_there_are_lines() -> None:
-    assert len(LINES["README.md"]) >= 32  # without torch and Fashion-MNIST
+    assert len(LINES["docs/guide.md"]) >= 32  # without torch and Fashion-MNIST
     assert len(LINES["docs/data.md"]) == 8
