@@ -55,7 +55,7 @@ class Meeting:
 def listen_for_peers(job: Job, rank: int, options: ListenOptions) -> Listener:
     """Listen; raises ConfigError when the address cannot be listened on."""
     hosts = rank == 0 and not job.servers
-    return open_listener(options, job.cluster.coordinator, threads=3 * job.cluster.workers + 8, hosts=hosts)
+    return open_listener(options, job.cluster.coordinator, threads=3 * job.world.workers + 8, hosts=hosts)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def meet(
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
     """
-    incarnation, workers = new_incarnation(), job.cluster.workers
+    incarnation, workers = new_incarnation(), job.world.workers
     identity = WorkerIdentity(job.name, rank, incarnation)
     communicator = Communicator(
         identity,

@@ -42,7 +42,9 @@ class Steps:
         job = Job.model_validate({"compression": compression, "optimizer": {"momentum": 0.0}})
         self._arenas = arenas_of(job, layout.elements)
         self._groups = plan_groups(layout, strategy)
-        self._compressor = compressor_of(job, Plan(1, 1, self._groups, layout, 1_000_000), self._arenas)
+        self._compressor = compressor_of(
+            job, Plan(1, 1, self._groups, layout, 1_000_000, world=job.world), self._arenas
+        )
         self._done = self.units = self.refreshed = 0
 
     def run(self, gradient: np.ndarray[tuple[int], np.dtype[np.float32]]) -> float:

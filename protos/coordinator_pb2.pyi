@@ -806,6 +806,8 @@ class GetPlanResponse(_message.Message):
     LENGTH_FIELD_NUMBER: _builtins.int
     CARRIAGE_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     from_step: _builtins.int
     """First step that uses this plan."""
@@ -814,6 +816,9 @@ class GetPlanResponse(_message.Message):
     frame_elements: _builtins.int
     """The most elements that a frame covers."""
     carriage: Global___Carriage.ValueType
+    servers: _builtins.int
+    """Who takes part in its steps."""
+    workers: _builtins.int
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -843,10 +848,12 @@ class GetPlanResponse(_message.Message):
         length: Global___RunLength | None = ...,
         carriage: Global___Carriage.ValueType = ...,
         updates: Global___UpdateRules | None = ...,
+        servers: _builtins.int = ...,
+        workers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length", "updates", b"updates"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["carriage", b"carriage", "frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "length", b"length", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["carriage", b"carriage", "frame_elements", b"frame_elements", "from_step", b"from_step", "groups", b"groups", "layout", b"layout", "length", b"length", "predicted_seconds", b"predicted_seconds", "routes", b"routes", "servers", b"servers", "updates", b"updates", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

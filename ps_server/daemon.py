@@ -89,7 +89,7 @@ class ServerDaemon:
         self._listener = open_listener(
             listening,
             job.cluster.coordinator,
-            threads=4 * job.cluster.workers + servers + 8,
+            threads=4 * job.world.workers + servers + 8,
             hosts=options.index == 0,
         )
         self._part = self._participation(job, ONLY)

@@ -100,7 +100,6 @@ class ServerShard:
         self._clock = clock or SystemClock()
         self._chaos = chaos or NoChaos()
         self._value_type = ValueType.named(job.train.precision)
-        self._scale = 1.0 / job.cluster.workers
         self._state_frames = partition.state_frames(plan.frame_elements)
         self._lock = threading.Lock()
         self._step = 0
@@ -117,11 +116,16 @@ class ServerShard:
         self._aggregator: Aggregator[Contribution] = Aggregator(
             job=job.name,
             plan=plan.version,
-            workers=job.cluster.workers,
+            workers=plan.world.workers,
             frames=frames,
             gaps=job.leaves_out,
         )
         self.buffers = FrameBuffers()
+
+    @property
+    def _scale(self) -> float:
+        """The factor that makes means of sums."""
+        return 1.0 / self._plan.world.workers
 
     @property
     def step(self) -> int:

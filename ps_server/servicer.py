@@ -68,7 +68,7 @@ class ParameterServerServicer:
         self._writer = writer
         self._chaos = chaos or NoChaos()
         self._job = job.name
-        self._workers = job.cluster.workers
+        self._workers = job.world.workers
         self._holder = holder
         self._metrics = metrics
         self._log = structlog.get_logger().bind(role="server")

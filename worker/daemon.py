@@ -31,10 +31,10 @@ class WorkerDaemon:
     """One worker process."""
 
     def __init__(self, job: Job, options: WorkerOptions) -> None:
-        if not 0 <= options.rank < job.cluster.workers:
+        if not 0 <= options.rank < job.world.workers:
             raise ConfigError(
-                f"worker {options.rank}: outside the world of {counted(job.cluster.workers, 'worker')}; expected "
-                f"--rank 0 to {job.cluster.workers - 1}, or raise cluster.workers"
+                f"worker {options.rank}: outside the world of {counted(job.world.workers, 'worker')}; expected "
+                f"--rank 0 to {job.world.workers - 1}, or raise cluster.workers"
             )
         check_threads(job)
         if job.servers or options.rank:

@@ -264,7 +264,7 @@ class Participation:
                     self._log.warning("data", text=line)
                     self._run_log.happened("data", text=line)
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
-            self._run_log.happened("training", workers=self._job.cluster.workers, steps=total)
+            self._run_log.happened("training", workers=self._job.world.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
             steps = self._make_steps(session, observer, replica, last)
             if last.is_early and self._stop.goes_on:
@@ -479,7 +479,7 @@ class Participation:
         batches = Batches(
             self._dataset,
             batch=self._job.train.batch,
-            workers=self._job.cluster.workers,
+            workers=self._job.world.workers,
             rank=self._options.rank,
             seed=self._job.train.seed,
             augment=self._job.data.augment,

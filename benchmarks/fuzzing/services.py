@@ -24,6 +24,7 @@ from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.model.world import World
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
@@ -42,7 +43,7 @@ __all__ = ["TARGETS"]
 _LAYOUT: Final = Layout(
     (LayerSpec("fc", (TensorSpec("weight", (8,)),)), LayerSpec("out", (TensorSpec("weight", (5,)),)))
 )
-_PLAN: Final = Plan(1, 1, (Group(0, 0), Group(1, 1)), _LAYOUT, 8)
+_PLAN: Final = Plan(1, 1, (Group(0, 0), Group(1, 1)), _LAYOUT, 8, world=World(1, 2))
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["CoordinatorService"]
 _METHODS: Final = tuple(sorted(method.name for method in _SERVICE.methods))
 # What it waits for does not come; what ends the run for everybody needs no member.

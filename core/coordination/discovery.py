@@ -60,7 +60,7 @@ def find_rank(
     if given is None or not given.startswith(_PREFIX):
         return rank_from_environment(environment, role) if given is None else _number(given)
     name = given.removeprefix(_PREFIX)
-    count = job.cluster.workers if role == "worker" else job.cluster.servers
+    count = job.world.workers if role == "worker" else job.cluster.servers
     if (number := number_among(given_names(), name, count)) is not None:
         return number
     return place_among(own_addresses(), all_addresses(name, count, job.cluster.connect_timeout_s), name)
@@ -81,7 +81,7 @@ def find_coordinator(job: Job) -> Job:
             check_host(given)
         return job
     name, port = split_address(given.removeprefix(_PREFIX))
-    count = job.servers or job.cluster.workers
+    count = job.servers or job.world.workers
     first = first_host(given_names(), name, count, job.cluster.connect_timeout_s)
     cluster = job.cluster.model_copy(update={"coordinator": join_address(first, port)})
     return job.model_copy(update={"cluster": cluster})

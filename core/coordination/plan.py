@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
+from taihu.core.model.world import World
 from taihu.core.planner.carriage import Carriage
 from taihu.core.planner.groups import Group, check_groups
 from taihu.core.planner.sparse_route import Route
@@ -22,7 +23,8 @@ class Plan:
     `routes` has the sparse allreduce of every group, where there are no servers and gradients are compressed. A frame
     covers at most `frame_elements` values. `predicted_seconds` is what a step should take, 0 as long as
     nothing has been measured. `length` is the run's, where its workers have data. `carriage` says what values between
-    machines take. `updates` is the optimizer of a script that servers update by.
+    machines take. `updates` is the optimizer of a script that servers update by. `world` says who takes part in its
+    steps.
     """
 
     version: int
@@ -35,6 +37,7 @@ class Plan:
     length: RunLength | None = None
     carriage: Carriage = "grpc"
     updates: UpdateRules | None = None
+    world: World = field(kw_only=True)
 
     def __post_init__(self) -> None:
         check_groups(self.layout, self.groups)

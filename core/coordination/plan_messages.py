@@ -10,6 +10,7 @@ from taihu.core.coordination.messages import (
     updates_to_message,
 )
 from taihu.core.coordination.plan import Plan
+from taihu.core.model.world import World
 from taihu.core.planner.carriage import CARRIAGES, Carriage
 from taihu.core.planner.groups import Group
 from taihu.core.planner.sparse_route import SPARSE_ROUTES, Route
@@ -32,11 +33,13 @@ def plan_to_message(plan: Plan) -> pb.GetPlanResponse:
         length=length_to_message(plan.length),
         carriage=pb.Carriage.Value(f"CARRIAGE_{plan.carriage.upper()}"),
         updates=updates_to_message(plan.updates),
+        servers=plan.world.servers,
+        workers=plan.world.workers,
     )
 
 
 def plan_from_message(message: pb.GetPlanResponse) -> Plan:
-    """Convert a plan; raises ConfigError when its groups do not cover its layout."""
+    """Convert a plan; raises ConfigError when its groups do not cover its layout, or nobody takes part."""
     return Plan(
         version=message.version,
         from_step=message.from_step,
@@ -48,6 +51,7 @@ def plan_from_message(message: pb.GetPlanResponse) -> Plan:
         length=length_from_message(message.length) if message.HasField("length") else None,
         carriage=_carriage_from_message(message.carriage),
         updates=updates_from_message(message.updates) if message.HasField("updates") else None,
+        world=World(message.servers, message.workers),
     )
 
 

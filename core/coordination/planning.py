@@ -53,7 +53,7 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
         is_encrypted=job.is_encrypted,
     )
     frame_elements = _frame_elements(job, one_host=one_host)
-    return Plan(1, 1, groups, layout, frame_elements, routes, carriage=carriage)
+    return Plan(1, 1, groups, layout, frame_elements, routes, carriage=carriage, world=job.world)
 
 
 def _first_strategy(job: Job) -> str:
@@ -90,7 +90,7 @@ def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkC
         workload = SparseWorkload(
             elements=layout.offsets[group.last_layer + 1] - layout.offsets[group.first_layer],
             density=job.compression.density,
-            ranks=job.cluster.workers,
+            ranks=job.world.workers,
             alpha_seconds=link.alpha_seconds,
             seconds_per_byte=link.up_seconds_per_byte,
         )
@@ -154,7 +154,7 @@ class Planning:
         self._check(rank, steps)
         self._reported_step = step
         self._reports[rank] = tuple(steps)
-        if len(self._reports) == self._job.cluster.workers:
+        if len(self._reports) == self.plan.world.workers:
             reports = [self._reports[rank] for rank in sorted(self._reports)]
             self._reports = {}
             self._decide(step, reports)

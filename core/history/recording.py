@@ -125,7 +125,7 @@ def recorded_history(
                 generation,
                 0 if begun is None else begun.step,
                 servers=job.servers,
-                workers=job.cluster.workers,
+                workers=job.world.workers,
                 zero=job.stage.key,
                 precision=job.train.precision,
             )

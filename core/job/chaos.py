@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from taihu.core.base.errors import ConfigError
 from taihu.core.chaos.faults import FaultKind, fault_from
 from taihu.core.chaos.memory import ChaosMemory
@@ -13,13 +11,7 @@ from taihu.core.chaos.schedule import Schedule, drawn, named
 from taihu.core.job.job import Job
 from taihu.core.wire.clock import WallClock
 
-__all__ = ["chaos_of", "members_of"]
-
-
-def members_of(job: Job) -> Sequence[str]:
-    """The names of all members, servers first."""
-    servers = [f"server {rank}" for rank in range(job.servers)]
-    return [*servers, *(f"worker {rank}" for rank in range(job.cluster.workers))]
+__all__ = ["chaos_of"]
 
 
 def chaos_of(job: Job, member: str, wall: WallClock | None = None) -> Chaos:
@@ -28,7 +20,7 @@ def chaos_of(job: Job, member: str, wall: WallClock | None = None) -> Chaos:
     Raises:
         ConfigError: there is no folder to note them in, or a fault is for a member that the job has not.
     """
-    settings, members = job.chaos, members_of(job)
+    settings, members = job.chaos, job.world.names
     if not settings.is_asked_for:
         return NoChaos()
     if settings.dir is None:

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from taihu.core.model.model_defaults import default_learning_rate, default_model
 from taihu.core.model.names import shared_data_name
+from taihu.core.model.world import World
 from taihu.core.settings import (
     ChaosSettings,
     CheckpointSettings,
@@ -290,6 +291,11 @@ class Job(Section):
     def servers(self) -> int:
         """Number of servers; 0 where workers exchange with each other."""
         return self.cluster.servers if self.exchange.kind.has_servers else 0
+
+    @property
+    def world(self) -> World:
+        """Who takes part at first; the plan of a step says who does then."""
+        return World(self.servers, self.cluster.workers)
 
     @property
     def workers_meet(self) -> bool:

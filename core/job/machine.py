@@ -34,10 +34,10 @@ def check_processes(job: Job, cores: int | None = None) -> None:
     """Raise ConfigError for a whole job of more processes than one machine can start."""
     cores = cores or len(os.sched_getaffinity(0))
     most = max(_PROCESSES_ANYWHERE, _PROCESSES_PER_CORE * cores)
-    processes = job.servers + job.cluster.workers
+    processes = job.servers + job.world.workers
     if processes > most:
         raise ConfigError(
-            f"cluster: {job.servers} servers and {job.cluster.workers} workers are {processes} processes, expected "
+            f"cluster: {job.servers} servers and {job.world.workers} workers are {processes} processes, expected "
             f"at most {most} on this machine of {cores} cores; start them on several machines"
         )
     files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], _FILES_PER_PROCESS * processes + _FILES_OF_ONE
@@ -50,4 +50,4 @@ def check_processes(job: Job, cores: int | None = None) -> None:
 
 def share_of_threads(job: Job, workers: int | None = None) -> int:
     """The threads of each of so many workers here, by default all of the job's, as it says or an equal share."""
-    return job.cluster.threads or max(1, (os.cpu_count() or 1) // (workers or job.cluster.workers))
+    return job.cluster.threads or max(1, (os.cpu_count() or 1) // (workers or job.world.workers))

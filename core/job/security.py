@@ -35,7 +35,7 @@ def certified(job: Job, domain: str = "taihu", also: Iterable[str] = ()) -> Iter
         ConfigError: one of them can be no identity.
     """
     host = member_name("server" if job.servers else "worker", 0)
-    counts = (("server", job.servers), ("worker", job.cluster.workers))
+    counts = (("server", job.servers), ("worker", job.world.workers))
     wanted = [f"{role}/{rank}" for role, count in counts for rank in range(count)]
     for place in dict.fromkeys((*wanted, f"observer/{_ANY_NAME}", f"operator/{_ANY_NAME}", *also)):
         identity = parse_identity(f"spiffe://{domain}/taihu/{job.name}/{place}")

@@ -116,11 +116,11 @@ def node(
 
 def _settings(job: Job, launch: Launch, meeting: Meeting) -> Iterator[str]:
     """The settings that the launch decides, as assignments."""
-    yield f"cluster.workers={job.cluster.workers}"
+    yield f"cluster.workers={job.world.workers}"
     yield f"cluster.servers={job.cluster.servers}"
     yield f'cluster.coordinator="{meeting.address}"'
     yield f"exchange.kind={job.exchange.kind}"
-    neighbours = job.cluster.workers if launch.one_host else launch.local_size
+    neighbours = job.world.workers if launch.one_host else launch.local_size
     if job.cluster.threads is None and neighbours is not None:
         # Processes that a launcher binds to cores of their own share nothing.
         share = max(1, (os.cpu_count() or 1) // neighbours)

@@ -153,7 +153,7 @@ def _named(job: Job, script: Path) -> Job:
 
 
 def _members(job: Job) -> str:
-    workers = counted(job.cluster.workers, "worker")
+    workers = counted(job.world.workers, "worker")
     return f"{counted(job.servers, 'server')} and {workers}" if job.servers else f"a ring of {workers}"
 
 

@@ -148,7 +148,7 @@ def _shown(path: Place) -> str:
 
 def opening(job: Job) -> str:
     """The line that a run begins with."""
-    workers = counted(job.cluster.workers, "worker")
+    workers = counted(job.world.workers, "worker")
     members = f"{counted(job.servers, 'server')}, {workers}" if job.servers else f"a ring of {workers}"
     modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (

@@ -40,12 +40,12 @@ class Needs:
 
 def needs_of(job: Job, memory: MemoryJob | None) -> Needs:
     """The needs of `job`; without `memory`, which is not known where its data cannot be read, the files alone."""
-    members = job.servers + job.cluster.workers
+    members = job.servers + job.world.workers
     # A channel, a stream's connection, one beside it, both of a coordinator, and one that takes the place of another.
     files = _OWN_FILES + _FILES_PER_MEMBER * members
     if memory is None:
         return Needs(files)
-    arenas = job.cluster.workers + (1 if job.servers else 0)
+    arenas = job.world.workers + (1 if job.servers else 0)
     # The newest are kept until the next one is whole.
     kept = job.checkpoint.keep + 1
     return Needs(

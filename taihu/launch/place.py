@@ -118,7 +118,7 @@ def fit_to_size(job: Job, launch: Launch) -> Job:
         ConfigError: the numbers that are set need another number of processes.
     """
     given = job.cluster.model_fields_set
-    servers, workers = job.servers, job.cluster.workers
+    servers, workers = job.servers, job.world.workers
     if "workers" not in given:
         workers = launch.size - servers
     elif job.servers and "servers" not in given:
@@ -155,10 +155,10 @@ def script_job_of(job: Job, launch: Launch) -> Job:
     Raises:
         ConfigError: the number of workers that is set is not that of the processes.
     """
-    if "workers" in job.cluster.model_fields_set and job.cluster.workers != launch.size:
+    if "workers" in job.cluster.model_fields_set and job.world.workers != launch.size:
         raise ConfigError(
             f"{launch.launcher} started {launch.size:,} processes of the script, but the job "
-            f"has {counted(job.cluster.workers, 'worker')}: start as many, or leave cluster.workers out"
+            f"has {counted(job.world.workers, 'worker')}: start as many, or leave cluster.workers out"
         )
     return revised(job, "cluster", workers=launch.size)
 

@@ -39,7 +39,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "steps": first["steps"],
         **{name: first[name] for name in ("total_steps", "stopped", "stop_reason", "saved", "not_saved")},
         "servers": job.servers,
-        "workers": job.cluster.workers,
+        "workers": job.world.workers,
         "exchange": job.exchange.kind.key,
         "compression": job.compression.method.key,
         "density": job.compression.share,

@@ -119,7 +119,7 @@ class ScriptRun:
 
     @property
     def _is_forked(self) -> bool:
-        return self.forks and self.job.cluster.workers > 1
+        return self.forks and self.job.world.workers > 1
 
     def _watch(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles, display: Display) -> None:
         looked = time.monotonic()
@@ -192,7 +192,7 @@ class ScriptRun:
         for index, name in enumerate(self._servers):
             options = ["--log-format", "json", "--bind", "127.0.0.1:0", *files.arguments(name)]
             if self.metrics_port:
-                options += ["--metrics-port", str(self.metrics_port + self.job.cluster.workers + index)]
+                options += ["--metrics-port", str(self.metrics_port + self.job.world.workers + index)]
             arguments = ["--rank", str(index), str(job_file), *options]
             if coordinator:
                 processes.start(name, "taihu.ps_server", [*arguments, "--coordinator", coordinator])
@@ -251,7 +251,7 @@ class ScriptRun:
 
     @property
     def _workers(self) -> list[str]:
-        return [f"worker {rank}" for rank in range(self.job.cluster.workers)]
+        return [f"worker {rank}" for rank in range(self.job.world.workers)]
 
     @property
     def _servers(self) -> list[str]:

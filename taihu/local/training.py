@@ -157,7 +157,7 @@ class LocalTraining:
 
     @property
     def _workers(self) -> list[str]:
-        return [f"worker {rank}" for rank in range(self.job.cluster.workers)]
+        return [f"worker {rank}" for rank in range(self.job.world.workers)]
 
     @property
     def _servers(self) -> list[str]:

@@ -86,7 +86,7 @@ def _uncovered(job: Job, elements: int, costs: Profile, placement: Placement) ->
     while a first answer is on its way, as a server's host does that is a worker's too, or a half-duplex port, has
     start-ups and bytes at the same time.
     """
-    network, workers = placement.network, job.cluster.workers
+    network, workers = placement.network, job.world.workers
     if _is_uneven(placement) or (workers == 1 and (placement.servers_beside or not job.servers)):
         return 0.0
     hops = 2 if job.servers else 1 if job.compression.method.selects else 2 * (workers - 1)
@@ -105,7 +105,7 @@ def _is_uneven(placement: Placement) -> bool:
 
 def _busiest_port(job: Job, elements: int, costs: Profile, placement: Placement) -> float:
     """Bytes of the exchange of so many elements at the port with the most, of the direction with more."""
-    workers, servers = job.cluster.workers, job.servers
+    workers, servers = job.world.workers, job.servers
     up, down = _bytes_each_way(job, elements, costs)
     if not servers:
         around = 2.0 * (workers - 1) / workers * up

@@ -79,7 +79,7 @@ class Steps:
         """
         job, layout, profile = candidate.job, self._costs.layout, self._costs.profile
         compute = self._costs.compute_with(job.train.recompute)
-        seconds = compute.seconds * self._pace(job.cluster.workers)
+        seconds = compute.seconds * self._pace(job.world.workers)
         end = end_of(job, layout, compute, self._placement.network, profile)
         if end is not None:
             layout, compute = end.layout, end.compute

@@ -135,7 +135,7 @@ class Candidate:
     @property
     def hosts(self) -> int:
         """The hosts that it takes."""
-        workers, servers = self.job.cluster.workers, self.way.servers
+        workers, servers = self.job.world.workers, self.way.servers
         return max(workers, servers) if self.way.beside else workers + servers
 
     @property
@@ -152,7 +152,7 @@ def allowed_for(job: Job, hosts: int, min_density: float | None, precisions: Ite
     Raises:
         ConfigError: a limit is none, or there is no host for each worker.
     """
-    compression, workers = job.compression, job.cluster.workers
+    compression, workers = job.compression, job.world.workers
     own = compression.share
     least = own if min_density is None else min_density
     if not 0 < least <= 1:
@@ -177,7 +177,7 @@ def candidates_of(
     ZeRO's higher stages and recomputation cost time and save memory: they are tried where it `fits` no other way.
     `spread` names the layers that a job would spread over its workers; ways that spread the same ones are one.
     """
-    own = Way.of(job, beside=bool(job.servers) and job.cluster.workers + job.servers > allowed.hosts)
+    own = Way.of(job, beside=bool(job.servers) and job.world.workers + job.servers > allowed.hosts)
     seen = set[Way]()
     for base in (own, *_bases(own, job, allowed, _modes(own, job, spread))):
         for candidate in _thrifty(base, own, job, fits):
@@ -205,7 +205,7 @@ def why_no_higher_stage(candidate: Candidate) -> str:
 
 def _is_allowed(candidate: Candidate, allowed: Allowed) -> bool:
     way = candidate.way
-    beside = not way.beside or way.servers <= candidate.job.cluster.workers
+    beside = not way.beside or way.servers <= candidate.job.world.workers
     return (
         beside
         and way.density >= allowed.min_density
@@ -234,7 +234,7 @@ def _bases(own: Way, job: Job, allowed: Allowed, modes: Sequence[str]) -> Iterat
 
 def _exchanges(own: Way, job: Job) -> Iterator[tuple[int, bool]]:
     """Servers, and whether they are beside workers."""
-    workers = job.cluster.workers
+    workers = job.world.workers
     yield (0, False)
     counts = {own.servers, workers, *(1 << power for power in range(workers.bit_length()))} - {0}
     yield from product(sorted(count for count in counts if count <= max(workers, own.servers)), (True, False))

@@ -35,7 +35,7 @@ def costs_of(
 
     An exchange around a ring starts up as often as it has hops, which grow with the workers.
     """
-    workers, servers = job.cluster.workers, job.servers
+    workers, servers = job.world.workers, job.servers
     per_byte = 1.0 / network.bytes_per_second
     start_up = network.alpha_seconds + network.message_seconds
     shared = max(workers / servers, 1.0) * per_byte if servers else per_byte

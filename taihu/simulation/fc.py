@@ -72,15 +72,15 @@ def end_of(job: Job, layout: Layout, compute: Compute, network: Network, profile
     known = _connected(layout, profile)
     names = list(takewhile(known.__contains__, (layer.name for layer in layout.layers)))
     layers = [known[name] for name in reversed(names)]
-    facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
+    facts = FcJob(job.train.batch, job.world.workers, job.servers)
     insist, everything = job.exchange.fc == "shard", len(layers) == len(layout.layers)
     choices = choose_fc(layers, facts, _links(job, network), insist=insist, leave_one=everything)
     spread = {choice.layer.name for choice in choices if choice.choice == "shard"}
     if not spread:
-        if insist and job.cluster.workers > 1:
+        if insist and job.world.workers > 1:
             raise ConfigError(
                 f"exchange.fc 'shard': model {job.model.name} has no fully connected layer at its end that can be "
-                f"split over {job.cluster.workers} workers; set exchange.fc = 'data'"
+                f"split over {job.world.workers} workers; set exchange.fc = 'data'"
             )
         return None
     return _end(layout, compute, layers, spread)
@@ -130,7 +130,7 @@ def _connected(layout: Layout, profile: Profile | None) -> dict[str, FcLayer]:
 def _links(job: Job, network: Network) -> FcLinks:
     """The links as the workers' probe before the first step would find them."""
     start_up = network.alpha_seconds + network.message_seconds
-    exchange = 2.0 * start_up * (1 if job.servers else max(1, job.cluster.workers - 1))
+    exchange = 2.0 * start_up * (1 if job.servers else max(1, job.world.workers - 1))
     return FcLinks(start_up, exchange, 1.0 / network.bytes_per_second)
 
 
@@ -147,7 +147,7 @@ class TailSteps:
 
     def __init__(self, end: End, job: Job, rank: int | None) -> None:
         self._end = end
-        self._workers = job.cluster.workers
+        self._workers = job.world.workers
         self._passes = plan_passes(job.exchange.fc_scheme, self._workers, job.train.batch)
         self._rows = self._workers * job.train.batch
         self._rank = rank
@@ -262,7 +262,7 @@ def seconds_alone(stage: Stage, job: Job, network: Network) -> float:
     """Seconds of the passes through one spread layer, when nothing else is exchanged."""
     queue = EventQueue()
     fabric = Fabric(queue, network, 0)
-    workers = fabric.host(job.cluster.workers)
+    workers = fabric.host(job.world.workers)
     tail = TailSteps(End((stage,), Layout(()), Compute("none", (), ()), 0), job, None)
     tail.meet([(0, tail, fabric.to_all(workers, workers))], lambda: None)
     for wanted in tail.step(1.0):

@@ -93,7 +93,7 @@ def simulate_job(
     """Simulate `steps` steps of `job` by the plan that its coordinator would make.
 
     Args:
-        job: `cluster.workers` and `cluster.servers` say how many there are.
+        job: its world says how many there are.
         layout: of its model.
         compute: of a worker, for every layer of `layout`.
         placement: what it runs on.

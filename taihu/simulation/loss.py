@@ -121,8 +121,8 @@ def noticed(job: Job, loss: Loss, step: int) -> tuple[float, str]:
     members = Membership(
         job=job.name,
         digest="",
-        servers=job.servers,
-        workers=cluster.workers,
+        servers=job.world.servers,
+        workers=job.world.workers,
         lost_after_s=cluster.lost_after_s,
         join_timeout_s=cluster.connect_timeout_s,
         layout_follows=True,
@@ -199,7 +199,7 @@ class _Losing:
 
 def _check(job: Job, member: MemberId) -> None:
     """Raise ConfigError for a member that is not there, or hosts the coordinator, without which nobody goes on."""
-    count = job.cluster.workers if member.role is Role.WORKER else job.servers
+    count = job.world.workers if member.role is Role.WORKER else job.servers
     if member.rank >= count:
         known = f"{member.role.value} 0 to {count - 1}" if count else "no servers"
         raise ConfigError(f"--lose {member.role.value}:{member.rank}: the job has {known}; name one of its members")

@@ -39,7 +39,7 @@ class Members:
     """Workers and servers; `join` comes first, and again with every other plan, when nothing is under way.
 
     Args:
-        job: `cluster.workers` and `cluster.servers` say how many there are.
+        job: its world says how many there are.
         layout: of its model.
         compute: of a worker, for every layer of `layout`.
         placement: what it runs on.
@@ -174,7 +174,7 @@ class Members:
             host=host or self._fabric.host(at.count, at.supernode),
             rules=replace(rules, agrees=not job.servers and job.holds_gradients, asks_early=bool(job.servers)),
             compute=self._compute,
-            pace=Pace(placement.machines, at.last, job.cluster.workers, placement.seed),
+            pace=Pace(placement.machines, at.last, job.world.workers, placement.seed),
             scale=LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if rules.holds else None,
             measuring=self._measuring,
             tracer=self._tracer(f"worker {at.first}"),

@@ -75,7 +75,7 @@ class Alike:
 
 def check(job: Job, placement: Placement) -> None:
     """Raise ConfigError for what is not simulated, or cannot be on these machines."""
-    workers, servers = job.cluster.workers, job.servers
+    workers, servers = job.world.workers, job.servers
     if placement.servers_beside and servers > workers:
         raise ConfigError(
             f"{servers} servers beside {workers} workers: expected at most one on each host; give fewer servers, or "
@@ -99,7 +99,7 @@ def workers_of(job: Job, placement: Placement) -> list[Alike]:
     Where they meet one stands for all or none for any: neighbours do the same at the same time, or they do not, as
     where they take turns.
     """
-    workers, stragglers = job.cluster.workers, placement.machines.stragglers
+    workers, stragglers = job.world.workers, placement.machines.stragglers
     in_ring = not job.servers
 
     def kind(rank: int) -> tuple[bool, int | None, int]:
@@ -122,7 +122,7 @@ def servers_apart(job: Job, placement: Placement) -> list[Alike]:
         return []
 
     def supernode(index: int) -> int | None:
-        return placement.supernode(job.cluster.workers + index)
+        return placement.supernode(job.world.workers + index)
 
     alike = placement.network.is_even and not placement.is_distinct
     runs = _runs(job.servers, supernode) if alike else [(index, 1) for index in range(job.servers)]

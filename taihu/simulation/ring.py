@@ -253,7 +253,7 @@ class _Rings:
 
 def join_ring(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric) -> None:
     """Give every worker its route: either there is one that stands for all, or each stands for itself."""
-    size = job.cluster.workers
+    size = job.world.workers
     rings = _Rings(plan, size, sizes.value_bytes, alike=len(workers) < size)
     # Ports that ranks use beside, or in both directions in turns, are not in `Hops`.
     alone = fabric.network.full_duplex and not fabric.shares_cores and job.exchange.fc == "data"

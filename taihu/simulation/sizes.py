@@ -37,7 +37,7 @@ class Sizes:
     def __init__(self, job: Job, plan: Plan, profile: Profile, machines: Machines) -> None:
         self.add_rate = machines.add_bytes_per_second
         self.selected_value_seconds = machines.selected_value_seconds
-        self._workers = job.cluster.workers
+        self._workers = job.world.workers
         self._layout = plan.layout
         self.value_bytes = ValueType.named(job.train.precision).dtype.itemsize
         self._is_sparse = job.compression.method.selects

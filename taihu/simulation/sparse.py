@@ -184,7 +184,7 @@ class SparseRingRoute(Route):
 
     def __init__(self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes) -> None:
         self._rank, self._plan, self._sizes = rank, plan, sizes
-        self._size = job.cluster.workers
+        self._size = job.world.workers
         self._is_dense = job.downlink == "dense"
         self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
         self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
@@ -251,9 +251,9 @@ def join_sparse(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes:
     Raises:
         ConfigError: one is to stand for all where ranks have different parts in a tree.
     """
-    if len(workers) < job.cluster.workers and Way.GTOPK in plan.routes:
+    if len(workers) < job.world.workers and Way.GTOPK in plan.routes:
         raise ConfigError("compression.downlink 'doublesqueeze' in a ring: ranks of its tree differ; give --distinct")
-    ranks = [_Rank(index, job.cluster.workers, worker, sizes, fabric) for index, worker in enumerate(workers)]
+    ranks = [_Rank(index, job.world.workers, worker, sizes, fabric) for index, worker in enumerate(workers)]
     for rank in ranks:
         rank.meet(ranks)
         rank.worker.route = SparseRingRoute(rank, job, plan, sizes)

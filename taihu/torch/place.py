@@ -45,7 +45,7 @@ class Place:
     @property
     def is_alone(self) -> bool:
         """Whether there is nobody to exchange anything with."""
-        return self.job.cluster.workers == 1
+        return self.job.world.workers == 1
 
 
 def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) -> Place:
@@ -68,9 +68,9 @@ def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) 
         return Place(_usual(revised(revised(resolved, "cluster", workers=1), "exchange", kind="ring")), 0)
     if rank is None:
         raise ConfigError("rank unknown: start the script by `taihu run`, torchrun or mpirun, or set TAIHU_RANK")
-    if not 0 <= rank < resolved.cluster.workers:
+    if not 0 <= rank < resolved.world.workers:
         raise ConfigError(
-            f"rank {rank}: outside the world of {counted(resolved.cluster.workers, 'worker')}; start as many "
+            f"rank {rank}: outside the world of {counted(resolved.world.workers, 'worker')}; start as many "
             "processes as cluster.workers says"
         )
     resolved = find_coordinator(_usual(resolved))

@@ -148,7 +148,7 @@ class Reports:
     def joined(self, job: Job) -> None:
         """This worker takes part from now on, in `job`, which says who updates."""
         self._job = job
-        self._run_log.happened("training", workers=self._job.cluster.workers, script=_script())
+        self._run_log.happened("training", workers=self._job.world.workers, script=_script())
 
     def stepped(self, record: StepRecord) -> None:
         """A step and its exchange have ended."""

@@ -63,7 +63,7 @@ class World:
     def __init__(self, place: Place, *, is_first: bool = True) -> None:
         self.job = place.job
         self.rank = place.rank
-        self.size = place.job.cluster.workers
+        self.size = place.job.world.workers
         self._stack = ExitStack()
         self._meeting: Meeting | None = None
         # Of roll calls.

@@ -23,6 +23,7 @@ from taihu.core.coordination.messages import (
 from taihu.core.coordination.plan import Plan
 from taihu.core.coordination.plan_messages import plan_from_message, plan_to_message
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.model.world import World
 from taihu.core.planner.carriage import CARRIAGES
 from taihu.core.planner.groups import Group
 from taihu.protos import coordinator_pb2 as pb
@@ -56,6 +57,7 @@ def plans(draw: st.DrawFn) -> Plan:
         Layout(tuple(layers)),
         draw(st.integers(1, 2**32 - 1)),
         carriage=draw(st.sampled_from(CARRIAGES)),
+        world=World(draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 2**32 - 1))),
     )
 
 
@@ -133,7 +135,7 @@ def test_a_plan_that_does_not_cover_its_layers_is_refused(plan: Plan, bounds: li
 
 def test_a_plan_of_empty_frames_is_refused() -> None:
     layout = Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),))
-    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1))
+    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1, world=World(0, 2)))
     message.frame_elements = 0
     with pytest.raises(ConfigError, match="frames of 0 values: expected at least 1"):
         plan_from_message(message)
@@ -141,7 +143,7 @@ def test_a_plan_of_empty_frames_is_refused() -> None:
 
 def test_a_carriage_that_is_not_known_is_refused() -> None:
     layout = Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),))
-    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1))
+    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1, world=World(0, 2)))
     message.carriage = pb.CARRIAGE_UNSPECIFIED
     with pytest.raises(FrameError, match="carriage 0 of a plan: not known to this version"):
         plan_from_message(message)
@@ -149,7 +151,7 @@ def test_a_carriage_that_is_not_known_is_refused() -> None:
 
 def test_a_plan_with_a_negative_dimension_is_refused() -> None:
     layout = Layout((LayerSpec("fc", (TensorSpec("weight", (2, 3)),)),))
-    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1))
+    message = plan_to_message(Plan(1, 1, (Group(0, 0),), layout, 1, world=World(0, 2)))
     message.layout.layers[0].tensors[0].shape[1] = -3
     with pytest.raises(FrameError, match="fc/weight has a negative dimension"):
         plan_from_message(message)

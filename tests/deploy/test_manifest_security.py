@@ -75,11 +75,11 @@ def test_each_pod_is_taken_for_who_it_is_by_what_it_mounts(
     source: str, kind: list[str], write_manifest: Write, run_certs: Certs, tmp_path: Path
 ) -> None:
     (tmp_path / "job.toml").write_text("name = 'mine'\n")
-    flags = ["--workers", "3", *([] if "ring" in kind else ["--servers", "2"])]
+    flags = ["--workers", "3", *([] if "exchange.kind=ring" in kind else ["--servers", "2"])]
     objects = objects_of(write_manifest("job.toml", *flags, *kind, source, "tls"))
     assert problems(objects) == []
     made = tmp_path / "made"
-    ring = kind[-2:] if "ring" in kind else []
+    ring = kind[-2:] if "exchange.kind=ring" in kind else []
     code, _, error = run_certs("job.toml", *flags, *ring, "--out", made)
     assert code == 0, error
     secrets = {item["spec"]["secretName"]: item["spec"] for item in objects if item["kind"] == "Certificate"}

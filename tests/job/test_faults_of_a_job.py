@@ -11,7 +11,7 @@ from taihu.core.chaos.faults import FaultKind
 from taihu.core.chaos.points import NoChaos, Point
 from taihu.core.chaos.process import ProcessChaos
 from taihu.core.job import Job, load_job
-from taihu.core.job.chaos import chaos_of, members_of
+from taihu.core.job.chaos import chaos_of
 from taihu.core.wire.clock import WallClock
 
 
@@ -30,11 +30,6 @@ def test_faults_that_are_asked_for_begin(tmp_path: Path) -> None:
     asked = job(tmp_path / "chaos", faults=["kill worker 1 at push"])
     assert isinstance(chaos_of(asked, "worker 0"), ProcessChaos)
     assert (tmp_path / "chaos" / "begun").exists()
-
-
-def test_members_of_a_ring_are_workers() -> None:
-    assert list(members_of(Job())) == ["server 0", "server 1", "worker 0", "worker 1", "worker 2"]
-    assert list(members_of(load_job(None, {"exchange": {"kind": "ring"}}))) == ["worker 0", "worker 1", "worker 2"]
 
 
 def test_every_kind_can_be_drawn_but_a_delay() -> None:

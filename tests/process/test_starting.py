@@ -37,7 +37,7 @@ def run(module: str, *arguments: str, before: str = "") -> subprocess.CompletedP
         ("taihu.core.process.guard", "train"),
         ("taihu.core.job", "run"),
         ("typer", "status"),
-        ("numpy", "bench select"),
+        ("numpy", "dev bench select"),
         ("taihu.cli.doctor", "doctor"),
     ],
 )
@@ -60,7 +60,7 @@ def test_ctrl_c_in_a_command_that_has_begun_lets_it_close_what_it_has_opened() -
 
 def test_who_ignores_ctrl_c_goes_on() -> None:
     """As a shell's background processes do."""
-    done = run("typer", "version", before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    done = run("typer", "--version", before="signal.signal(signal.SIGINT, signal.SIG_IGN)")
     assert (done.returncode, done.stderr) == (0, "")
 
 

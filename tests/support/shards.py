@@ -13,6 +13,7 @@ from support.cluster import layout_of
 from support.frames import changed, header_of
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
+from taihu.core.model.world import World
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, Shard
 from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType
@@ -61,7 +62,7 @@ class Clock:
 
 
 def make_plan(version: int = 1, from_step: int = 1, groups: Sequence[Group] = GROUPS, frame: int = 40) -> Plan:
-    return Plan(version, from_step, tuple(groups), LAYOUT, frame)
+    return Plan(version, from_step, tuple(groups), LAYOUT, frame, world=World(1, 2))
 
 
 def shard_job(sections: Mapping[str, Mapping[str, Any]], *, workers: int = 2, servers: int = 1) -> Job:

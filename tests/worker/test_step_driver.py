@@ -77,7 +77,7 @@ def test_a_group_is_pushed_when_its_last_tensor_is_ready(data: st.DataObject) ->
         return worker.arenas.parameters.copy()
 
     job = alone(0)
-    (end,) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000))
+    (end,) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000, world=job.world))
     np.testing.assert_array_equal(end, initial_parameters(layout) - np.float32(0.5))
 
 
@@ -112,7 +112,7 @@ def test_groups_may_be_exchanged_one_by_one(zero: int, precision: str) -> None:
         driver.finish()
         return seen, waits
 
-    ((seen, waits),) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000))
+    ((seen, waits),) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000, world=job.world))
     if zero == 0:  # behind backward, which they would disturb
         assert seen == [[False] * 3] * 3 + [[True] * 3]
         assert waits == [0, 1, 2, 0, 1, 2]
@@ -140,7 +140,7 @@ def test_groups_that_are_left_out_of_a_step_are_as_they_were(one_by_one: bool) -
             seen.append(worker.arenas.parameters.copy())
         return seen
 
-    (seen,) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000))
+    (seen,) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000, world=job.world))
     for (before, after), moved in zip(itertools.pairwise(seen), ([1, 0, 0, 1], [0, 1, 1, 0], [1] * 4), strict=True):
         np.testing.assert_array_equal(after, before - np.repeat(moved, 3).astype(np.float32) / 2)
 
@@ -163,7 +163,7 @@ def test_too_many_and_too_few_gradients_are_told() -> None:
         driver.finish()
 
     groups = tuple(Group(layer, layer) for layer in range(2))
-    run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000))
+    run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000, world=job.world))
 
 
 def test_a_step_is_replayed() -> None:
@@ -185,7 +185,7 @@ def test_a_step_is_replayed() -> None:
         return worker.arenas.parameters.copy()
 
     groups = tuple(Group(layer, layer) for layer in range(2))
-    (end,) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000))
+    (end,) = run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000, world=job.world))
     np.testing.assert_array_equal(end, initial_parameters(layout) - np.float32(0.5) - np.float32(0.5))
 
 
@@ -207,5 +207,5 @@ def test_whatever_the_order_the_bits_are_the_same() -> None:
             return worker.arenas.parameters.tobytes()
 
         groups = (Group(0, 0), Group(1, 2))
-        ends.update(run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000)))
+        ends.update(run_workers(job, layout, work, plan=Plan(1, 1, groups, layout, 1000, world=job.world)))
     assert len(ends) == 1

@@ -100,7 +100,6 @@ class Exchange:
     ) -> None:
         self._arenas = arenas
         self._timeout_s = job.exchange.timeout_s
-        self._workers = job.cluster.workers
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
         self._on_compressed = on_compressed
@@ -314,7 +313,7 @@ class Exchange:
             if name != PARAMETERS:
                 checkpoint.read_shared(name, self.plan.layout, elements.bounds, array)
         if self._compressor is not None:
-            held_back = held_back_by(checkpoint, rank, self._workers, self.plan.layout)
+            held_back = held_back_by(checkpoint, rank, self.plan.world.workers, self.plan.layout)
             self._compressor.state.resume(held_back)
         with self._changed:
             self._protocol.resume(checkpoint.step, checkpoint.facts_of("worker 0"))

@@ -50,7 +50,7 @@ def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob
     Computed plans are not known before the job has been measured: their groups are taken to be full buckets. Neither
     is known what `exchange.fc` = 'auto' spreads over the workers: it is counted as if it were exchanged.
     """
-    exchange, workers = job.exchange, job.cluster.workers
+    exchange, workers = job.exchange, job.world.workers
     names = spread_layers(job, known)
     spread = [layer for layer in layout.layers if layer.name in names]
     exchanged = Layout(tuple(layer for layer in layout.layers if layer not in spread))
@@ -83,7 +83,7 @@ def spread_layers(job: Job, known: Spreadable) -> tuple[str, ...]:
     """The layers that are spread over the workers whatever the links are like, in forward order."""
     if job.exchange.fc != "shard":
         return ()
-    facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
+    facts = FcJob(job.train.batch, job.world.workers, job.servers)
     choices = choose_fc(known.layers, facts, FcLinks(0.0, 0.0, 0.0), insist=True, leave_one=known.leave_one)
     return tuple(choice.layer.name for choice in choices if choice.choice == "shard")
 
@@ -99,7 +99,7 @@ def _residual_arrays(job: Job) -> int:
     if not job.compression.method.selects:
         return 0
     compressor = make_compressor(
-        job.compression, job.optimizer, workers=job.cluster.workers, momentum_here=job.momentum_on_workers
+        job.compression, job.optimizer, workers=job.world.workers, momentum_here=job.momentum_on_workers
     )
     state = compressor.init(1, ())
     return len(state.residual) + len(state.velocity)

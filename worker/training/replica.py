@@ -312,15 +312,15 @@ def prepare_hybrid(  # noqa: PLR0917 - what a replica is made of
         ConfigError: nothing of the model can be sharded as `exchange.fc` demands.
     """
     known = spreadable(model)
-    facts = FcJob(job.train.batch, job.cluster.workers, job.servers)
+    facts = FcJob(job.train.batch, job.world.workers, job.servers)
     insist = job.exchange.fc == "shard"
     choices = agree_on_fc(known.layers, facts, communicator, clock, insist=insist, leave_one=known.leave_one)
     choices = _as_before(job, choices)
     if not any(choice.choice == "shard" for choice in choices):
-        if insist and job.cluster.workers > 1:
+        if insist and job.world.workers > 1:
             raise ConfigError(
                 f"exchange.fc 'shard': model {job.model.name} has no fully connected layer at its end "
-                f"that can be split over {job.cluster.workers} workers; set exchange.fc = 'data'"
+                f"that can be split over {job.world.workers} workers; set exchange.fc = 'data'"
             )
         return WholeReplica(model, job, communicator.rank, uses)
     uses = uses.agreed(partial(communicator.broadcast, value_type=ValueType.FP64))
@@ -334,7 +334,7 @@ def _as_before(job: Job, choices: tuple[FcChoice, ...]) -> tuple[FcChoice, ...]:
     What is measured now may lead to others, and sums in another order to other bits.
     """
     begun = resumed_from(job)
-    if begun is None or job.exchange.fc != "auto" or begun.manifest.workers != job.cluster.workers:
+    if begun is None or job.exchange.fc != "auto" or begun.manifest.workers != job.world.workers:
         return choices
     if begun.manifest.settings.get("exchange.fc") != json.dumps("auto"):
         return choices

@@ -91,7 +91,7 @@ def _front(job: Job, model: Model, spread: Sequence[str]) -> _Front:
     if not spread:
         return _Front(None, None)
     stop = tail_start(model)
-    exchange, ranks = job.exchange, job.cluster.workers
+    exchange, ranks = job.exchange, job.world.workers
     tail = TailFootprint(
         model.chain[stop:], spread, ranks=ranks, scheme=exchange.fc_scheme, inputs=exchange.fc_inputs
     )

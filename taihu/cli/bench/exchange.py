@@ -190,9 +190,8 @@ def _serve(job: Job, options: ServerOptions) -> None:
 
 def _measure_here(job: Job, of_model: list[str], rounds: Rounds) -> dict[str, Any]:
     """Start all roles as processes on this machine; worker 0's times count."""
-    cluster = job.cluster
     common = ["dev", "bench", "exchange", *of_model, "--rounds", str(rounds.counted), "--warmup", str(rounds.warmup)]
-    common += ["--servers", str(cluster.servers), "--workers", str(cluster.workers)]
+    common += ["--servers", str(job.cluster.servers), "--workers", str(job.world.workers)]
     common += [f"--against={','.join(rounds.against)}", *assignments_of(job)]
     bind = ["--bind", "127.0.0.1:0"]
     with (
@@ -201,7 +200,7 @@ def _measure_here(job: Job, of_model: list[str], rounds: Rounds) -> dict[str, An
     ):
         result = Path(name) / "worker-0.json"
         roles = [(f"server {index}", [*bind]) for index in range(job.servers)]
-        roles += [(f"worker {rank}", bind if job.workers_meet else []) for rank in range(cluster.workers)]
+        roles += [(f"worker {rank}", bind if job.workers_meet else []) for rank in range(job.world.workers)]
         address = ""
         for role, own in roles:
             kind, rank = role.split()
@@ -222,7 +221,7 @@ def _floor(job: Job, measured: dict[str, Any], link_rate: float | None) -> float
         return None
     busiest = max(measured["bytes_sent_per_round"], measured["bytes_received_per_round"])
     # Around a ring every link carries one worker's.
-    return floor_seconds(busiest, job.servers or 1, job.cluster.workers if job.servers else 1, link_rate)
+    return floor_seconds(busiest, job.servers or 1, job.world.workers if job.servers else 1, link_rate)
 
 
 def _tell(results: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
     found = JobMemory(job, data)
     memory = found.of_job(job)
     rows = list(_rows(memory, room))
-    most = len(data.train) // job.cluster.workers
+    most = len(data.train) // job.world.workers
     batches = _Batches(tuple(_largest(job, found, room, most)), most)
     short = next((row for row in rows if row.use.total > row.free), None)
     remedy = None if short is None else _remedy(job, memory, room) or batches.remedy(job)

@@ -64,7 +64,7 @@ class Answer:
 def described(answer: Answer) -> Iterator[str]:
     """The answer in lines."""
     job, network = answer.job, answer.placement.network
-    members = counted(job.cluster.workers, "worker")
+    members = counted(job.world.workers, "worker")
     yield f"{job.model.name}, {members}, batch {job.train.batch}; network {network.name}"
     yield f"allowed         {_allowed(answer)}"
     yield f"ways            {_counts(answer)}"
@@ -105,7 +105,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
     own = answer.as_it_is
     return {
         "model": job.model.name,
-        "workers": job.cluster.workers,
+        "workers": job.world.workers,
         "batch": job.train.batch,
         "network": answer.placement.network.name,
         "compute": answer.compute,

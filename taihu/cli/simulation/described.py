@@ -75,7 +75,7 @@ class DescribedModel:
     def step_bytes(self, job: Job) -> tuple[int, int]:
         """Bytes of a worker's activations and of its batches, for a job that differs in how it runs alone."""
         spread = spread_layers(job, self.spreadable)
-        key = job.train.recompute, spread, job.cluster.workers if spread else 0
+        key = job.train.recompute, spread, job.world.workers if spread else 0
         if key not in self._steps:
             self._steps[key] = StepMemory(job, self.build, spread)
         steps = self._steps[key]

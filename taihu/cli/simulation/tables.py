@@ -52,12 +52,12 @@ class Row:
     @property
     def speed_up(self) -> float:
         """Over one worker alone."""
-        return self.job.cluster.workers * self.step.efficiency
+        return self.job.world.workers * self.step.efficiency
 
     def to_json(self) -> dict[str, Any]:
         """The row of the results."""
         return {
-            "nodes": self.job.cluster.workers,
+            "nodes": self.job.world.workers,
             "servers": self.job.servers,
             **self.step.to_json(),
             "speed_up": self.speed_up,
@@ -127,7 +127,7 @@ def _cells(row: Row) -> list[str]:
     step = row.step
     seconds = (step.seconds, step.compute_seconds, step.compress_seconds, step.exchange_seconds, step.wait_seconds)
     return [
-        f"{row.job.cluster.workers:,}",
+        f"{row.job.world.workers:,}",
         f"{row.job.servers:,}",
         f"{len(step.plan.groups):,}",
         *(f"{each:.4g}" for each in seconds),
@@ -139,7 +139,7 @@ def _cells(row: Row) -> list[str]:
 
 def _memory_lines(row: Row, work: Work) -> list[str]:
     memory = ", ".join(f"{human_bytes(use.total)} a {role}" for role, use in row.memory.items())
-    of = counted(row.job.cluster.workers, "node")
+    of = counted(row.job.world.workers, "node")
     activations = "without activations: the profile is of another model than the job"
     if work.knows_model:
         activations = f"with {human_bytes(row.memory['worker'].activations)} of activations, without the examples"

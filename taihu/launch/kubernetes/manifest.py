@@ -100,9 +100,8 @@ class _Manifest:
         return self.object("v1", "ConfigMap", f"{self.name}-job", data=data)
 
     def environment(self) -> Object:
-        cluster = self.job.cluster
         own: dict[str, object] = {
-            "TAIHU_CLUSTER__WORKERS": cluster.workers,
+            "TAIHU_CLUSTER__WORKERS": self.job.world.workers,
             "TAIHU_CLUSTER__COORDINATOR": self.coordinator(),
             "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": _CONNECT_S,
             "TAIHU_BIND": f"0.0.0.0:{GRPC_PORT}",
@@ -180,8 +179,8 @@ class _Manifest:
     def workers(self) -> dict[str, Object]:
         """The specifications of the Jobs of worker 0 and of the others, if there are any, by name."""
         jobs = {"first": self.indexed(1, self.pods.worker_pod(first=True))}
-        if self.job.cluster.workers > 1:
-            jobs["worker"] = self.indexed(self.job.cluster.workers - 1, self.pods.worker_pod(first=False))
+        if self.job.world.workers > 1:
+            jobs["worker"] = self.indexed(self.job.world.workers - 1, self.pods.worker_pod(first=False))
         return jobs
 
     def worker_jobs(self) -> list[Object]:
@@ -227,15 +226,15 @@ class _Manifest:
         return replicated
 
     def runtime(self) -> Object:
-        nodes = {NODE: self.indexed(self.job.cluster.workers, self.pods.worker_pod(first=True, name=NODE))}
-        spec = runtime_spec(self.job.cluster.workers, self.all_replicated(nodes), self.restarts)
+        nodes = {NODE: self.indexed(self.job.world.workers, self.pods.worker_pod(first=True, name=NODE))}
+        spec = runtime_spec(self.job.world.workers, self.all_replicated(nodes), self.restarts)
         item = self.object(_TRAINER, self.options.runtime, self.name, spec=spec)
         if self.options.runtime == "ClusterTrainingRuntime":
             item["metadata"].pop("namespace", None)
         return item
 
     def train_job(self) -> Object:
-        trainer = {"image": self.options.image, "numNodes": self.job.cluster.workers}
+        trainer = {"image": self.options.image, "numNodes": self.job.world.workers}
         spec = {"runtimeRef": runtime_ref(self.options.runtime, self.name), "trainer": trainer}
         return self.object(_TRAINER, "TrainJob", self.name, spec=spec)
 

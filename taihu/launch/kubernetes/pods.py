@@ -89,7 +89,7 @@ class Pods:
 
     def _ranks(self, *, first: bool) -> range:
         """The ranks of the workers whose pods are made like this one."""
-        workers = self.job.cluster.workers
+        workers = self.job.world.workers
         return range(workers) if self.options.runtime else range(1) if first else range(1, workers)
 
     def _run_script(self, container: Object, script: Script) -> None:

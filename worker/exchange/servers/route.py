@@ -223,7 +223,7 @@ def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Upda
     return ByEveryWorker(
         optimizer,
         arenas.gradients,
-        job.cluster.workers,
+        plan.world.workers,
         checks=False,
         recording=recording,
         largest_norm=job.whole_norm,
