@@ -54,3 +54,12 @@ def test_the_ways_of_values_name_functions_that_exist() -> None:
     known = {name for path in files for name in re.findall(r"(?:def|class) (\w+)", path.read_text())}
     named = {name for step in steps for name in re.findall(r"`([A-Za-z_]\w*)`", step)}
     assert named <= known, named - known
+
+
+def test_decisions_are_numbered_without_a_hole_and_listed() -> None:
+    folder = ROOT / "docs" / "adr"
+    files = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+    titles = [(folder / name).read_text().splitlines()[0].partition(". ")[2] for name in files]
+    listed = re.findall(r"^- \[\d{4}\]\((.+)\): (.+)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert listed == list(zip(files, titles, strict=True))

@@ -3,7 +3,7 @@
 A port is busy with a message for as long as its bytes take. Messages wait in the order in which they came, as behind
 a token bucket; those of several senders to one host share its port, so that P of them take P times as long. Shares
 of a packet each, as TCP makes them, end at the same time as the last of these: what waits for all of them cannot
-tell the two apart (docs/adr/0037).
+tell the two apart (docs/adr/0034).
 
 Hosts that are alike, and send and receive alike, are one `Host` with a count: a message stands for one between each
 of them and each of the others, which leave together and have all come when the last one has.

@@ -485,7 +485,7 @@ def test_units_that_are_updated_together_come_out_as_each_by_itself(  # noqa: PL
     ],
 )
 def test_with_thresholds_by_group_bits_are_those_from_before_there_were_others(value_type: str, digest: str) -> None:
-    """Recorded by the commit before `compression.threshold`, docs/adr/0033."""
+    """Recorded by the commit before `compression.threshold`, docs/adr/0032."""
     settings_ = CompressionSettings.model_validate(
         {
             "method": "dlgs",
