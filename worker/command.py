@@ -101,7 +101,7 @@ def worker(
         from taihu.core.wire.clock import WallClock
         from taihu.core.wire.log import configure_logs
         from taihu.worker.daemon import WorkerDaemon
-        from taihu.worker.participation import WorkerOptions
+        from taihu.worker.options import WorkerOptions
         from taihu.worker.preflight import check_trains
 
     own: dict[str, dict[str, object]] = {

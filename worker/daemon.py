@@ -22,7 +22,9 @@ from taihu.core.process.entry import LeavingError
 from taihu.core.wire.address import host_of, is_loopback, split_address
 from taihu.core.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.worker.data.load import load_dataset
-from taihu.worker.participation import Participation, WorkerOptions, threads_of
+from taihu.worker.opening import Who
+from taihu.worker.options import WorkerOptions
+from taihu.worker.part import participate, threads_of
 
 __all__ = ["WorkerDaemon"]
 
@@ -76,11 +78,8 @@ class WorkerDaemon:
         wish, self._stop = self._stop.wish, StopNotice()
         if wish:
             self._stop.ask(wish)  # of a stop that was not made before a member was lost
-        part = Participation(
-            job, self._options, generation, dataset=self._dataset, metrics=self._metrics, stop=self._stop
-        )
         try:
-            return part.run()
+            return participate(Who(job, self._options, generation, self._dataset, self._metrics, self._stop))
         except RecoveringError:
             if self._stop.leaves:
                 raise LeavingError(self._stop.wish) from None

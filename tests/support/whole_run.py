@@ -22,7 +22,7 @@ from taihu.core.job.reading import parse_assignments
 from taihu.core.job.run_folder import RunFiles
 from taihu.local.results import results_of
 from taihu.worker.daemon import WorkerDaemon
-from taihu.worker.participation import WorkerOptions
+from taihu.worker.options import WorkerOptions
 
 __all__ = ["hosted", "job_from", "run_here"]
 

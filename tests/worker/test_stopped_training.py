@@ -21,7 +21,7 @@ from taihu.core.job import Job
 from taihu.core.job.run_folder import RunFiles, stopped_model
 from taihu.core.process.entry import Interrupts
 from taihu.worker.daemon import WorkerDaemon
-from taihu.worker.participation import WorkerOptions
+from taihu.worker.options import WorkerOptions
 from taihu.worker.saved.reading import load_model
 from taihu.worker.training import evaluation, replica
 

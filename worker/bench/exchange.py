@@ -19,7 +19,7 @@ from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.clock import SystemClock
 from taihu.core.wire.frame_link import Carrier
 from taihu.worker.bench.gradients import DrawnGradients
-from taihu.worker.exchange.session import Exchanged, Reporting, Session, take_part
+from taihu.worker.exchange.session import Exchanged, Joining, Reporting, Session, take_part
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas, arenas_of
 from taihu.worker.training.hashing import exchanged_sha256
@@ -62,7 +62,7 @@ def exchange_rounds(
         TaihuError: the exchange failed.
     """
     arenas = arenas_of(job, layout.elements)
-    with take_part(job, rank, Exchanged(layout, arenas), Reporting(), listener=listener) as session:
+    with take_part(job, rank, Exchanged(layout, arenas), Reporting(), Joining(listener)) as session:
         bench = _Bench(job, rank, arenas, session)
         bench.run(rounds.warmup)
         bench.try_carriers()

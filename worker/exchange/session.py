@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.rendezvous import Meeting, listen_for_peers, meet
@@ -96,22 +97,37 @@ class Reporting:
     chaos: Chaos = field(default_factory=NoChaos)
 
 
+@dataclass(frozen=True)
+class Joining:
+    """The way in which a worker joins.
+
+    Attributes:
+        listener: where the other workers reach this one, in a run without servers.
+        length: of the run by this worker's data, which all must have alike.
+        generation: of the members.
+    """
+
+    listener: Listener | None = None
+    length: RunLength | None = None
+    generation: Generation = ONLY
+
+
+ALONE: Final = Joining()
+"""A worker without data, in the only generation of a run."""
+
+
 @contextmanager
 def take_part(
     job: Job,
     rank: int,
     exchanged: Exchanged,
     reporting: Reporting,
-    *,
-    listener: Listener | None = None,
-    length: RunLength | None = None,
-    generation: Generation = ONLY,
+    joining: Joining = ALONE,
 ) -> Iterator[Session]:
     """Take part in `job`'s run as worker `rank` during the block, which ends by finishing with `client.finish`.
 
     Worker 0 brings its parameters, the others get theirs. Shared memory has no name any more at the end, however far
-    this came. In a run without servers `listener` is where the other workers reach this one. `length` is the run's by
-    this worker's data, which all must have alike. `generation` is the one of members that this worker joins.
+    this came.
 
     Raises:
         TaihuError: what went wrong; the coordinator has been told.
@@ -119,10 +135,20 @@ def take_part(
     with ExitStack() as ending:
         ending.callback(exchanged.arenas.forget_name)
         if job.servers:
-            yield ending.enter_context(_through_servers(job, rank, exchanged, reporting, length, generation))
+            yield ending.enter_context(
+                _through_servers(job, rank, exchanged, reporting, joining.length, joining.generation)
+            )
             return
-        listener = listener or listen_for_peers(job, rank, listen_options(job, "worker", rank))
-        met = _meet(job, rank, exchanged.layout, reporting, listener=listener, length=length, generation=generation)
+        listener = joining.listener or listen_for_peers(job, rank, listen_options(job, "worker", rank))
+        met = _meet(
+            job,
+            rank,
+            exchanged.layout,
+            reporting,
+            listener=listener,
+            length=joining.length,
+            generation=joining.generation,
+        )
         meeting = ending.enter_context(met)
         reporting.chaos.passes(Point.JOIN)
         plan = meeting.client.get_plan(job.cluster.connect_timeout_s)
@@ -135,13 +161,12 @@ def take_part_after_meeting(
     rank: int,
     prepare: Callable[[Communicator], Exchanged],
     reporting: Reporting,
-    *,
-    listener: Listener | None = None,
-    length: RunLength | None = None,
-    generation: Generation = ONLY,
+    joining: Joining = ALONE,
 ) -> Iterator[Session]:
     """Like `take_part`, where what is exchanged is known only once the workers have met, and `prepare`."""
-    met = meet_workers(job, rank, reporting, listener=listener, length=length, generation=generation)
+    met = meet_workers(
+        job, rank, reporting, listener=joining.listener, length=joining.length, generation=joining.generation
+    )
     with (
         met as meeting,
         exchange_after_meeting(job, meeting, prepare(meeting.communicator), reporting) as session,

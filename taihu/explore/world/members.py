@@ -25,7 +25,7 @@ from taihu.explore.scheduler import RUNNING
 from taihu.explore.tasks import Process
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.daemon import WorkerDaemon
-from taihu.worker.participation import WorkerOptions
+from taihu.worker.options import WorkerOptions
 
 __all__ = ["FAILED", "Member"]
 

@@ -1,0 +1,414 @@
+"""A worker's part in one generation of a run: join, train, keep, save, and end when the generation ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import structlog
+
+from taihu.allreduce.communicator import Communicator
+from taihu.core.base.errors import ConfigError, RecoveringError, WriteError
+from taihu.core.base.words import one_line
+from taihu.core.chaos.points import Point
+from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.writer import maybe_writing
+from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.metrics import CoordinatorMetrics
+from taihu.core.coordination.service import Coordinator
+from taihu.core.history.records import End
+from taihu.core.job import Job
+from taihu.core.job.advice import advice
+from taihu.core.optimization import in_steps
+from taihu.core.planner.groups import group_of_layer
+from taihu.core.process.last_will import LastWill
+from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.results import RESULTS_FORMAT
+from taihu.core.process.user_code import own_mistakes_told
+from taihu.core.trace.clock_offset import ClockOffset
+from taihu.core.wire.clock import SystemClock
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.ending import Ending, save_at_end
+from taihu.worker.engine import Model
+from taihu.worker.exchange.session import Exchanged, Joining, Reporting, Session, take_part, take_part_after_meeting
+from taihu.worker.opening import Opened, Who, opened
+from taihu.worker.reporting.activity import Activity
+from taihu.worker.reporting.observer import Observer
+from taihu.worker.saved.beginning import begin_from
+from taihu.worker.saved.writing import describe_model
+from taihu.worker.steps import TrainingLoop
+from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.checkpoints import Keeper
+from taihu.worker.training.clipping import LayerClipping
+from taihu.worker.training.objective import model_for
+from taihu.worker.training.plan_follower import PlanFollower
+from taihu.worker.training.planned_memory import PlannedMemory
+from taihu.worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
+from taihu.worker.training.step_record import StepRecord
+from taihu.worker.training.stopping import LastStep
+from taihu.worker.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from taihu.worker.training.modelled_compute import ModelledCompute
+
+__all__ = ["Part", "participate", "threads_of"]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The model, its planned memory, the growth of the process since, and modelled times of its compute."""
+
+    model: Model
+    planned: PlannedMemory
+    growth: MemoryGrowth
+    modelled: ModelledCompute | None
+
+
+class Part:
+    """The part of a worker; `take_part` is called once.
+
+    Args:
+        opened: the worker.
+        last_will: ends the process where a stuck thread cannot.
+    """
+
+    def __init__(self, opened: Opened, last_will: LastWill) -> None:
+        who = opened.who
+        self._opened = opened
+        self._job = who.job
+        self._options = who.options
+        self._generation = who.generation
+        self._dataset = who.dataset
+        self._metrics = who.metrics
+        self._stop = who.stop
+        self._log = structlog.get_logger().bind(role="worker", rank=who.options.rank)
+        self._clock = SystemClock()
+        self._activity = Activity(self._clock)
+        self._last_will = last_will
+
+    def take_part(self) -> dict[str, Any]:
+        """Take part in the run, from joining to finishing; returns this worker's results.
+
+        Raises:
+            RecoveringError: a member was lost, and another generation begins.
+            TaihuError: what went wrong; the coordinator has been told.
+        """
+        train, rank = self._job.train, self._options.rank
+        total = self._opened.length.total_steps
+        if self._opened.begun_after >= total:
+            raise ConfigError(
+                f"checkpoint.resume {self._job.checkpoint.resume}: all {total:,} steps have been made; raise "
+                "train.epochs or train.steps to go on"
+            )
+        observer = Observer(
+            rank,
+            total_steps=total,
+            batch=train.batch,
+            metrics=self._metrics,
+            run_log=self._opened.run_log,
+            activity=self._activity,
+        )
+        self._metrics.last_step.set(total)
+        with self._joined(observer) as (session, replica, made), self._stopping_in_order(observer):
+            self._activity.takes_part(session)
+            replica.uses = replica.uses.agreed(session.exchange.agree)
+            exchanged = replica.exchanged.layout.elements
+            if rank == 0:
+                for line in advice(self._job, self._opened.length):
+                    self._log.warning("advice", text=line)
+                for line in self._dataset.told:
+                    self._log.warning("data", text=line)
+                    self._opened.run_log.happened("data", text=line)
+            self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
+            self._opened.run_log.happened("training", workers=self._job.world.workers, steps=total)
+            last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
+            steps = self._make_steps(session, observer, replica, last, made)
+            if last.is_early and self._stop.goes_on:
+                self._hand_over(session, observer, replica.digest(session.exchange))
+            with self._activity.busy("the end of the run"):
+                ending = self._save(session, replica, steps, stopped=last.is_early)
+            # All workers take part in the hash: none leaves before worker 0 has what it saves.
+            digest = replica.digest(session.exchange)
+            profile = session.client.get_profile() if rank == 0 else None
+            results = {
+                "parameters_sha256": digest,
+                **self._results(session, ending, made, stopped=last.is_early),
+                **observer.results(session.exchange.plan, profile),
+                **replica.results(steps),
+            }
+            # Behind the farewell nobody makes another process of a lost one: what there is to tell is told before.
+            self._options.tell(results)
+            self._finish(session, observer, digest, stopped=last.is_early)
+        self._opened.recorder.add(End(steps))
+        how, where = (
+            "stopped" if last.is_early else "finished",
+            {} if ending.path is None else {"saved": str(ending.path)},
+        )
+        self._log.info(how, steps=steps, parameters_sha256=digest, **where)
+        self._opened.run_log.happened(how, **({"reason": self._stop.reason} if last.is_early else {}))
+        return results
+
+    @contextmanager
+    def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica, _Made]]:
+        """Take part with a replica; worker 0's parameters are the job's."""
+        job, options = self._job, self._options
+        made = self._made()
+        if made.modelled is not None:
+            self._metrics.exported.put(made.modelled.collector(options.rank))
+        reporting = Reporting(
+            observer.progress,
+            observer.compressed,
+            options.tracer,
+            self._last_will.begin,
+            self._hosting,
+            self._stop,
+            self._opened.recorder,
+            options.chaos,
+        )
+        test_images = len(self._dataset.test)
+        uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
+        if uses.saves:
+            describe_model(job, self._dataset, made.model, 0)  # what cannot be saved is said before hours of training
+        joining = Joining(options.listener, self._opened.length, self._generation)
+        if job.exchange.fc == "data":
+            whole = WholeReplica(made.model, job, options.rank, uses)
+            with take_part(job, options.rank, whole.exchanged, reporting, joining) as session:
+                yield session, whole, made
+            return
+        prepared: list[Replica] = []
+
+        def prepare(communicator: Communicator) -> Exchanged:
+            prepared.append(self._prepare(communicator, made.model, uses))
+            return prepared[0].exchanged
+
+        with take_part_after_meeting(job, options.rank, prepare, reporting, joining) as session:
+            yield session, prepared[0], made
+
+    def _made(self) -> _Made:
+        """The job's model, with the parameters that the run begins with where they are those of a file."""
+        growth = MemoryGrowth()
+        model = model_for(self._job, self._dataset)
+        model.use_threads(threads_of(self._job))
+        planned = PlannedMemory(self._job, model)
+        if self._opened.beginning is not None:
+            begin_from(self._opened.beginning, model, self._job.model.init_skip)
+        return _Made(model, planned, growth, _modelled(self._job, model, self._dataset))
+
+    def _hosting(self, coordinator: Coordinator) -> None:
+        self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
+
+    def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
+        # Sharded layers are updated here, by the same schedule as the servers' shards.
+        optimizer = in_steps(self._job.optimizer, self._opened.length)
+        job = self._job.model_copy(update={"optimizer": optimizer})
+        return prepare_hybrid(job, communicator, model, uses, self._clock, self._options.tracer)
+
+    def _make_steps(self, session: Session, observer: Observer, replica: Replica, last: LastStep, made: _Made) -> int:
+        """Make all steps, from the checkpoint that the run goes on from, and keep more; returns the last one."""
+        if self._opened.begun is not None:
+            session.exchange.resume(self._opened.begun, self._options.rank)
+            replica.resume(self._opened.begun)
+
+        def stored(step: int, file: PartFile) -> None:
+            # Where the run goes on from here, its tables have all steps before.
+            self._opened.run_log.flush()
+            session.client.stored(step, file)
+
+        try:
+            writing = maybe_writing(self._job, stored, session.client.left_out, self._options.chaos)
+            with own_mistakes_told(), writing as writer:
+                keeper = Keeper(
+                    self._job,
+                    session.client,
+                    session.exchange,
+                    replica,
+                    partial(describe_model, self._job, self._dataset, replica.model),
+                    writer=writer,
+                    begun_after=self._opened.begun_after,
+                )
+                return self._train(session, observer, replica, last, keeper, made.modelled)
+        finally:
+            self._write_trace(session.client.coordinator_clock)
+
+    def _train(  # noqa: PLR0917 - what steps are made with
+        self,
+        session: Session,
+        observer: Observer,
+        replica: Replica,
+        last: LastStep,
+        keeper: Keeper,
+        modelled: ModelledCompute | None,
+    ) -> int:
+        """Make all steps; returns the last one."""
+        settings = self._job.exchange
+        measuring = Measuring(settings.calibration_steps, settings.replan_every, self._opened.begun_after)
+        follower = PlanFollower(measuring, session.client, settings.timeout_s)
+
+        def on_step(record: StepRecord) -> None:
+            if modelled is not None:
+                modelled.enter(record, self._options.tracer)
+            follower.observe(record)
+            observer.stepped(record)
+            if record.step == self._opened.begun_after + 1 and self._opened.begun_after:
+                self._opened.run_log.happened("resumed", after_step=self._opened.begun_after)
+            observer.travels(session.exchange.path)
+
+        trainer = Trainer(
+            job=self._job,
+            rank=self._options.rank,
+            model=replica,
+            batches=self._opened.batches,
+            exchange=session.exchange,
+            measuring=measuring,
+            clock=self._clock,
+            tracer=self._options.tracer,
+            on_step=on_step,
+            on_move=self._activity.moved,
+            clipping=self._clipping(replica),
+        )
+        loop = TrainingLoop(
+            job=self._job,
+            dataset=self._dataset,
+            client=session.client,
+            exchange=session.exchange,
+            replica=replica,
+            trainer=trainer,
+            measuring=measuring,
+            follower=follower,
+            keeper=keeper,
+            last=last,
+            stop=self._stop,
+            observer=observer,
+            activity=self._activity,
+            chaos=self._options.chaos,
+            clock=self._clock,
+            per_epoch=self._opened.batches.steps_per_epoch,
+            begun_after=self._opened.begun_after,
+        )
+        return loop.run()
+
+    def _save(self, session: Session, replica: Replica, steps: int, *, stopped: bool) -> Ending:
+        """Worker 0 saves the model after `steps`, and the others read along."""
+        if stopped or replica.uses.saves:
+            self._options.chaos.passes(Point.SAVE, steps)
+        group_of = group_of_layer(session.exchange.plan.groups)
+
+        def read_layer(layer: int) -> None:
+            self._activity.moved()
+            session.exchange.recall(group_of[layer])
+
+        rank = self._options.rank
+        return save_at_end(
+            self._job,
+            self._dataset,
+            self._options.files,
+            replica,
+            read_layer,
+            rank=rank,
+            steps=steps,
+            stopped=stopped,
+            notices=self._options.notices,
+        )
+
+    def _clipping(self, replica: Replica) -> LayerClipping | None:
+        largest, exchanged = self._job.optimizer.clip_norm, replica.exchanged
+        if largest is None or self._job.clips_whole:
+            return None
+        return LayerClipping(exchanged.layout, exchanged.arenas.gradients, largest)
+
+    def _results(self, session: Session, ending: Ending, made: _Made, *, stopped: bool) -> dict[str, Any]:
+        """The results but for those of steps and replica."""
+        return {
+            "format": RESULTS_FORMAT,
+            "rank": self._options.rank,
+            "stopped": stopped,
+            "stop_reason": self._stop.reason if stopped else None,
+            "total_steps": self._opened.length.total_steps,
+            "saved": str(ending.path) if ending.path is not None else None,
+            "not_saved": ending.problem or None,
+            "data_notes": list(self._dataset.told),
+            "plan": self._job.exchange.plan,
+            "path": session.exchange.path,
+            "skipped_steps": session.exchange.skipped_steps,
+            "memory": {**made.growth.results(), **made.planned.results()},
+            "modelled": made.modelled.results() if made.modelled is not None else None,
+        }
+
+    @contextmanager
+    def _stopping_in_order(self, observer: Observer) -> Iterator[None]:
+        """During the block, an interrupt is a wish that the coordinator is told, once there is something to save."""
+
+        def take(reason: str) -> bool:
+            if not observer.progress().step:
+                return False
+            self._stop.ask(reason, leaves=self._options.interrupts.leaves)
+            return True
+
+        with self._options.interrupts.offered_to(take):
+            yield
+
+    def _finish(self, session: Session, observer: Observer, digest: str, *, stopped: bool) -> None:
+        # Nobody leaves before all are done with the same parameters: one that is lost until then would be missed, and
+        # a launcher ends all others as soon as one exits with another code than 0.
+        self._options.chaos.passes(Point.FAREWELL)
+        session.client.finish_with_all(progress=observer.progress(), parameters_sha256=digest)
+        if stopped:
+            self._options.interrupts.ignore()
+
+    def _hand_over(self, session: Session, observer: Observer, digest: str) -> NoReturn:
+        """End this generation in order, behind a step that has been kept: one of the members leaves."""
+        session.client.finish_with_all(progress=observer.progress(), parameters_sha256=digest)
+        raise RecoveringError(self._stop.reason)
+
+    def _write_trace(self, clock: ClockOffset) -> None:
+        if self._options.trace is None:
+            return
+        try:
+            self._options.tracer.write_part(
+                self._options.trace,
+                f"worker {self._options.rank}",
+                self._job.servers + self._options.rank,
+                offset_s=clock.offset_s,
+                error_s=clock.error_s,
+            )
+        except WriteError as error:
+            self._options.notices.say(str(error))
+
+
+def participate(who: Who) -> dict[str, Any]:
+    """Train to the end of the generation; returns this worker's results.
+
+    Raises:
+        RecoveringError: a member was lost, and another generation begins.
+        TaihuError: what went wrong; the coordinator has been told.
+    """
+    last_will = LastWill(who.job.patience.still_after_s)
+    try:
+        with opened(who) as worker:
+            try:
+                return Part(worker, last_will).take_part()
+            except RecoveringError as error:
+                worker.run_log.happened("recovering", reason=one_line(str(error)))
+                raise
+            except Exception as error:
+                worker.run_log.happened("failed", reason=one_line(str(error)))
+                raise
+    finally:
+        last_will.cancel()
+
+
+def _modelled(job: Job, model: Model, dataset: Dataset) -> ModelledCompute | None:
+    if not job.models_compute:
+        return None
+    from taihu.worker.training.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
+
+    return model_compute(job, model, dataset.input_shape)
+
+
+def threads_of(job: Job) -> int:
+    """The threads that a worker computes with."""
+    return job.cluster.threads or len(os.sched_getaffinity(0))
