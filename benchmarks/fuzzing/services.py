@@ -43,7 +43,7 @@ __all__ = ["TARGETS"]
 _LAYOUT: Final = Layout(
     (LayerSpec("fc", (TensorSpec("weight", (8,)),)), LayerSpec("out", (TensorSpec("weight", (5,)),)))
 )
-_PLAN: Final = Plan(1, 1, (Group(0, 0), Group(1, 1)), _LAYOUT, 8, world=World(1, 2))
+_PLAN: Final = Plan(1, 1, (Group(0, 0), Group(1, 1)), _LAYOUT, 8, world=World(1, 3))
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["CoordinatorService"]
 _METHODS: Final = tuple(sorted(method.name for method in _SERVICE.methods))
 # What it waits for does not come; what ends the run for everybody needs no member.

@@ -294,7 +294,7 @@ class Job(Section):
 
     @property
     def world(self) -> World:
-        """Who takes part at first; the plan of a step says who does then."""
+        """The first world of the run; the plan of a step says who takes part in it."""
         return World(self.servers, self.cluster.workers)
 
     @property

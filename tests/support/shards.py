@@ -84,7 +84,7 @@ class Driven:
     def __init__(self, job: Job, *, seed: int = 0, index: int = 0, buffer: SharedBuffer | None = None) -> None:
         self.job = job
         self.partition = Shard(LAYOUT, job.servers, index)
-        self.plans = [make_plan()]
+        self.plans = [replace(make_plan(), world=job.world)]
         self.get_plan: Callable[[], Plan] = lambda: self.plans[-1]
         self.parameters = np.random.default_rng(seed).standard_normal(self.partition.elements, dtype=np.float32)
         self.shard = ServerShard(
