@@ -23,7 +23,7 @@ from taihu.core.base.errors import MemberLostError
 from taihu.core.wire.frame_link import Carrier, FrameLink
 from taihu.core.wire.headers import Frame, FrameHeader
 from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Part, RingSegment, SparseMessage
+from taihu.core.wire.kinds import ActivationPart, RingSegment, SparseMessage
 from taihu.core.wire.sink import Sink
 
 __all__ = ["AnyOperation", "Operations"]
@@ -84,7 +84,10 @@ class Operations:
         self._carrier: Carrier = "grpc"
         self.paths: list[SameHostPath | KernelRingPath] = []
         self.sink = Sink(
-            (RingSegment, Part, SparseMessage), places=self._places, take=self._take, take_frame=self._take_frame
+            (RingSegment, ActivationPart, SparseMessage),
+            places=self._places,
+            take=self._take,
+            take_frame=self._take_frame,
         )
         """Takes the frames of others."""
 
@@ -278,7 +281,7 @@ class Operations:
         with self._lock:
             if not self._fence.admits(header):
                 return None
-            if isinstance(header.kind, Part):
+            if isinstance(header.kind, ActivationPart):
                 mesh = self._messages if header.address.group == MESSAGES else self._parts
                 places = mesh.places(header)
             else:
@@ -295,7 +298,7 @@ class Operations:
                 self._await_room(header)
             if self._is_failed() or not self._fence.admits(header):
                 return
-            if isinstance(header.kind, Part):
+            if isinstance(header.kind, ActivationPart):
                 receive = self._take_part(header, None if in_place else received[0])
             else:
                 receive = None
@@ -316,7 +319,7 @@ class Operations:
 
     def _has_begun(self, header: FrameHeader) -> bool:
         match header.kind:
-            case Part():
+            case ActivationPart():
                 mesh = self._messages if header.address.group == MESSAGES else self._parts
                 return mesh.has_begun(header)
             case SparseMessage():

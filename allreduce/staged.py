@@ -77,7 +77,7 @@ class StagedSums:
         self._parts += len(parts)
         sums.end(is_failed)
 
-    def _cut(self, values: NDArray[Any], room: int) -> Iterator[_Part]:
+    def _cut(self, values: NDArray[Any], room: int) -> Iterator[_Stretch]:
         """Parts of `values`, each of which finds a place in buffers with `room` for so many values."""
         chunks = [values[slice(*slice_bounds(len(values), self._size, rank))] for rank in range(self._size)]
         place = room // _PLACES
@@ -85,10 +85,10 @@ class StagedSums:
         for number, start in enumerate(range(0, max(map(len, chunks)), most)):
             first = number % _PLACES * place
             pieces = [chunk[start : start + most] for chunk in chunks]
-            yield _Part(self._rank, pieces, [first + rank * most for rank in range(self._size)])
+            yield _Stretch(self._rank, pieces, [first + rank * most for rank in range(self._size)])
 
 
-class _Part:
+class _Stretch:
     """A piece of each rank's chunk, which begin at `begins` in all buffers; `rank` sums its own where that lies."""
 
     def __init__(self, rank: int, pieces: Sequence[NDArray[Any]], begins: Sequence[int]) -> None:

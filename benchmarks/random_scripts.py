@@ -42,7 +42,7 @@ from taihu.core.coordination.listener import ListenOptions
 from taihu.core.job import Job
 from taihu.core.wire.address import free_port
 from taihu.torch.optimizer import DistributedOptimizer
-from taihu.torch.place import Place
+from taihu.torch.place import RunPlace
 from taihu.torch.world import World
 
 __all__ = ["Outcome", "drawn", "main", "outcome_by_command", "outcome_of"]
@@ -214,7 +214,7 @@ def _told_on_workers(source: str, workers: int) -> list[Any]:
 
     def life(rank: int) -> Any:
         bind = str(job.cluster.coordinator) if rank == 0 else "127.0.0.1:0"
-        world = World(Place(job, rank, ListenOptions(bind, patience=job.patience)))
+        world = World(RunPlace(job, rank, ListenOptions(bind, patience=job.patience)))
         try:
             told = _told(source, _Threaded(world))
         except BaseException as error:

@@ -55,7 +55,7 @@ from taihu.worker.training.trainer import Trainer
 if TYPE_CHECKING:
     from taihu.worker.training.modelled_compute import ModelledCompute
 
-__all__ = ["Part", "participate", "threads_of"]
+__all__ = ["Participant", "participate", "threads_of"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Made:
     modelled: ModelledCompute | None
 
 
-class Part:
+class Participant:
     """The part of a worker; `take_part` is called once.
 
     Args:
@@ -390,7 +390,7 @@ def participate(who: Who) -> dict[str, Any]:
     try:
         with opened(who) as worker:
             try:
-                return Part(worker, last_will).take_part()
+                return Participant(worker, last_will).take_part()
             except RecoveringError as error:
                 worker.run_log.happened("recovering", reason=one_line(str(error)))
                 raise

@@ -20,7 +20,7 @@ from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import slice_bounds
 from taihu.core.wire.headers import At, FrameHeader, ValueType
 from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Part
+from taihu.core.wire.kinds import ActivationPart
 
 __all__ = ["PartsMesh", "PartsOperation", "Transfer", "value_type_of"]
 
@@ -65,7 +65,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Incoming:
     """One frame: elements [offset, offset + count) of what goes from one rank to another, one of `frames`."""
 
     offset: int
@@ -88,7 +88,7 @@ class PartsOperation:
     key: OperationKey = field(default=OperationKey(At(0, 0), 0), init=False)
     finished: bool = field(default=False, init=False)
     unsent: int = field(default=0, init=False)
-    expected: dict[int, deque[_Part]] = field(default_factory=dict, init=False)
+    expected: dict[int, deque[_Incoming]] = field(default_factory=dict, init=False)
 
     @property
     def done(self) -> bool:
@@ -195,9 +195,9 @@ class PartsMesh:
                 taken += len(piece)
         operation.expected[_rank_of(header)].popleft()
 
-    def _next(self, operation: PartsOperation, header: FrameHeader) -> _Part:
+    def _next(self, operation: PartsOperation, header: FrameHeader) -> _Incoming:
         parts = operation.expected.get(_rank_of(header))
-        address, frames = header.address, header.expect(Part).frames
+        address, frames = header.address, header.expect(ActivationPart).frames
         seen = (address.offset, address.elements, frames, header.value_type)
         if parts:
             part = parts[0]
@@ -210,16 +210,18 @@ class PartsMesh:
             "model, batch and scheme"
         )
 
-    def _header(self, operation: PartsOperation, part: _Part) -> FrameHeader:
+    def _header(self, operation: PartsOperation, part: _Incoming) -> FrameHeader:
         address = operation.key.range(part.offset, part.count)
-        return FrameHeader(self._identity.sender, address, Part(part.frames), value_type=operation.value_type)
+        return FrameHeader(
+            self._identity.sender, address, ActivationPart(part.frames), value_type=operation.value_type
+        )
 
 
 def _rank_of(header: FrameHeader) -> int:
     return -1 if header.sender.rank is None else header.sender.rank
 
 
-def _cut(pieces: Sequence[Values]) -> list[_Part]:
+def _cut(pieces: Sequence[Values]) -> list[_Incoming]:
     """Cut what two ranks exchange into frames that differ in size by one element at most."""
     total = sum(map(len, pieces))
     if not total:
@@ -229,7 +231,7 @@ def _cut(pieces: Sequence[Values]) -> list[_Part]:
     rest = deque(piece for piece in pieces if len(piece))
     for frame in range(frames):
         start, stop = slice_bounds(total, frames, frame)
-        parts.append(_Part(start, stop - start, frames, _take_from(rest, stop - start)))
+        parts.append(_Incoming(start, stop - start, frames, _take_from(rest, stop - start)))
     return parts
 
 

@@ -18,7 +18,7 @@ from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import slice_bounds
 from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Part
+from taihu.core.wire.kinds import ActivationPart
 
 __all__ = ["MESSAGES", "MessagesMesh", "Receive"]
 
@@ -109,7 +109,7 @@ class _Message:
         """A frame is there; raises FrameError when the message ends too soon for its receive."""
         self.arrived += header.address.elements
         self.frames += 1
-        self.complete = self.frames == header.expect(Part).frames
+        self.complete = self.frames == header.expect(ActivationPart).frames
         if self.receive is not None:
             self._check(self.receive, self.arrived)
 
@@ -140,7 +140,7 @@ class MessagesMesh:
         for frame in range(frames):
             start, stop = slice_bounds(len(values), frames, frame)
             address = Address(At(0, tag), MESSAGES, start, stop - start)
-            header = FrameHeader(self._identity.sender, address, Part(frames), value_type=ValueType.FP16)
+            header = FrameHeader(self._identity.sender, address, ActivationPart(frames), value_type=ValueType.FP16)
             self._send(rank, header, [values[start:stop]])
         self._after(rank, on_sent)
 

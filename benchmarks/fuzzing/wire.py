@@ -25,7 +25,7 @@ from taihu.core.wire.direct_frames import HEADER_BYTES, DirectReceiver
 from taihu.core.wire.direct_header import check_header, pack_header, unpack_header
 from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender, WorkerIdentity, identity_from_metadata
-from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Kind, Part, RingSegment, SparseMessage
+from taihu.core.wire.kinds import ActivationPart, Encoding, Farewell, Gradients, Kind, RingSegment, SparseMessage
 from taihu.core.wire.patience import Patience
 from taihu.core.wire.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared
 from taihu.core.wire.sink import Origin, Sink
@@ -89,7 +89,7 @@ def _frames() -> list[bytes]:
         unsealed(header(Gradients(), Encoding.SPARSE, 1000, selected=6), values, sections),
         unsealed(header(Gradients(2.0), value_type=ValueType.FP16), np.ones(8, dtype=np.uint16)),
         unsealed(header(RingSegment(0)), _ONES),
-        unsealed(header(Part(1)), _ONES),
+        unsealed(header(ActivationPart(1)), _ONES),
         unsealed(header(SparseMessage(0), Encoding.SPARSE, 1000, selected=6), values, sections),
         unsealed(header(Farewell("out of paper"), Encoding.NONE, 0)),
     ]

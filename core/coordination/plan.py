@@ -11,7 +11,7 @@ from taihu.core.model.run_length import RunLength
 from taihu.core.model.world import World
 from taihu.core.planner.carriage import Carriage
 from taihu.core.planner.groups import Group, check_groups
-from taihu.core.planner.sparse_route import Route
+from taihu.core.planner.sparse_route import SparseAlgorithm
 
 __all__ = ["Plan"]
 
@@ -32,7 +32,7 @@ class Plan:
     groups: tuple[Group, ...]
     layout: Layout
     frame_elements: int
-    routes: tuple[Route, ...] = ()
+    routes: tuple[SparseAlgorithm, ...] = ()
     predicted_seconds: float = 0.0
     length: RunLength | None = None
     carriage: Carriage = "grpc"

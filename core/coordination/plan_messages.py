@@ -13,7 +13,7 @@ from taihu.core.coordination.plan import Plan
 from taihu.core.model.world import World
 from taihu.core.planner.carriage import CARRIAGES, Carriage
 from taihu.core.planner.groups import Group
-from taihu.core.planner.sparse_route import SPARSE_ROUTES, Route
+from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm
 from taihu.core.wire.codec import layout_from_message, layout_to_message
 from taihu.protos import coordinator_pb2 as pb
 
@@ -62,7 +62,7 @@ def _carriage_from_message(carriage: pb.Carriage.ValueType) -> Carriage:
     return known[carriage]
 
 
-def _route_from_message(route: pb.Route.ValueType) -> Route:
+def _route_from_message(route: pb.Route.ValueType) -> SparseAlgorithm:
     known = {pb.Route.Value(f"ROUTE_{known.name}"): known for known in SPARSE_ROUTES}
     if route not in known:
         raise FrameError(f"route {route} of a sparse allreduce: not known to this version")

@@ -22,7 +22,7 @@ from taihu.core.planner.groups import Group, cap_groups, cut_at_kinds, plan_grou
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.core.planner.profile import Compression, LinkCost, Profile
-from taihu.core.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
+from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm, SparseWorkload, choose
 from taihu.core.wire.codec import BYTES_PER_VALUE
 from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
 
@@ -80,7 +80,7 @@ def _capped(job: Job, layout: Layout, groups: tuple[Group, ...]) -> tuple[Group,
     return cap_groups(groups, layout, job.bucket_bytes(layout.elements) // BYTES_PER_VALUE)
 
 
-def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkCost) -> tuple[Route, ...]:
+def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkCost) -> tuple[SparseAlgorithm, ...]:
     """The sparse allreduce of each group that is predicted to be the fastest; none where none is needed."""
     if job.servers or not job.compression.method.selects:
         return ()
@@ -232,7 +232,7 @@ class Planning:
         carriage: Carriage,
         groups: tuple[Group, ...] | None = None,
         frame_elements: int | None = None,
-        routes: tuple[Route, ...] | None = None,
+        routes: tuple[SparseAlgorithm, ...] | None = None,
     ) -> None:
         """The plan after `step`; None stays as it is."""
         own = self.plan

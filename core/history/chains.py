@@ -100,7 +100,7 @@ def check_links(broken: Finding, before: Sequence[Link], after: Sequence[Link]) 
 
 
 @dataclass
-class _Place:
+class _Version:
     """The step that a process has come to."""
 
     step: int
@@ -112,7 +112,7 @@ def _check_order(
     member: str, after: int, skipped: set[int], verb: str, items: Iterable[tuple[int, int, int, int]]
 ) -> Iterator[Finding]:
     """Steps follow each other without gaps, and each has a range once; items are step, attempt, start, group."""
-    place = _Place(after, 0, set())
+    place = _Version(after, 0, set())
     for step, attempt, start, group in items:
         while place.step + 1 in skipped and step > place.step + 1:
             place.step += 1

@@ -30,12 +30,12 @@ import numpy as np
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.profile import rice_bits_per_index
 
-__all__ = ["SPARSE_ROUTES", "Route", "SparseWorkload", "choose", "predict"]
+__all__ = ["SPARSE_ROUTES", "SparseAlgorithm", "SparseWorkload", "choose", "predict"]
 
 _SUM_BYTES = 4
 
 
-class Route(Enum):
+class SparseAlgorithm(Enum):
     """An allreduce between workers."""
 
     RING = "ring"
@@ -48,7 +48,7 @@ class Route(Enum):
     """The k largest entries up and down a tree."""
 
 
-SPARSE_ROUTES: Final = (Route.ALLGATHER, Route.REDUCE_SCATTER, Route.GTOPK)
+SPARSE_ROUTES: Final = (SparseAlgorithm.ALLGATHER, SparseAlgorithm.REDUCE_SCATTER, SparseAlgorithm.GTOPK)
 """Those that send selections only."""
 
 
@@ -91,17 +91,19 @@ class SparseWorkload:
             raise ConfigError(f"sparse route with values of {self.value_bytes} bytes: expected 2 or 4")
 
 
-def predict(workload: SparseWorkload) -> Mapping[Route, float]:
+def predict(workload: SparseWorkload) -> Mapping[SparseAlgorithm, float]:
     """Seconds of each route; the formulas are those above."""
     return {
-        Route.RING: _ring_seconds(workload),
-        Route.ALLGATHER: _allgather_seconds(workload),
-        Route.REDUCE_SCATTER: _reduce_scatter_seconds(workload),
-        Route.GTOPK: _gtopk_seconds(workload),
+        SparseAlgorithm.RING: _ring_seconds(workload),
+        SparseAlgorithm.ALLGATHER: _allgather_seconds(workload),
+        SparseAlgorithm.REDUCE_SCATTER: _reduce_scatter_seconds(workload),
+        SparseAlgorithm.GTOPK: _gtopk_seconds(workload),
     }
 
 
-def choose(workload: SparseWorkload, *, allow_gtopk: bool, among: Sequence[Route] = tuple(Route)) -> Route:
+def choose(
+    workload: SparseWorkload, *, allow_gtopk: bool, among: Sequence[SparseAlgorithm] = tuple(SparseAlgorithm)
+) -> SparseAlgorithm:
     """The route of the fewest predicted seconds, the first among equals.
 
     Args:
@@ -110,7 +112,9 @@ def choose(workload: SparseWorkload, *, allow_gtopk: bool, among: Sequence[Route
         among: what there is to choose from.
     """
     seconds = predict(workload)
-    return min((route for route in among if allow_gtopk or route is not Route.GTOPK), key=seconds.__getitem__)
+    return min(
+        (route for route in among if allow_gtopk or route is not SparseAlgorithm.GTOPK), key=seconds.__getitem__
+    )
 
 
 def _ring_seconds(w: SparseWorkload) -> float:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from taihu.core.base.errors import RunError
-from taihu.core.trace.parts import NS_PER_US, Event, Part, read_part, write_trace
+from taihu.core.trace.parts import NS_PER_US, Event, TracePart, read_part, write_trace
 
 __all__ = ["merge_parts", "trace_of"]
 
@@ -43,7 +43,7 @@ def merge_parts(paths: Iterable[Path], out: Path) -> dict[str, Any]:
         RunError: no part can be read.
         ConfigError: `out` cannot be written.
     """
-    parts: list[tuple[Part, str]] = []
+    parts: list[tuple[TracePart, str]] = []
     skipped: dict[str, str] = {}
     for path in paths:
         try:
@@ -61,7 +61,7 @@ def merge_parts(paths: Iterable[Path], out: Path) -> dict[str, Any]:
     return trace
 
 
-def trace_of(parts: Sequence[Part], skipped: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def trace_of(parts: Sequence[TracePart], skipped: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """The trace of `parts` in their order, as `merge_parts` writes it; `skipped` says why others are left out."""
     metadata: list[dict[str, Any]] = []
     slices: list[_Slice] = []

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from taihu.core.base.whole_file import write_text
 
-__all__ = ["NS_PER_S", "NS_PER_US", "Event", "Part", "read_part", "write_part", "write_trace"]
+__all__ = ["NS_PER_S", "NS_PER_US", "Event", "TracePart", "read_part", "write_part", "write_trace"]
 
 NS_PER_S: Final = 10**9
 NS_PER_US: Final = 10**3
@@ -33,7 +33,7 @@ class Event(NamedTuple):
         return self.start, -self.stop
 
 
-class Part(NamedTuple):
+class TracePart(NamedTuple):
     """The events of one process; `clock_error_s` bounds the error of their times, None where it is unknown."""
 
     sort_index: int
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     events: tuple[Event, ...]
 
 
-def write_part(path: Path, part: Part) -> None:
+def write_part(path: Path, part: TracePart) -> None:
     """Write the file of one process.
 
     Raises:
@@ -52,7 +52,7 @@ def write_part(path: Path, part: Part) -> None:
     write_trace(path, {"format": _FORMAT, **part._asdict()})
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> TracePart:
     """The part that `write_part` wrote.
 
     Raises:
@@ -63,7 +63,7 @@ def read_part(path: Path) -> Part:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f"expected the format {_FORMAT!r}")
     events = tuple(Event(*row) for row in content["events"])
-    return Part(content["sort_index"], content["process"], content["dropped"], content["clock_error_s"], events)
+    return TracePart(content["sort_index"], content["process"], content["dropped"], content["clock_error_s"], events)
 
 
 def write_trace(path: Path, content: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.trace.parts import NS_PER_S, Event, Part, write_part
+from taihu.core.trace.parts import NS_PER_S, Event, TracePart, write_part
 
 __all__ = ["Tracer"]
 
@@ -125,7 +125,7 @@ class Tracer:
         """
         write_part(path, self.part(process, sort_index, offset_s=offset_s, error_s=error_s))
 
-    def part(self, process: str, sort_index: int, *, offset_s: float = 0.0, error_s: float = 0.0) -> Part:
+    def part(self, process: str, sort_index: int, *, offset_s: float = 0.0, error_s: float = 0.0) -> TracePart:
         """The part that `write_part` writes."""
         # Threads that pass the check of the limit together may each append once more.
         recorded = self._events[:]
@@ -136,7 +136,7 @@ class Tracer:
         )
         dropped = self._dropped + len(recorded) - len(kept)
         known_error_s = error_s if math.isfinite(error_s) else None
-        return Part(sort_index, process, dropped, known_error_s, events)
+        return TracePart(sort_index, process, dropped, known_error_s, events)
 
 
 @dataclass(slots=True)

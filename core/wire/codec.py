@@ -25,6 +25,7 @@ from taihu.core.wire.checksum import checksum_of, checksum_of_all
 from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType, dense_values, frame_of
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import (
+    ActivationPart,
     Again,
     Encoding,
     Farewell,
@@ -32,7 +33,6 @@ from taihu.core.wire.kinds import (
     Kind,
     Mark,
     Parameters,
-    Part,
     Question,
     Rates,
     Repetition,
@@ -255,7 +255,7 @@ def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
         case RingSegment(hop, gather):
             message.ring_segment.hop = hop
             message.ring_segment.gather = gather
-        case Part(frames):
+        case ActivationPart(frames):
             message.part.frames = frames
         case SparseMessage(number, part):
             message.sparse_message.round = number
@@ -289,7 +289,7 @@ _KINDS: Final[Mapping[str, Callable[[tensor_pb2.Frame.Header], Kind]]] = {
     "summed": lambda message: Summed(message.summed.completed_s, message.summed.skipped),
     "parameters": lambda _: Parameters(),
     "ring_segment": lambda message: RingSegment(message.ring_segment.hop, message.ring_segment.gather),
-    "part": lambda message: Part(message.part.frames),
+    "part": lambda message: ActivationPart(message.part.frames),
     "sparse_message": lambda message: SparseMessage(message.sparse_message.round, message.sparse_message.part),
     "farewell": lambda message: Farewell(told(message.farewell.failure)),
     "again": lambda message: Again(message.again.number),

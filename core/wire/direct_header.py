@@ -16,13 +16,13 @@ from taihu.core.wire.checksum import checksum_of
 from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import (
+    ActivationPart,
     Again,
     Encoding,
     Gradients,
     Kind,
     Mark,
     Parameters,
-    Part,
     Question,
     Rates,
     Repetition,
@@ -76,7 +76,7 @@ _LAYOUTS: Final = {
     ),
     Parameters: _layout(4, "", lambda _: (), Parameters),
     RingSegment: _layout(5, "II", lambda kind: (kind.hop, kind.gather), RingSegment),
-    Part: _layout(6, "I", lambda kind: (kind.frames,), Part),
+    ActivationPart: _layout(6, "I", lambda kind: (kind.frames,), ActivationPart),
     SparseMessage: _layout(7, "II", lambda kind: (kind.round, kind.part), SparseMessage),
     Again: _layout(8, "Q", lambda kind: (kind.number,), Again),
     Repetition: _layout(9, "Q", lambda kind: (kind.number,), Repetition),

@@ -10,6 +10,7 @@ from typing import ClassVar, TypeVar
 from taihu.core.base.errors import FrameError
 
 __all__ = [
+    "ActivationPart",
     "Again",
     "Encoding",
     "Farewell",
@@ -18,7 +19,6 @@ __all__ = [
     "Kind",
     "Mark",
     "Parameters",
-    "Part",
     "Question",
     "Rates",
     "Repetition",
@@ -125,7 +125,7 @@ class RingSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ActivationPart:
     """A part of what one worker sends to another in a transfer, in one of `frames` frames."""
 
     frames: int
@@ -198,7 +198,7 @@ Kind = (
     | Summed
     | Parameters
     | RingSegment
-    | Part
+    | ActivationPart
     | SparseMessage
     | Farewell
     | Again
@@ -214,7 +214,7 @@ K = TypeVar(
     Summed,
     Parameters,
     RingSegment,
-    Part,
+    ActivationPart,
     SparseMessage,
     Farewell,
     Again,

@@ -16,8 +16,8 @@ from taihu.kernels.nn.filters import TILE_ROWS, Filters
 from taihu.kernels.nn.window import Window
 
 __all__ = [
+    "BlockPart",
     "Blocks",
-    "Part",
     "Phase",
     "Result",
     "Source",
@@ -107,7 +107,7 @@ class Blocks(NamedTuple):
         return -(-batch // self.images) * -(-source.rows // self.rows)
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """The windows of one block: `rows` rows of windows from `top` on of `images` images from `begin` on."""
 
     begin: int
@@ -217,15 +217,17 @@ def window_offsets(source: Source, blocks: Blocks) -> NDArray[np.int64]:
 
 
 @kernel_part
-def part_of(x: NDArray[Any], source: Source, blocks: Blocks, block: int) -> Part:
+def part_of(x: NDArray[Any], source: Source, blocks: Blocks, block: int) -> BlockPart:
     """The place of a block in the images `x`; the last one of a batch or an image may be smaller."""
     strips = -(-source.rows // blocks.rows)
     begin, top = block // strips * blocks.images, block % strips * blocks.rows
-    return Part(begin, min(blocks.images, x.shape[0] - begin), top, min(blocks.rows, source.rows - top))
+    return BlockPart(begin, min(blocks.images, x.shape[0] - begin), top, min(blocks.rows, source.rows - top))
 
 
 @kernel_part
-def padded_part(x: NDArray[Any], source: Source, blocks: Blocks, part: Part, padded: NDArray[Any]) -> NDArray[Any]:
+def padded_part(
+    x: NDArray[Any], source: Source, blocks: Blocks, part: BlockPart, padded: NDArray[Any]
+) -> NDArray[Any]:
     """The images of a block with their border: copied to the front of `padded`, or where they are if it is plain."""
     if blocks.plain:
         return x[part.begin :].reshape(-1)[part.top * source.stride * source.padded_width * source.channels :]

@@ -30,7 +30,7 @@ _CHAINS: Final = 2
 _DOUBLE = ir.DoubleType()
 
 
-class _Place(NamedTuple):
+class _Tile(NamedTuple):
     """One vector of columns: the place of its first element, and how far its rows, so many, lie apart."""
 
     first: Any
@@ -97,7 +97,7 @@ class _Columns:
         target = self.pointer(position, offset, wide=True)
         self.builder.store(self.builder.fadd(self.builder.load(target, align=8), total), target, align=8)
 
-    def rows(self, place: _Place, body: Callable[[Any, int], None]) -> None:
+    def rows(self, place: _Tile, body: Callable[[Any, int], None]) -> None:
         """Write `body(offset of the row, chain)` for every row."""
         index = place.first.type
         one, pair = ir.Constant(index, 1), ir.Constant(index, _CHAINS)
@@ -113,7 +113,7 @@ class _Columns:
             body(at(row), 0)
 
 
-def _tile(write: Callable[[_Columns, _Place], None]) -> Callable[..., None]:
+def _tile(write: Callable[[_Columns, _Tile], None]) -> Callable[..., None]:
     """`tile(arrays, row, rows, columns)` for kernels; `arrays` is a tuple whose first one gives the dtype.
 
     Passes over `rows` rows from `row` on of matrices of `columns` columns, as far as those make whole vectors.
@@ -130,7 +130,7 @@ def _tile(write: Callable[[_Columns, _Place], None]) -> Callable[..., None]:
             lanes = ir.Constant(columns_.type, VECTOR_BYTES * 8 // kinds[0].dtype.bitwidth)
             whole = builder.mul(builder.sdiv(columns_, lanes), lanes)
             with cgutils.for_range_slice(builder, ir.Constant(columns_.type, 0), whole, lanes) as (column, _):
-                place = _Place(builder.add(first, column), rows_, columns_, column)
+                place = _Tile(builder.add(first, column), rows_, columns_, column)
                 write(_Columns(context, builder, kinds[0].dtype, data), place)
             return context.get_dummy_value()
 
@@ -139,7 +139,7 @@ def _tile(write: Callable[[_Columns, _Place], None]) -> Callable[..., None]:
     return cast(Callable[..., None], intrinsic(emit))
 
 
-def _moments(columns: _Columns, place: _Place) -> None:
+def _moments(columns: _Columns, place: _Tile) -> None:
     sums = columns.sums(2)
 
     def row(offset: Any, chain: int) -> None:
@@ -152,13 +152,13 @@ def _moments(columns: _Columns, place: _Place) -> None:
     columns.finish(sums, 1, 2, place.column)
 
 
-def _sums(columns: _Columns, place: _Place) -> None:
+def _sums(columns: _Columns, place: _Tile) -> None:
     sums = columns.sums(1)
     columns.rows(place, lambda offset, chain: columns.add(columns.widen(columns.load(0, offset)), sums[chain][0]))
     columns.finish(sums, 0, 1, place.column)
 
 
-def _affine(columns: _Columns, place: _Place, *, rectify: bool) -> None:
+def _affine(columns: _Columns, place: _Tile, *, rectify: bool) -> None:
     scale, shift = columns.load(2, place.column), columns.load(3, place.column)
 
     def row(offset: Any, chain: int) -> None:
@@ -174,7 +174,7 @@ def _gradient(columns: _Columns, x: Any, offset: Any, rectified: tuple[Any, Any]
     return dy if rectified is None else columns.where_positive(columns.multiply_add(x, *rectified), dy)
 
 
-def _gradient_moments(columns: _Columns, place: _Place, *, rectify: bool) -> None:
+def _gradient_moments(columns: _Columns, place: _Tile, *, rectify: bool) -> None:
     mean = columns.load(2, place.column)
     rectified = (columns.load(3, place.column), columns.load(4, place.column)) if rectify else None
     sums = columns.sums(2)
@@ -190,7 +190,7 @@ def _gradient_moments(columns: _Columns, place: _Place, *, rectify: bool) -> Non
     columns.finish(sums, 1, 6, place.column)
 
 
-def _input_gradient(columns: _Columns, place: _Place, *, rectify: bool) -> None:
+def _input_gradient(columns: _Columns, place: _Tile, *, rectify: bool) -> None:
     dy_factor, x_factor, constant = (columns.load(i, place.column) for i in (3, 4, 5))
     rectified = (columns.load(6, place.column), columns.load(7, place.column)) if rectify else None
 

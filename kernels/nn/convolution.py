@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.kernels.jit import kernel, kernel_part
-from taihu.kernels.nn.blocks import Blocks, Part, Result, Source, padded_part, part_of
+from taihu.kernels.nn.blocks import BlockPart, Blocks, Result, Source, padded_part, part_of
 from taihu.kernels.nn.filters import TILE_ROWS, tile_width
 from taihu.kernels.nn.register_tile import window_tile
 from taihu.kernels.nn.vectors import VECTOR_BYTES
@@ -77,7 +77,7 @@ def _convolve_part(  # noqa: PLR0917 - arrays, what they mean, and where the blo
     y: NDArray[Any],
     result: Result,
     blocks: Blocks,
-    part: Part,
+    part: BlockPart,
     spare: NDArray[Any],
 ) -> None:
     """Convolve one block, whose windows lie in `padded`."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.kernels.jit import kernel, kernel_part
-from taihu.kernels.nn.blocks import Blocks, Part, Source, padded_part, part_of
+from taihu.kernels.nn.blocks import BlockPart, Blocks, Source, padded_part, part_of
 from taihu.kernels.nn.filters import TILE_ROWS, Filters, tile_width
 from taihu.kernels.nn.register_tile import gradient_tile
 from taihu.kernels.nn.vectors import VECTOR_BYTES
@@ -111,7 +111,7 @@ def _add_part(  # noqa: PLR0917 - arrays, what they mean, and the part of the wo
     filters: Filters,
     dw: NDArray[Any],
     row_stride: int,
-    part: Part,
+    part: BlockPart,
     first: int,
     last: int,
 ) -> None:

@@ -11,7 +11,7 @@ from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import Profile
-from taihu.core.trace.parts import Part
+from taihu.core.trace.parts import TracePart
 from taihu.simulation.compute import Compute
 from taihu.simulation.costs import plan_of
 from taihu.simulation.members import Members
@@ -53,7 +53,7 @@ class Simulated:
     server_bytes: tuple[int, int] | None
     plan: Plan
     events: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TracePart, ...] = ()
 
     @property
     def efficiency(self) -> float:

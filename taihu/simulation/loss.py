@@ -19,7 +19,7 @@ from taihu.core.coordination.membership import TICK_S, Membership
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import Profile
-from taihu.core.trace.parts import Part
+from taihu.core.trace.parts import TracePart
 from taihu.simulation.compute import Compute
 from taihu.simulation.costs import plan_of
 from taihu.simulation.members import Members
@@ -68,7 +68,7 @@ class Recovery:
     replayed: int
     attempt: int
     seconds_lost: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TracePart, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The recovery as results show it."""

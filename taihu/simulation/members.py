@@ -14,7 +14,7 @@ from taihu.core.planner.groups import group_bounds
 from taihu.core.planner.partition import Framing, Shard
 from taihu.core.planner.profile import Profile
 from taihu.core.trace import Tracer
-from taihu.core.trace.parts import Part
+from taihu.core.trace.parts import TracePart
 from taihu.ps_server.aggregator import Aggregator
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.costs import costs_of
@@ -90,7 +90,7 @@ class Members:
         return [*(worker.host for worker in self.workers), *(host for _, host in self._server_hosts)]
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[TracePart, ...]:
         """The records of all processes, where they make any."""
         return tuple(tracer.part(name, place) for place, (name, tracer) in enumerate(self._tracers.items()))
 

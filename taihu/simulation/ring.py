@@ -25,7 +25,7 @@ from taihu.core.wire.headers import At
 from taihu.simulation.hops import MANY_RANKS, Hops
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
-from taihu.simulation.worker import Route, SimulatedWorker
+from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 
 __all__ = ["RingRoute", "join_ring"]
 
@@ -145,7 +145,7 @@ class _EachRank:
         self._ranks[rank].start(key, Ring(rank, chunks, phase), on_finished, passes)
 
 
-class RingRoute(Route):
+class RingRoute(SimulatedRoute):
     """One rank's operations, as `taihu.worker.exchange.ring.dense` and `sharded` start them for a stage of ZeRO."""
 
     def __init__(  # noqa: PLR0917 - whose, where, and by what

@@ -19,7 +19,7 @@ from taihu.core.wire.kinds import Encoding, Gradients, Question
 from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sizes import Sizes
-from taihu.simulation.worker import Route, SimulatedWorker
+from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 from taihu.worker.exchange.servers.answers import FramesUnderWay
 
 __all__ = ["ServersRoute", "SimulatedServer", "join_servers"]
@@ -178,7 +178,7 @@ class _Link:
             tracer.add(track, name, start, stop, step=self._at.step, group=group, peer=index)
 
 
-class ServersRoute(Route):
+class ServersRoute(SimulatedRoute):
     """One worker's links to all servers."""
 
     def __init__(self, worker: SimulatedWorker, links: Sequence[_Link], update_seconds: float) -> None:

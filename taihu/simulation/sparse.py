@@ -23,12 +23,12 @@ from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard, slice_bounds
 from taihu.core.planner.profile import rice_bits_per_index
-from taihu.core.planner.sparse_route import Route as Way
+from taihu.core.planner.sparse_route import SparseAlgorithm as Way
 from taihu.core.wire.direct_frames import HEADER_BYTES
 from taihu.core.wire.headers import At
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
-from taihu.simulation.worker import Route, SimulatedWorker
+from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 
 __all__ = ["SparseRingRoute", "join_sparse"]
 
@@ -179,7 +179,7 @@ class _Rank:
         return path
 
 
-class SparseRingRoute(Route):
+class SparseRingRoute(SimulatedRoute):
     """One rank's sparse allreduces, as `taihu.worker.exchange.ring.sparse` starts them."""
 
     def __init__(self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes) -> None:

@@ -32,14 +32,14 @@ from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Passes", "Route", "SimulatedWorker"]
+__all__ = ["Passes", "SimulatedRoute", "SimulatedWorker"]
 
 _SHORTEST_TRACED_WAIT_S = 20e-6
 
 Wanted = float | Callable[[], bool]
 
 
-class Route(Protocol):
+class SimulatedRoute(Protocol):
     """The way of groups and parameters; it tells the worker of what comes."""
 
     def parts(self, group: int) -> int:
@@ -107,7 +107,7 @@ class SimulatedWorker:
     """
 
     plan: Plan
-    route: Route
+    route: SimulatedRoute
     tail: TailSteps | None = None
 
     def __init__(

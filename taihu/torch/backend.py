@@ -15,7 +15,7 @@ from taihu.core.process.ending import log_of_script
 from taihu.core.wire.log import configure_script_logs
 from taihu.torch.group.built_in_hooks import run_in_python
 from taihu.torch.group.ending import Present
-from taihu.torch.group.place import Place
+from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.process_group import TaihuGroup
 from taihu.torch.reports import begin_results, options_of
 
@@ -50,7 +50,7 @@ class Groups:
         rank = members[options.group_rank] if members else options.group_rank
         configure_script_logs(log_of_script(os.environ), role="rank", rank=rank)
         begin_results(options_of(os.environ).results, rank)
-        place = Place(name, options.group_rank, options.group_size, options.timeout.total_seconds())
+        place = GroupPlace(name, options.group_rank, options.group_size, options.timeout.total_seconds())
         group = TaihuGroup(options.store, place, members, on_end=self._keep)
         self._present.add(group)
         self._let_go()

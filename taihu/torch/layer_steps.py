@@ -35,7 +35,7 @@ class Helping(Protocol):
 
 
 @dataclass(frozen=True)
-class _Part:
+class _GroupPart:
     """The part of the layout that a step exchanges, and the groups that are left out of it; all ascending."""
 
     layers: list[int]
@@ -243,15 +243,15 @@ class LayerSteps:
         self._group_of = [self.group_of(layer) for layer in range(len(self._owners))]
         self._firsts = [group.first_layer for group in groups]
         self._sizes = [group.last_layer - group.first_layer + 1 for group in groups]
-        self._parts: dict[Brought, _Part] = {}
+        self._parts: dict[Brought, _GroupPart] = {}
 
-    def _part_of(self, brought: Brought) -> _Part:
+    def _part_of(self, brought: Brought) -> _GroupPart:
         """The groups that have a layer of one of these optimizers."""
         part = self._parts.get(brought)
         if part is None:
             group_of = self._group_of
             groups = {group for group, owner in zip(group_of, self._owners, strict=True) if owner in brought}
-            part = self._parts[brought] = _Part(
+            part = self._parts[brought] = _GroupPart(
                 [layer for layer, group in enumerate(group_of) if group in groups],
                 sorted(groups),
                 sorted(set(group_of) - groups),

@@ -23,13 +23,13 @@ from taihu.core.wire.address import is_loopback, join_address, split_address
 from taihu.launch.meeting import find_meeting
 from taihu.launch.place import Launch, maybe_launch, script_job, script_job_of
 
-__all__ = ["Place", "find_place"]
+__all__ = ["RunPlace", "find_place"]
 
 Tables = Mapping[str, Mapping[str, object]]
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """The place of a worker; a `job` whose exchange returns what this adapter needs.
 
     Attributes:
@@ -48,7 +48,7 @@ class Place:
         return self.job.world.workers == 1
 
 
-def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) -> Place:
+def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) -> RunPlace:
     """The place that a launcher's environment, the job and `settings` tell, in rising precedence.
 
     Without any launcher, and without a coordinator in the job, this process is alone. A rank that somebody has given
@@ -65,7 +65,7 @@ def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) 
     rank = rank_from_environment(os.environ, "worker")
     resolved = resolve_job(path, (), tables, launched=True)
     if rank is None and resolved.cluster.coordinator is None:
-        return Place(_usual(revised(revised(resolved, "cluster", workers=1), "exchange", kind="ring")), 0)
+        return RunPlace(_usual(revised(revised(resolved, "cluster", workers=1), "exchange", kind="ring")), 0)
     if rank is None:
         raise ConfigError("rank unknown: start the script by `taihu run`, torchrun or mpirun, or set TAIHU_RANK")
     if not 0 <= rank < resolved.world.workers:
@@ -74,15 +74,15 @@ def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) 
             "processes as cluster.workers says"
         )
     resolved = find_coordinator(_usual(resolved))
-    return Place(resolved, rank, _listening(resolved, rank))
+    return RunPlace(resolved, rank, _listening(resolved, rank))
 
 
-def _launched_place(job: Job, launch: Launch) -> Place:
+def _launched_place(job: Job, launch: Launch) -> RunPlace:
     """The place of a process that torchrun, srun, mpirun or anybody who sets RANK and WORLD_SIZE has started."""
     job = _usual(script_job_of(job, launch))
     cluster = job.cluster
     if launch.size == 1 and not job.servers:
-        return Place(job, launch.rank)
+        return RunPlace(job, launch.rank)
     if job.servers and cluster.coordinator is None and launch.launcher != "RANK":
         raise ConfigError(
             f"{launch.launcher} started the workers and does not say where server 0 is: set cluster.coordinator, or "
@@ -90,11 +90,11 @@ def _launched_place(job: Job, launch: Launch) -> Place:
         )
     if cluster.coordinator is not None:
         job = find_coordinator(job)
-        return Place(job, launch.rank, _listening(job, launch.rank))
+        return RunPlace(job, launch.rank, _listening(job, launch.rank))
     meeting = find_meeting(None, launch, cluster.connect_timeout_s)
     job = find_coordinator(revised(job, "cluster", coordinator=meeting.address))
     is_host = launch.rank == 0 and not job.servers
-    return Place(job, launch.rank, _listening(job, launch.rank, meeting.bind(first=is_host)))
+    return RunPlace(job, launch.rank, _listening(job, launch.rank, meeting.bind(first=is_host)))
 
 
 def _usual(job: Job) -> Job:

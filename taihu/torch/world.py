@@ -26,7 +26,7 @@ from taihu.core.wire.clock import SystemClock
 from taihu.torch.anew import between_workers_of, plan_anew
 from taihu.torch.exchanged import Optimized, digest_of_tensors
 from taihu.torch.gradients import GradientArena
-from taihu.torch.place import Place
+from taihu.torch.place import RunPlace
 from taihu.torch.reports import Reports, options_of
 from taihu.torch.roll_call import Call, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
@@ -60,7 +60,7 @@ class World:
         is_first: whether this process was in no world before.
     """
 
-    def __init__(self, place: Place, *, is_first: bool = True) -> None:
+    def __init__(self, place: RunPlace, *, is_first: bool = True) -> None:
         self.job = place.job
         self.rank = place.rank
         self.size = place.job.world.workers

@@ -25,7 +25,7 @@ from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.planner.groups import Group
 from taihu.core.wire.headers import At, FrameHeader, ValueType
 from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Part, RingSegment
+from taihu.core.wire.kinds import ActivationPart, RingSegment
 from taihu.core.wire.shared_memory import SharedBuffer
 
 SIZE = 3
@@ -215,7 +215,7 @@ def test_early_parts_of_the_next_attempt_outlive_an_abort() -> None:
 
     mesh = PartsMesh(WorkerIdentity("job", 0, 1), send, after, Held())
     for attempt in (0, 1):
-        header = header_of("job", 1, 0, 0, 1, 0, 2, 1, attempt=attempt, kind=Part(1))
+        header = header_of("job", 1, 0, 0, 1, 0, 2, 1, attempt=attempt, kind=ActivationPart(1))
         assert mesh.take(header, np.full(2, attempt, dtype=np.float32)) is None
     mesh.abort(1)
     room = np.full(2, -1, dtype=np.float32)

@@ -19,7 +19,7 @@ from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.parts.messages import Receive
 from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Part, RingSegment
+from taihu.core.wire.kinds import ActivationPart, RingSegment
 
 FRAME = 1 << 20
 BUDGET = 4 * FRAME
@@ -49,8 +49,10 @@ def held(communicator: Communicator, sender: int) -> int:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("kind", [RingSegment(0), Part(1)])
-def test_who_is_too_far_ahead_is_not_read_until_others_begin(kind: RingSegment | Part, direct: bool) -> None:
+@pytest.mark.parametrize("kind", [RingSegment(0), ActivationPart(1)])
+def test_who_is_too_far_ahead_is_not_read_until_others_begin(
+    kind: RingSegment | ActivationPart, direct: bool
+) -> None:
     """Segments of operations that never begin made a process grow as long as they came."""
     values = np.ones(FRAME // 4, dtype=np.float32)
     with Peers(2, mesh=True, direct=direct, early_bytes=BUDGET) as peers:

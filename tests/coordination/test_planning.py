@@ -18,7 +18,7 @@ from taihu.core.planner.fc_mode import FcLayer
 from taihu.core.planner.groups import Group, group_bounds
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.core.planner.profile import LinkCost
-from taihu.core.planner.sparse_route import SPARSE_ROUTES, Route, SparseWorkload, choose
+from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm, SparseWorkload, choose
 
 LAYOUT = layout_of(1000, 2000, 3000)
 
@@ -155,10 +155,10 @@ def test_other_routes_alone_are_a_new_plan() -> None:
         1, 4, exchange={"kind": "ring", "plan": "per-layer"}, compression={"method": "dlgs", "density": 0.2}
     )
     first = first_plan(job, TWELVE, one_host=False)
-    assert set(first.routes) == {Route.REDUCE_SCATTER}
+    assert set(first.routes) == {SparseAlgorithm.REDUCE_SCATTER}
     second = reported(job, 0.5)
     assert (second.plan.groups, second.plan.frame_elements) == (first.groups, first.frame_elements)
-    assert set(second.plan.routes) == {Route.ALLGATHER}
+    assert set(second.plan.routes) == {SparseAlgorithm.ALLGATHER}
     assert (second.plan.version, second.plan.from_step) == (2, 9)
     third = reported(job, 0.5, 0.5)
     assert third.plan == second.plan
@@ -271,7 +271,7 @@ def test_each_group_has_the_route_that_is_best_for_its_size() -> None:
     layout = layout_of(100_000, 100, 200_000, 300)
     groups = (Group(0, 0), Group(1, 1), Group(2, 2), Group(3, 3))
     link = LinkCost(alpha_seconds=1e-4, up_seconds_per_byte=1e-7, down_seconds_per_byte=1.0)
-    large, small = Route.REDUCE_SCATTER, Route.ALLGATHER
+    large, small = SparseAlgorithm.REDUCE_SCATTER, SparseAlgorithm.ALLGATHER
     assert sparse_routes(job, layout, groups, link) == (large, small, large, small)
     workload = SparseWorkload(300_100, 0.5, 4, link.alpha_seconds, link.up_seconds_per_byte)
     merged = sparse_routes(job, layout, (Group(0, 2), Group(3, 3)), link)
@@ -432,19 +432,24 @@ def test_a_ring_of_sparse_gradients_sends_sparse_frames_whatever_the_optimizer(k
 def test_the_first_routes_are_those_of_the_fewest_bytes() -> None:
     """Of five values too, whose messages would count if they cost anything; and never the ring of dense sums."""
 
-    def first_route(density: float) -> Route:
+    def first_route(density: float) -> SparseAlgorithm:
         job = make_job(1, 4, exchange={"kind": "ring"}, compression={"method": "dlgs", "density": density})
         (route,) = first_plan(job, layout_of(5), one_host=False).routes
         return route
 
-    assert first_route(0.3) is Route.REDUCE_SCATTER
-    assert first_route(1.0) is Route.REDUCE_SCATTER
-    assert choose(SparseWorkload(5, 0.3, 4, 1.0, 1.0), allow_gtopk=False, among=SPARSE_ROUTES) is Route.ALLGATHER
-    assert choose(SparseWorkload(5, 1.0, 4, 0.0, 1.0), allow_gtopk=False) is Route.RING
+    assert first_route(0.3) is SparseAlgorithm.REDUCE_SCATTER
+    assert first_route(1.0) is SparseAlgorithm.REDUCE_SCATTER
+    assert (
+        choose(SparseWorkload(5, 0.3, 4, 1.0, 1.0), allow_gtopk=False, among=SPARSE_ROUTES)
+        is SparseAlgorithm.ALLGATHER
+    )
+    assert choose(SparseWorkload(5, 1.0, 4, 0.0, 1.0), allow_gtopk=False) is SparseAlgorithm.RING
 
 
-@pytest.mark.parametrize(("downlink", "route"), [("doublesqueeze", Route.GTOPK), ("exact", Route.ALLGATHER)])
-def test_fewer_entries_than_the_union_come_back_where_that_was_chosen(downlink: str, route: Route) -> None:
+@pytest.mark.parametrize(
+    ("downlink", "route"), [("doublesqueeze", SparseAlgorithm.GTOPK), ("exact", SparseAlgorithm.ALLGATHER)]
+)
+def test_fewer_entries_than_the_union_come_back_where_that_was_chosen(downlink: str, route: SparseAlgorithm) -> None:
     compression = {"method": "dlgs", "density": 0.1, "downlink": downlink}
     job = make_job(1, 8, exchange={"kind": "ring"}, compression=compression)
     assert sparse_routes(job, layout_of(3), (Group(0, 0),), LinkCost(1.0, 1.0, 0.0)) == (route,)

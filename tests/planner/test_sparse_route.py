@@ -17,7 +17,7 @@ from taihu.allreduce.ring.schedule import Ring, buffer_layout
 from taihu.allreduce.sparse.exchange import Message, Slice
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.partition import Shard
-from taihu.core.planner.sparse_route import Route, SparseWorkload, choose, predict
+from taihu.core.planner.sparse_route import SparseAlgorithm, SparseWorkload, choose, predict
 from taihu.kernels.pack import pack, packed_bound
 
 HALF = SparseWorkload(elements=1000, density=0.5, ranks=4, alpha_seconds=0.0, seconds_per_byte=1.0)
@@ -49,28 +49,28 @@ workloads = st.builds(
 )
 def test_cases_computed_by_hand(changes: dict[str, Any], expected: tuple[float, ...]) -> None:
     seconds = predict(replace(HALF, **changes))
-    routes = (Route.RING, Route.ALLGATHER, Route.REDUCE_SCATTER, Route.GTOPK)
+    routes = (SparseAlgorithm.RING, SparseAlgorithm.ALLGATHER, SparseAlgorithm.REDUCE_SCATTER, SparseAlgorithm.GTOPK)
     assert tuple(seconds[route] for route in routes) == pytest.approx(expected, rel=1e-12)
 
 
 def test_what_is_chosen() -> None:
     model = SparseWorkload(25_000_000, 0.001, ranks=4, alpha_seconds=50e-6, seconds_per_byte=8e-9)
-    assert choose(model, allow_gtopk=False) is Route.ALLGATHER
+    assert choose(model, allow_gtopk=False) is SparseAlgorithm.ALLGATHER
     # The union of four is then 0.76 of the elements, where they have sent 1.2.
-    assert choose(replace(model, density=0.3), allow_gtopk=False) is Route.REDUCE_SCATTER
-    assert choose(replace(model, density=1.0), allow_gtopk=True) is Route.RING
+    assert choose(replace(model, density=0.3), allow_gtopk=False) is SparseAlgorithm.REDUCE_SCATTER
+    assert choose(replace(model, density=1.0), allow_gtopk=True) is SparseAlgorithm.RING
     many = replace(model, ranks=64, density=0.03)
-    assert choose(many, allow_gtopk=True) is Route.GTOPK
-    assert choose(many, allow_gtopk=False) is Route.REDUCE_SCATTER
-    assert choose(replace(model, ranks=1), allow_gtopk=True) is Route.RING
+    assert choose(many, allow_gtopk=True) is SparseAlgorithm.GTOPK
+    assert choose(many, allow_gtopk=False) is SparseAlgorithm.REDUCE_SCATTER
+    assert choose(replace(model, ranks=1), allow_gtopk=True) is SparseAlgorithm.RING
 
 
 @settings(deadline=None, max_examples=100)
 @given(workloads, st.booleans())
 def test_the_least_of_the_allowed_is_chosen(workload: SparseWorkload, allowed: bool) -> None:
     chosen, seconds = choose(workload, allow_gtopk=allowed), predict(workload)
-    assert allowed or chosen is not Route.GTOPK
-    assert all(seconds[chosen] <= seconds[r] for r in Route if allowed or r is not Route.GTOPK)
+    assert allowed or chosen is not SparseAlgorithm.GTOPK
+    assert all(seconds[chosen] <= seconds[r] for r in SparseAlgorithm if allowed or r is not SparseAlgorithm.GTOPK)
     assert all(0 <= s < np.inf for s in seconds.values())
 
 
@@ -124,7 +124,7 @@ def test_formulas_count_what_is_sent(algorithm: str, ranks: int, density: float,
     workload = SparseWorkload(
         200_000, density, ranks, alpha_seconds=2e-5, seconds_per_byte=8e-9, value_bytes=value_bytes
     )
-    predicted = predict(workload)[Route(algorithm)]
+    predicted = predict(workload)[SparseAlgorithm(algorithm)]
     mean, largest = spent(workload, algorithm)
     assert mean == pytest.approx(predicted, rel=0.01)
     assert predicted <= largest * 1.01
@@ -144,7 +144,7 @@ def test_the_ring_formula_counts_its_segments(ranks: int) -> None:
         sent += [forward] if forward else []
     assert ring.done
     seconds = sum(3.0 + 0.04 * segment.frame.count for segment in sent)
-    assert seconds == pytest.approx(predict(workload)[Route.RING])
+    assert seconds == pytest.approx(predict(workload)[SparseAlgorithm.RING])
 
 
 @pytest.mark.parametrize(

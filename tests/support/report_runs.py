@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from taihu.core.trace.merging import trace_of
-from taihu.core.trace.parts import Event, Part
+from taihu.core.trace.parts import Event, TracePart
 
 __all__ = ["PARTS", "Page", "made_results", "made_trace", "parse_value", "spread_of", "write_run"]
 
@@ -175,7 +175,9 @@ def made_trace(steps: int = 5) -> dict[str, Any]:
         worker.append(Event("push server 0", "push", now + length // 2, now + length, step, 0, 0))
         server.append(Event("update", "update", now + length, now + length + 10**6, step, 0, None))
         now += length
-    return trace_of([Part(0, "server 0", 0, 0.0, tuple(server)), Part(1, "worker 0", 0, None, tuple(worker))])
+    return trace_of(
+        [TracePart(0, "server 0", 0, 0.0, tuple(server)), TracePart(1, "worker 0", 0, None, tuple(worker))]
+    )
 
 
 @dataclass

@@ -13,7 +13,7 @@ from support.cluster import Cluster
 from taihu.core.coordination.listener import ListenOptions
 from taihu.core.job import Job, revised
 from taihu.core.wire.address import free_port
-from taihu.torch.place import Place
+from taihu.torch.place import RunPlace
 from taihu.torch.world import World
 
 __all__ = ["on_workers", "script_job"]
@@ -58,7 +58,7 @@ def on_workers(size: int, work: Callable[[World], T], *, servers: int = 0, **tab
 def _live(job: Job, rank: int, work: Callable[[World], T], errors: list[BaseException]) -> T:
     hosts = rank == 0 and not job.servers
     bind = str(job.cluster.coordinator) if hosts else "127.0.0.1:0"
-    world = World(Place(job, rank, ListenOptions(bind, patience=job.patience)))
+    world = World(RunPlace(job, rank, ListenOptions(bind, patience=job.patience)))
     try:
         answer = work(world)
     except BaseException as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from support.cluster import make_job
 from taihu.core.job import Job
-from taihu.core.planner.sparse_route import Route
+from taihu.core.planner.sparse_route import SparseAlgorithm
 
 __all__ = ["DENSE", "SPARSE", "WAYS", "Way"]
 
@@ -23,7 +23,7 @@ class Way:
     method: str = "none"
     downlink: str = "auto"
     threshold: str = "layer"
-    route: Route | None = None
+    route: SparseAlgorithm | None = None
 
     def __str__(self) -> str:
         words = [self.kind, self.transport, f"zero{self.zero}", self.precision]
@@ -82,10 +82,10 @@ def _sparse() -> list[Way]:
     servers.append(("dlgs", "doublesqueeze", "group"))
     ways = [Way("server", 1, method=a, downlink=b, threshold=c) for a, b, c in servers]
     ways.append(Way("server", 1, "fp32", "grpc", "dlgs", "exact"))
-    for route in (Route.ALLGATHER, Route.REDUCE_SCATTER):
+    for route in (SparseAlgorithm.ALLGATHER, SparseAlgorithm.REDUCE_SCATTER):
         ways += [Way("ring", 0, method=a, downlink=b, threshold=c, route=route) for a, b, c in selections]
-    ways.append(Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=Route.ALLGATHER))
-    ways.append(Way("ring", 0, method="dlgs", downlink="dense", route=Route.ALLGATHER))
+    ways.append(Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=SparseAlgorithm.ALLGATHER))
+    ways.append(Way("ring", 0, method="dlgs", downlink="dense", route=SparseAlgorithm.ALLGATHER))
     return ways
 
 

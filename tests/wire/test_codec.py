@@ -30,12 +30,12 @@ from taihu.core.wire.codec import (
 from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import (
+    ActivationPart,
     Encoding,
     Farewell,
     Gradients,
     Kind,
     Parameters,
-    Part,
     Question,
     Rates,
     RingSegment,
@@ -71,7 +71,7 @@ KINDS: dict[type[Kind], st.SearchStrategy[Kind]] = {
     Summed: st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
     Parameters: st.just(Parameters()),
     RingSegment: st.builds(RingSegment, UINT32, UINT32),
-    Part: st.builds(Part, UINT32),
+    ActivationPart: st.builds(ActivationPart, UINT32),
     SparseMessage: st.builds(SparseMessage, UINT32, UINT32),
     # Text of others is one line.
     Farewell: st.builds(Farewell, st.text(CHARACTERS, max_size=20).map(told)),
@@ -143,7 +143,7 @@ def kind_by_protobuf(header: tensor_pb2.Frame.Header) -> Kind | None:
         "summed": Summed,
         "parameters": Parameters,
         "ring_segment": RingSegment,
-        "part": Part,
+        "part": ActivationPart,
     }
     name = header.WhichOneof("kind")
     if name not in kinds:
@@ -440,12 +440,12 @@ def test_a_range_that_no_array_has_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage, Farewell]
+    "kind", [Gradients, Question, Summed, Parameters, RingSegment, ActivationPart, SparseMessage, Farewell]
 )
 def test_a_receiver_says_what_it_expected(kind: type[Kind]) -> None:
-    header = header_of("job", 1, 1, 1, 0, 0, 9, 2, kind=Part(3))
-    if kind is Part:
-        assert header.expect(Part) == Part(3)
+    header = header_of("job", 1, 1, 1, 0, 0, 9, 2, kind=ActivationPart(3))
+    if kind is ActivationPart:
+        assert header.expect(ActivationPart) == ActivationPart(3)
         return
     with pytest.raises(FrameError, match=f"^worker 2 sent a part of a transfer: expected {kind.label}$"):
         raise header.unexpected(kind)

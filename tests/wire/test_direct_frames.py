@@ -25,10 +25,10 @@ from taihu.core.wire.direct_header import HEADER_BYTES, check_header, pack_heade
 from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import (
+    ActivationPart,
     Encoding,
     Gradients,
     Parameters,
-    Part,
     Question,
     Rates,
     RingSegment,
@@ -39,7 +39,7 @@ from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
 from taihu.core.wire.sink import Origin, Sink
 
 SENDER = Origin("worker 3", Sender("job", 77, 3))
-ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, Part, SparseMessage)
+ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, ActivationPart, SparseMessage)
 VALUE_TYPES = st.sampled_from(list(ValueType))
 
 
@@ -307,7 +307,7 @@ KINDS = st.one_of(
     st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
     st.just(Parameters()),
     st.builds(RingSegment, UINT32, UINT32),
-    st.builds(Part, UINT32),
+    st.builds(ActivationPart, UINT32),
     st.builds(SparseMessage, UINT32, UINT32),
 )
 

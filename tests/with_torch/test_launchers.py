@@ -18,7 +18,7 @@ from support.torch_ranks import RANKS
 import taihu.torch
 from taihu.core.base.errors import ConfigError
 from taihu.core.job.environment import without_settings
-from taihu.torch.place import Place, find_place
+from taihu.torch.place import RunPlace, find_place
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 60.0
@@ -50,7 +50,7 @@ PORT = free_port()
 LAUNCHERS = (torchrun, srun, mpirun, by_hand)
 
 
-def placed(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], **tables: Mapping[str, object]) -> Place:
+def placed(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], **tables: Mapping[str, object]) -> RunPlace:
     for name in os.environ:
         if name.startswith(OF_LAUNCHERS):
             monkeypatch.delenv(name)

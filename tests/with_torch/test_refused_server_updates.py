@@ -14,7 +14,7 @@ from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.core.coordination.listener import ListenOptions
 from taihu.core.job import settled
 from taihu.torch.optimizer import DistributedOptimizer
-from taihu.torch.place import Place
+from taihu.torch.place import RunPlace
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.sharded_linear import shard_linear
 from taihu.torch.world import World
@@ -168,7 +168,7 @@ def test_other_dtypes_are_refused() -> None:
 def test_jobs_that_servers_cannot_update_in_are_refused(exchange: Any, update: Any, message: str) -> None:
     job = script_job(2, 1, exchange=exchange)
     cluster = job.cluster.model_copy(update={"coordinator": "127.0.0.1:1"})
-    world = World(Place(job.model_copy(update={"cluster": cluster}), 1, ListenOptions("127.0.0.1:0")))
+    world = World(RunPlace(job.model_copy(update={"cluster": cluster}), 1, ListenOptions("127.0.0.1:0")))
     model = nn.Linear(2, 2)
     try:
         with pytest.raises(ConfigError) as caught:

@@ -20,7 +20,7 @@ from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules
 __all__ = ["Reading", "StepParameters", "leading_groups"]
 
 
-class Place(Enum):
+class Whereabouts(Enum):
     """The state of a group's parameters."""
 
     AWAY = "away"
@@ -31,7 +31,7 @@ class Place(Enum):
 
 
 _NO_ATTEMPT = -1
-_UNDER_WAY = (Place.WANTED, Place.ASKED, Place.CAME)
+_UNDER_WAY = (Whereabouts.WANTED, Whereabouts.ASKED, Whereabouts.CAME)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Group:
 
     def __init__(self, parts: int, updated_step: int, *, is_kept: bool) -> None:
         self.parts = parts
-        self.place = Place.AWAY
+        self.place = Whereabouts.AWAY
         self.unfetched = 0
         self.updated_step = updated_step
         self.asked_attempt = 0
@@ -99,7 +99,7 @@ class StepParameters:
 
     def may_read(self, group: int) -> bool:
         """Whether the group's parameters are here."""
-        return not self._rules.fetches or self._groups[group].place is Place.HERE
+        return not self._rules.fetches or self._groups[group].place is Whereabouts.HERE
 
     def is_quiet(self, group: int) -> bool:
         """Whether nothing of the group's parameters is on its way."""
@@ -151,11 +151,11 @@ class StepParameters:
         self._held.discard(group)
         known = self._groups[group]
         # What is on its way counts as what is here: workers that gather must decide alike.
-        counted = {each for each, other in enumerate(self._groups) if other.place is not Place.AWAY}
+        counted = {each for each, other in enumerate(self._groups) if other.place is not Whereabouts.AWAY}
         in_use = sum(self._sizes[each] for each in counted - (self._held - {self._turned_to}))
-        if known.place is not Place.HERE or group == self._turned_to or in_use <= self._live:
+        if known.place is not Whereabouts.HERE or group == self._turned_to or in_use <= self._live:
             return ()
-        known.place = Place.AWAY
+        known.place = Whereabouts.AWAY
         return (Drop(group),)
 
     def turn(self, reading: Reading) -> Sequence[Action]:
@@ -165,11 +165,11 @@ class StepParameters:
         wanted = reading.wanted
         staying = self._held.union(wanted, reading.staying)
         for group, known in enumerate(self._groups):
-            if known.place is Place.HERE and group not in staying:
-                known.place = Place.AWAY
+            if known.place is Whereabouts.HERE and group not in staying:
+                known.place = Whereabouts.AWAY
                 actions.append(Drop(group))
         for group in wanted:
-            if self._groups[group].place is Place.AWAY:
+            if self._groups[group].place is Whereabouts.AWAY:
                 actions += self._want(group)
         return actions
 
@@ -183,21 +183,21 @@ class StepParameters:
         known = self._groups[group]
         if self._given_up or attempt != known.asked_attempt:
             raise StaleError(f"parameters of group {group} that were asked for in attempt {attempt}, given up since")
-        if known.place is not Place.ASKED:
+        if known.place is not Whereabouts.ASKED:
             raise FrameError(f"parameters of group {group} arrived; they are {known.place.value}")
         known.unfetched -= 1
         if known.unfetched:
             return ()
         if self._rules.widens:
-            known.place = Place.CAME
+            known.place = Whereabouts.CAME
             return (Widen(group),)
-        known.place = Place.HERE
+        known.place = Whereabouts.HERE
         return ()
 
     def widened(self, group: int) -> Sequence[Action]:
         """The group's parameters are what is computed with."""
         known = self._groups[group]
-        known.place = Place.HERE
+        known.place = Whereabouts.HERE
         known.is_kept = self._rules.keeps
         return ()
 
@@ -234,9 +234,9 @@ class StepParameters:
         """The group's gradients go: its parameters are not needed any more in this step."""
         known = self._groups[group]
         self._held.discard(group)
-        if known.place is not Place.HERE:
+        if known.place is not Whereabouts.HERE:
             return ()
-        known.place = Place.AWAY
+        known.place = Whereabouts.AWAY
         return (Drop(group),)
 
     def updated(self, group: int) -> Sequence[Action]:
@@ -244,38 +244,38 @@ class StepParameters:
         known = self._groups[group]
         known.updated_step = self._at.step
         known.is_kept |= self._rules.keeps
-        return self._ask(group) if known.place is Place.WANTED else ()
+        return self._ask(group) if known.place is Whereabouts.WANTED else ()
 
     def abort(self, group: int) -> Sequence[Action]:
         """The attempt is given up: what was asked for of the group does not come, what has come is widened."""
         self._given_up = True
         known = self._groups[group]
-        if known.place not in {Place.WANTED, Place.ASKED}:
+        if known.place not in {Whereabouts.WANTED, Whereabouts.ASKED}:
             return ()
-        known.place = Place.AWAY
+        known.place = Whereabouts.AWAY
         known.asked_attempt = _NO_ATTEMPT
         return (Drop(group),)
 
     def _drop_all_here(self) -> list[Action]:
         self._held.clear()
-        dropped = [group for group, known in enumerate(self._groups) if known.place is Place.HERE]
+        dropped = [group for group, known in enumerate(self._groups) if known.place is Whereabouts.HERE]
         for group in dropped:
-            self._groups[group].place = Place.AWAY
+            self._groups[group].place = Whereabouts.AWAY
         return [Drop(group) for group in dropped]
 
     def _want(self, group: int) -> Sequence[Action]:
         known = self._groups[group]
         if known.is_kept:
-            known.place = Place.CAME
+            known.place = Whereabouts.CAME
             return (Widen(group),)
         if self._phases[group] in PUSHED and not self._rules.asks_early:
-            known.place = Place.WANTED
+            known.place = Whereabouts.WANTED
             return ()
         return self._ask(group)
 
     def _ask(self, group: int) -> Sequence[Action]:
         known = self._groups[group]
-        known.place = Place.ASKED
+        known.place = Whereabouts.ASKED
         known.unfetched = known.parts
         known.asked_attempt = self._at.attempt
         return (Ask(group, self._at.step if self._phases[group] in PUSHED else known.updated_step),)

@@ -42,7 +42,7 @@ def time_exchanges(
         gradient = np.zeros((layer.inputs + 1) * layer.outputs, dtype=np.float32)
         data = _time(communicator, partial(communicator.allreduce, gradient), rounds, clock)
         for batch in batches:
-            exchange = _Exchange(communicator, PeerMover(communicator, clock), layer, batch)
+            exchange = _DenseExchange(communicator, PeerMover(communicator, clock), layer, batch)
             shard = _time(communicator, exchange.step, rounds, clock)
             rows.append(_row(communicator, layer, batch, links, data, shard, exchange))
     return rows
@@ -178,7 +178,7 @@ class _SchemeSteps:
         )
 
 
-class _Exchange:
+class _DenseExchange:
     """The transfers of a step of one sharded layer, on arrays that nobody computes with."""
 
     def __init__(self, communicator: Communicator, mover: PeerMover, layer: FcLayer, batch: int) -> None:
@@ -215,7 +215,7 @@ def _row(  # noqa: PLR0917 - what a row is made of
     links: FcLinks,
     data: list[float],
     shard: list[float],
-    exchange: _Exchange,
+    exchange: _DenseExchange,
 ) -> dict[str, Any]:
     job = FcJob(batch, communicator.size, 0)
     choice = choose_fc([layer], job, links)[0]

@@ -87,7 +87,7 @@ def select(
 
 
 @dataclass
-class _Part:
+class _Piece:
     """One thread's share of the gradient and residual, with room for what is selected of it."""
 
     gradient: Values
@@ -106,20 +106,20 @@ class _Part:
         self.selected, _ = pack(indices, values, self.bounds, self.packed_values, self.packed)
 
 
-def _reuse_all(parts: list[_Part], pool: ThreadPoolExecutor) -> None:
+def _reuse_all(parts: list[_Piece], pool: ThreadPoolExecutor) -> None:
     others = [pool.submit(part.reuse) for part in parts[1:]]
     parts[0].reuse()
     for other in others:
         other.result()
 
 
-def _cut(gradient: Values, residual: Values, threshold: float, threads: int) -> list[_Part]:
+def _cut(gradient: Values, residual: Values, threshold: float, threads: int) -> list[_Piece]:
     """Equal parts; `residual` is the one that `threshold` was made for, so that the room each needs is known."""
     parts = []
     for mine, left in zip(np.array_split(gradient, threads), np.array_split(residual, threads), strict=True):
         count = int((np.abs(left) >= threshold).sum())
         parts.append(
-            _Part(
+            _Piece(
                 gradient=mine,
                 residual=left,
                 threshold=threshold,

@@ -11,7 +11,7 @@ from taihu.core.base.words import aligned, counted
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.memory import MemoryUse
-from taihu.core.trace.parts import Part
+from taihu.core.trace.parts import TracePart
 from taihu.core.wire.codec import BYTES_PER_VALUE
 from taihu.local.display import human_bytes
 from taihu.simulation.from_start import FirstSteps
@@ -45,7 +45,7 @@ class Row:
     recovery: Recovery | None = None
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[TracePart, ...]:
         """The records of the processes."""
         return self.step.parts if self.recovery is None else self.recovery.parts
 

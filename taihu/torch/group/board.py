@@ -11,7 +11,7 @@ import torch.distributed as dist
 from taihu.core.base.errors import PeerUnreachableError
 from taihu.core.base.words import counted, listed
 from taihu.torch.group.agreement import Host, Life, Roster
-from taihu.torch.group.place import Place
+from taihu.torch.group.place import GroupPlace
 
 __all__ = ["Board"]
 
@@ -29,7 +29,7 @@ class Board:
         place: of this process; what is waited for has to come within its timeout from now on.
     """
 
-    def __init__(self, store: Any, place: Place) -> None:
+    def __init__(self, store: Any, place: GroupPlace) -> None:
         self._store = store
         self._place = place
         self._deadline = time.monotonic() + place.timeout_s

@@ -22,11 +22,11 @@ from taihu.core.wire.headers import ValueType
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.calls import Call, Words
 from taihu.torch.group.meeting import meet
-from taihu.torch.group.place import Place
+from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.roll_call import RollCall
 from taihu.torch.group.watch import Watch
 
-__all__ = ["Bytes", "Exchange", "Turn"]
+__all__ = ["Bytes", "GroupExchange", "Turn"]
 
 _RING_BYTES: Final = 1 << 20
 """From this size on a broadcast goes around a ring: its root sends everything once."""
@@ -38,14 +38,14 @@ _CALLS: Final = 16
 Bytes = NDArray[np.uint8]
 
 
-class Exchange:
+class GroupExchange:
     """A process's way to the others of its group; `store` is the group's part of torch's.
 
     One thread calls what all ranks call together, in the same order; any thread sends and receives messages. After an
     error every operation of every rank ends with it: TaihuError, which calls ranks of the group workers.
     """
 
-    def __init__(self, store: Any, place: Place) -> None:
+    def __init__(self, store: Any, place: GroupPlace) -> None:
         self.rank, self.size = place.rank, place.size
         self._meeting = meet(store, place)
         self._communicator = self._meeting.communicator
@@ -260,7 +260,7 @@ class Exchange:
 class Turn:
     """One operation of all ranks: `what` names it in messages, and it ends within `timeout_s`."""
 
-    exchange: Exchange
+    exchange: GroupExchange
     what: str
     timeout_s: float
 

@@ -20,7 +20,7 @@ from taihu.core.wire.identity import WorkerIdentity
 from taihu.core.wire.patience import Patience
 from taihu.torch.group.agreement import Life, Roster
 from taihu.torch.group.board import Board
-from taihu.torch.group.place import Place
+from taihu.torch.group.place import GroupPlace
 
 __all__ = ["Meeting", "meet"]
 
@@ -46,7 +46,7 @@ class Meeting:
             self.listener.close()
 
 
-def meet(store: Any, place: Place) -> Meeting:
+def meet(store: Any, place: GroupPlace) -> Meeting:
     """Connect the group's processes, all of which call this; `store` is the group's own part of torch's.
 
     Raises:
@@ -81,7 +81,7 @@ def _new_word() -> str:
     return f"torch-{secrets.token_hex(8)}"
 
 
-def _connect(roster: Roster, place: Place, listener: Listener) -> Communicator:
+def _connect(roster: Roster, place: GroupPlace, listener: Listener) -> Communicator:
     lives = [life for life in roster.lives if life is not None]
     identity = WorkerIdentity(roster.word, place.rank, lives[place.rank].incarnation)
     communicator = Communicator(
@@ -100,7 +100,7 @@ def _connect(roster: Roster, place: Place, listener: Listener) -> Communicator:
     return communicator
 
 
-def _listen(store: Any, place: Place, patience: Patience) -> Listener:
+def _listen(store: Any, place: GroupPlace, patience: Patience) -> Listener:
     host = _own_host(store)
     threads = 3 * place.size + _SPARE_THREADS
     # Groups have no job, and no identities: where `taihu run` has given this process a token, that holds here, too.
@@ -118,7 +118,7 @@ def _own_host(store: Any) -> str:
     return advertised_host("", join_address(store.host, store.port))
 
 
-def _check_reach(addresses: list[str], place: Place) -> None:
+def _check_reach(addresses: list[str], place: GroupPlace) -> None:
     """Refuse addresses that only processes of one machine can mean beside others that all can."""
     local = [rank for rank, address in enumerate(addresses) if is_loopback(address)]
     if local and len(local) != len(addresses):

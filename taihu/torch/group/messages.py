@@ -9,7 +9,7 @@ from typing import Any
 from taihu.core.base.errors import ExchangeError
 from taihu.torch.group.bits import bytes_of
 from taihu.torch.group.callers import Callers
-from taihu.torch.group.exchange import Exchange
+from taihu.torch.group.exchange import GroupExchange
 from taihu.torch.group.moves import filled
 from taihu.torch.group.work import GroupWork
 
@@ -26,7 +26,7 @@ class Messages:
     """
 
     def __init__(
-        self, exchange: Exchange, explain: Callable[[str, BaseException], BaseException], callers: Callers
+        self, exchange: GroupExchange, explain: Callable[[str, BaseException], BaseException], callers: Callers
     ) -> None:
         self._exchange = exchange
         self._explain = explain

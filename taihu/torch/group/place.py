@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Place"]
+__all__ = ["GroupPlace"]
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupPlace:
     """A process's place in a group: `rank` of `size`; `name` is the group's, `timeout_s` that of its operations."""
 
     name: str

@@ -1,4 +1,4 @@
-"""The process group that torch.distributed calls: it checks what it is given, and queues operations on `Exchange`.
+"""The process group that torch.distributed calls: it checks what it is given, and queues operations of its exchange.
 
 Names and arguments of methods are PyTorch's, of which some have several names for one operation.
 """
@@ -29,10 +29,10 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
-from taihu.torch.group.exchange import Exchange, Turn
+from taihu.torch.group.exchange import GroupExchange, Turn
 from taihu.torch.group.messages import Messages
 from taihu.torch.group.order import Order
-from taihu.torch.group.place import Place
+from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.work import GroupWork
 
 __all__ = ["TaihuGroup"]
@@ -63,7 +63,7 @@ class TaihuGroup(dist.ProcessGroup):
     def __init__(
         self,
         store: Any,
-        place: Place,
+        place: GroupPlace,
         global_ranks: Sequence[int],
         on_end: Callable[[Any], None] = lambda _: None,
     ) -> None:
@@ -73,7 +73,7 @@ class TaihuGroup(dist.ProcessGroup):
         self._global_ranks = tuple(global_ranks) or tuple(range(place.size))
         self._names = {"name": place.name, "description": ""}
         self._timeout_s = place.timeout_s
-        self._exchange = Exchange(store, place)
+        self._exchange = GroupExchange(store, place)
         self._callers = Callers(f"taihu-{place.name}-callback")
         self._messages = Messages(self._exchange, self._explain, self._callers)
         self._order = Order(f"taihu-{place.name}", self._explain, self._callers)

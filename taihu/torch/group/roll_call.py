@@ -12,7 +12,7 @@ import torch.distributed as dist
 from taihu.core.base.errors import ExchangeError
 from taihu.core.base.words import listed
 from taihu.torch.group.calls import Call, Said
-from taihu.torch.group.place import Place
+from taihu.torch.group.place import GroupPlace
 
 __all__ = ["RollCall", "differing"]
 
@@ -46,7 +46,7 @@ class RollCall:
     `store` is the group's part of torch's, which may have keys of former groups; `word` is this group's alone.
     """
 
-    def __init__(self, store: Any, place: Place, word: str) -> None:
+    def __init__(self, store: Any, place: GroupPlace, word: str) -> None:
         self._store = store
         self._keys = f"waits/{word}"
         self._place = place

@@ -14,7 +14,7 @@ from support.ways import DENSE, Way
 from support.worker import Values, Worker
 
 from taihu.core.base.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
-from taihu.core.planner.sparse_route import Route
+from taihu.core.planner.sparse_route import SparseAlgorithm
 from taihu.worker.memory.arenas import allocate_arenas
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 3000)
@@ -29,7 +29,7 @@ SOME = [
     Way("ring", 0, transport="same-host"),
     Way("ring", 3, transport="grpc"),
     Way("ring", 2, "bf16"),
-    Way("ring", 0, method="dlgs", downlink="exact", route=Route.ALLGATHER),
+    Way("ring", 0, method="dlgs", downlink="exact", route=SparseAlgorithm.ALLGATHER),
 ]
 """Of every kind of exchange one, and of every transport."""
 

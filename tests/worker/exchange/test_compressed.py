@@ -14,7 +14,7 @@ from support.worker import Values, initial_parameters
 from taihu.core.coordination.planning import first_plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
-from taihu.core.planner.sparse_route import SPARSE_ROUTES, Route
+from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm
 
 LAYOUT = layout_of(300, 7, 1, 1200, 64)
 STEPS = 7
@@ -83,7 +83,7 @@ def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int) -> None:
     """Steps without gradients empty what was held back: then everything has been applied, once."""
     job = job_of(0, workers, {"momentum": 0.0}, downlink="doublesqueeze")
     plan = first_plan(job, LAYOUT, one_host=False)
-    plan = replace(plan, routes=(Route.GTOPK,) * len(plan.groups), frame_elements=1000)
+    plan = replace(plan, routes=(SparseAlgorithm.GTOPK,) * len(plan.groups), frame_elements=1000)
     steps = STEPS + 14 * workers
 
     def some(rank: int, step: int) -> Values:
@@ -107,13 +107,13 @@ def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int) -> None:
 @pytest.mark.parametrize(
     ("workers", "density", "downlink", "expected"),
     [
-        (2, 0.01, "auto", Route.ALLGATHER),
-        (32, 0.3, "auto", Route.REDUCE_SCATTER),
-        (32, 0.01, "doublesqueeze", Route.GTOPK),
+        (2, 0.01, "auto", SparseAlgorithm.ALLGATHER),
+        (32, 0.3, "auto", SparseAlgorithm.REDUCE_SCATTER),
+        (32, 0.01, "doublesqueeze", SparseAlgorithm.GTOPK),
     ],
 )
 def test_the_first_plan_takes_the_route_of_the_fewest_bytes(
-    workers: int, density: float, downlink: str, expected: Route
+    workers: int, density: float, downlink: str, expected: SparseAlgorithm
 ) -> None:
     job = job_of(0, workers, {"momentum": 0.0}, density=density, downlink=downlink)
     assert set(first_plan(job, LAYOUT, one_host=False).routes) == {expected}

@@ -17,7 +17,7 @@ from support.ways import Way
 from support.worker import Worker
 
 from taihu.core.job import Job
-from taihu.core.planner.sparse_route import Route
+from taihu.core.planner.sparse_route import SparseAlgorithm
 from taihu.worker.training.step_driver import StepDriver
 
 ROOT = Path(__file__).parents[3]
@@ -129,7 +129,7 @@ WAYS: dict[str, tuple[Way, Callable[[], set[str]], set[str]]] = {
         {CODEC, "worker/exchange/ring/sharded.py", "allreduce/peer_service.py"},
     ),
     "mesh": (
-        Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=Route.ALLGATHER),
+        Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=SparseAlgorithm.ALLGATHER),
         lambda: first(4, DENSE) | listed(RING) | listed(MESH),
         {
             DIRECT,

@@ -17,7 +17,7 @@ from taihu.core.base.words import listed
 from taihu.core.model.names import OwnData
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.dataset import Dataset
-from taihu.worker.data.own.assemble import Part, assemble
+from taihu.worker.data.own.assemble import Split, assemble
 from taihu.worker.data.own.inputs import array_inputs
 from taihu.worker.data.own.text_labels import plain_labels
 
@@ -125,12 +125,12 @@ def _dataset(settings: DataSettings, names: Iterable[str], read: Get) -> Dataset
     return replace(dataset, notes=(*dataset.notes, *([note] if others else [])))
 
 
-def _part(pairs: Iterable[tuple[str, str]], known: dict[str, str], read: Get, where: str) -> Part | None:
+def _part(pairs: Iterable[tuple[str, str]], known: dict[str, str], read: Get, where: str) -> Split | None:
     for inputs, targets in pairs:
         if inputs in known and targets in known:
             place = f"{where}: {known[inputs]}"
             labels = np.asarray(read(known[targets]))
-            return Part(array_inputs(read(known[inputs]), place), labels, place, f"{where}: {known[targets]}")
+            return Split(array_inputs(read(known[inputs]), place), labels, place, f"{where}: {known[targets]}")
         if inputs in known or targets in known:
             missing = targets if inputs in known else inputs
             raise DataError(f"{where}: array {missing} is missing beside {inputs if inputs in known else targets}")

@@ -16,11 +16,11 @@ from taihu.worker.data.base.statistics import no_statistics
 from taihu.worker.data.own.inputs import Inputs, Paired
 from taihu.worker.data.own.targets import Given, understand
 
-__all__ = ["Part", "assemble", "split_rows"]
+__all__ = ["Split", "assemble", "split_rows"]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Split:
     """Inputs with targets (n,) or (n, K) as they were given; `where` names them in messages.
 
     `where_targets` names the targets, where they lie elsewhere.
@@ -37,7 +37,7 @@ class Part:
         return Given(self.targets, self.where_targets or self.where)
 
 
-def assemble(settings: DataSettings, train: Part, test: Part | None, class_names: Sequence[str] = ()) -> Dataset:
+def assemble(settings: DataSettings, train: Split, test: Split | None, class_names: Sequence[str] = ()) -> Dataset:
     """Make a data set of its parts; without a part for testing, a share of the training part becomes it.
 
     Raises:
@@ -76,7 +76,7 @@ def assemble(settings: DataSettings, train: Part, test: Part | None, class_names
     )
 
 
-def _check(part: Part, train: Part) -> None:
+def _check(part: Split, train: Split) -> None:
     if len(part.inputs) != len(part.targets):
         beside = f" in {part.where_targets}" if part.where_targets else ""
         raise DataError(f"{part.where}: {len(part.inputs)} inputs, but {len(part.targets)} targets{beside}")

@@ -16,7 +16,7 @@ from taihu.core.model.names import OwnData
 from taihu.core.process.user_code import load_function
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.dataset import Dataset
-from taihu.worker.data.own.assemble import Part, assemble
+from taihu.worker.data.own.assemble import Split, assemble
 from taihu.worker.data.own.inputs import Inputs, UserCode, array_inputs, item_inputs
 
 __all__ = ["dataset_of", "load_own_function"]
@@ -66,9 +66,9 @@ def _call(function: Callable[..., Any], settings: DataSettings) -> Any:
     return function()
 
 
-def _part(given: Any, code: UserCode) -> Part:
+def _part(given: Any, code: UserCode) -> Split:
     if isinstance(given, tuple | list) and len(given) == 2:
-        return Part(_inputs(given[0], code), _targets(given[1], code), code.where, f"{code.where}: targets")
+        return Split(_inputs(given[0], code), _targets(given[1], code), code.where, f"{code.where}: targets")
     if _in_memory(given) or not _is_sequence(given):
         raise DataError(f"{code.where}: seen {_described(given)}; {_FORM}")
     return _pairs(given, code)
@@ -93,7 +93,7 @@ def _targets(given: Any, code: UserCode) -> NDArray[Any]:
     return found
 
 
-def _pairs(given: Any, code: UserCode) -> Part:
+def _pairs(given: Any, code: UserCode) -> Split:
     """A map-style data set: its items are (input, target)."""
 
     def pair(row: int) -> tuple[Any, Any]:
@@ -104,7 +104,7 @@ def _pairs(given: Any, code: UserCode) -> Part:
 
     inputs = item_inputs(lambda row: pair(row)[0], code.call(lambda: len(given)), code)
     targets = _targets_of_pairs(given, lambda row: pair(row)[1], len(inputs), code)
-    return Part(inputs, targets, code.where, f"{code.where}: targets")
+    return Split(inputs, targets, code.where, f"{code.where}: targets")
 
 
 def _targets_of_pairs(given: Any, target: Callable[[int], Any], count: int, code: UserCode) -> NDArray[Any]:

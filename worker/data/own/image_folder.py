@@ -18,7 +18,7 @@ from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.base.defects import Defects
 from taihu.worker.data.base.depth import Depth
 from taihu.worker.data.base.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
-from taihu.worker.data.own.assemble import Part, assemble
+from taihu.worker.data.own.assemble import Split, assemble
 
 __all__ = ["ImageFolder", "count_own_images", "load_own_images"]
 
@@ -128,9 +128,9 @@ def load_own_images(settings: DataSettings, own: OwnData, depth: Depth | None = 
         folder = folder.without(frozenset(map(str, defects.bad)))
     names = folder.class_names
 
-    def part(classes: Sequence[_Class], where: str) -> Part:
+    def part(classes: Sequence[_Class], where: str) -> Split:
         inputs = ImageInputs(_files(classes), seen.shape, settings.size, where, seen.depth)
-        return Part(inputs, _numbers(classes, names), where)
+        return Split(inputs, _numbers(classes, names), where)
 
     train = part(folder.train, f"data {folder.place}")
     test = part(folder.test, f"data {folder.test_place}") if folder.test else None

@@ -21,7 +21,7 @@ from taihu.worker.data.base.defects import Defects, Fault, check_all
 from taihu.worker.data.base.reading import Column, Form, TableReading
 from taihu.worker.data.base.sources import table_files
 from taihu.worker.data.base.statistics import Moments
-from taihu.worker.data.own.assemble import Part, assemble, split_rows
+from taihu.worker.data.own.assemble import Split, assemble, split_rows
 from taihu.worker.data.own.fills import fill_of, fill_value
 from taihu.worker.data.own.inputs import ArrayInputs
 from taihu.worker.data.own.table_files import TableFile, count_rows, open_table
@@ -267,12 +267,12 @@ def _part(
     target: tuple[str, Form],
     reading: TableReading,
     classes: TargetClasses | None,
-) -> Part:
+) -> Split:
     table, portions, scanned = looked
     name, form = target
     where = f"data {table.path}"
     raw = target_values(scanned.values[name], ~scanned.bad, form)
-    return Part(ArrayInputs(_inputs(portions, reading, scanned), where), numbered(raw, classes), where)
+    return Split(ArrayInputs(_inputs(portions, reading, scanned), where), numbered(raw, classes), where)
 
 
 def _inputs(portions: Portions, reading: TableReading, scanned: Scanned) -> NDArray[Any]:

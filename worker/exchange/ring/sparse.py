@@ -22,7 +22,7 @@ from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
-from taihu.core.planner.sparse_route import Route as Way
+from taihu.core.planner.sparse_route import SparseAlgorithm as Way
 from taihu.core.trace import Tracer
 from taihu.core.wire.clock import Clock, SystemClock
 from taihu.core.wire.headers import At
