@@ -10,7 +10,7 @@ from taihu.core.traits.registry import Registry
 __all__ = ["EXCHANGES", "RING", "SERVER", "ExchangeKind"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ExchangeKind:
     """One kind of exchange.
 
@@ -24,6 +24,9 @@ class ExchangeKind:
     key: str
     has_servers: bool
     sums_halves: bool
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r})"
 
     def __str__(self) -> str:
         return self.key

@@ -13,7 +13,7 @@ UnitKind = Literal["model", "layer", "group"]
 Threshold = Literal["layer", "group"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Method:
     """One method of compression.
 
@@ -30,6 +30,9 @@ class Method:
     unit: UnitKind | None
     reuses: bool = False
     selection: str = "taihu.core.compression.selecting:by_threshold"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r})"
 
     def __str__(self) -> str:
         return self.key

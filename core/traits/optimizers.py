@@ -12,7 +12,7 @@ __all__ = ["ADAM", "ADAMW", "OPTIMIZERS", "SGD", "Optimizer"]
 _ADAPTIVE_RATE: Final = 0.001
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Optimizer:
     """One update rule.
 
@@ -34,6 +34,9 @@ class Optimizer:
     state_needs: str = ""
     is_linear: bool = False
     learning_rate: float | None = _ADAPTIVE_RATE
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r})"
 
     def __str__(self) -> str:
         return self.key

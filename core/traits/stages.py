@@ -10,7 +10,7 @@ from taihu.core.traits.registry import Registry
 __all__ = ["STAGES", "Stage", "stage_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stage:
     """One stage.
 
@@ -29,6 +29,9 @@ class Stage:
     divides_gradients: bool = False
     divides_parameters: bool = False
     keeps_halves: bool = True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.key!r})"
 
     def __str__(self) -> str:
         return str(self.key)

@@ -83,14 +83,15 @@ def _uncovered(job: Job, elements: int, costs: Profile, placement: Placement) ->
     """Seconds of the exchange of the last layer, of so many elements.
 
     A worker that is slower than others finds the parts of these where they belong: nothing is said of it. Who sends
-    while a first answer is on its way, as a server's host does that is a worker's too, or a half-duplex port, has
-    start-ups and bytes at the same time.
+    while a first answer is on its way, as a server's host does that is a worker's too, has start-ups and bytes at the
+    same time. A half-duplex port counts as if both directions were its own: the worker that is answered last computes
+    while others push already.
     """
     network, workers = placement.network, job.world.workers
     if _is_uneven(placement) or (workers == 1 and (placement.servers_beside or not job.servers)):
         return 0.0
     hops = 2 if job.servers else 1 if job.compression.method.selects else 2 * (workers - 1)
-    one_way = placement if job.servers else replace(placement, network=replace(network, full_duplex=True))
+    one_way = replace(placement, network=replace(network, full_duplex=True))
     start_ups = hops * network.alpha_seconds
     port_seconds = _busiest_port(job, elements, costs, one_way) / network.bytes_per_second
     if job.servers and placement.servers_beside:

@@ -125,6 +125,14 @@ NETWORKS = st.builds(
     workers=st.sampled_from(WORKERS),
     numbers=st.lists(st.integers(0, 10_000), min_size=1, max_size=4),
 )
+@example(
+    network=Network("half-duplex", 0.0, 1e8, full_duplex=False),
+    machines=Machines(),
+    elements=[679],
+    each=1e-3,
+    workers=5,
+    numbers=[225],
+)
 @settings(max_examples=25)
 def test_no_step_is_shorter_than_its_floor(
     ways_of: dict[int, list[Candidate]],

@@ -96,6 +96,10 @@ def test_gradients_that_fit_but_whose_sum_does_not_are_skipped_where_sums_are_of
     assert run.scales == [(256.0, 0) if way.kind == "server" else (128.0, 1)] * 3
 
 
+def _is_farewell(outcome: object) -> bool:
+    return isinstance(outcome, MemberLostError) and "has left the run" in str(outcome)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("way", [way for way in SOME if way.precision != "fp16"], ids=str)
 def test_a_gradient_that_is_not_finite_ends_the_exchange_of_all(way: Way, value: float) -> None:
@@ -103,10 +107,12 @@ def test_a_gradient_that_is_not_finite_ends_the_exchange_of_all(way: Way, value:
     given_by = with_value(1, 1, value)
     outcomes = try_workers(job, LAYOUT, lambda worker: worker.step(1, given_by(worker.rank, 1)))
     assert all(isinstance(outcome, TaihuError) for outcome in outcomes), outcomes
-    # A server tells the worker that it is; the others are told by that one, or that it is gone.
-    told = [outcomes[1]] if way.kind == "server" else outcomes
+    # A server tells the worker that it is. In a ring whoever completes the sum sees it, and may have left before its
+    # neighbours do: between exchanges alone, a farewell says no more than who that was; the coordinator tells why.
+    told = [outcomes[1]] if way.kind == "server" else [each for each in outcomes if not _is_farewell(each)]
+    assert told
     assert all("not finite" in str(outcome) for outcome in told), outcomes
-    assert all("not finite" in str(outcome) or "worker 1" in str(outcome) for outcome in outcomes), outcomes
+    assert all("not finite" in str(outcome) or "worker " in str(outcome) for outcome in outcomes), outcomes
 
 
 @pytest.mark.parametrize("way", [Way("server", 1), Way("server", 2), Way("ring", 0), Way("ring", 3)], ids=str)
