@@ -20,6 +20,7 @@ from taihu.core.settings import RunSettings
 __all__ = [
     "CHAOS",
     "CHECKPOINTS",
+    "EPOCHS",
     "EVENTS",
     "SETTINGS",
     "STEPS",
@@ -46,6 +47,7 @@ CHAOS: Final = "chaos"
 
 EVENTS: Final = "events.jsonl"
 STEPS: Final = "steps.csv"
+EPOCHS: Final = "epochs.csv"
 SETTINGS: Final = "settings.toml"
 """The file of all settings of a run in its folder, which is a job file."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")

@@ -70,7 +70,7 @@ SetOption = Annotated[
 JobOption = Annotated[
     Path | None,
     typer.Option(
-        "--job", metavar="JOB.toml", help="Job whose [security] says how to reach it; see docs/security.md."
+        "--job", metavar="JOB.toml", help="Job whose table security says how to reach it; see docs/security.md."
     ),
 ]
 CoordinatorOption = Annotated[

@@ -79,7 +79,7 @@ def doctor(
       taihu doctor job.toml
       taihu doctor --listen --bind 10.0.0.2:7070                         (on 10.0.0.2, and likewise on 10.0.0.3)
       taihu doctor job.toml --peers 10.0.0.2:7070,10.0.0.3:7070 --rate 1gbit
-      taihu doctor job.toml --certificate worker-0.pem --key worker-0.key --ca ca.pem --json findings.json
+      taihu doctor job.toml --certificate worker-0.pem --key worker-0-key.pem --ca ca.pem --json findings.json
     """  # noqa: D301
     from taihu.core.process.results import check_writable
 

@@ -15,8 +15,9 @@ __all__ = ["CommandGroup", "Former", "former_command", "former_option", "former_
 Former = Callable[[Sequence[str]], str | None]
 """Of the words behind a group's name: the command that they are of now, None where they were never any."""
 
+_VERSION: Final = "taihu --version"
 _MOVED: Final = MappingProxyType(
-    {name: f"taihu dev {name}" for name in ("bench", "chaos", "history")} | {"version": "taihu --version"}
+    {name: f"taihu dev {name}" for name in ("bench", "chaos", "history")} | {"version": _VERSION}
 )
 _OPTIONS: Final = MappingProxyType(
     {
@@ -43,7 +44,8 @@ class CommandGroup(TyperGroup):
         """
         known = self.list_commands(ctx)
         if args and args[0] not in known and self._former is not None and (now := self._former(args)) is not None:
-            raise ConfigError(f"{ctx.command_path} {args[0]}: it is {now} now; see '{now} --help'")
+            page = now if now != _VERSION else "taihu"
+            raise ConfigError(f"{ctx.command_path} {args[0]}: it is {now} now; see '{page} --help'")
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
 
@@ -55,7 +57,7 @@ def former_command(words: Sequence[str]) -> str | None:
 
 def former_plan(words: Sequence[str]) -> str | None:
     """`taihu plan` was one command of three kinds."""
-    if words[0] in {"-h", "--help", "--version"}:
+    if not _was_meant(words[0]):
         return None
     given = {word.partition("=")[0] for word in words}
     if "--search" in given:
@@ -65,7 +67,12 @@ def former_plan(words: Sequence[str]) -> str | None:
 
 def former_simulate(words: Sequence[str]) -> str | None:
     """`taihu simulate` took a job, or the word figure."""
-    return None if words[0] in {"-h", "--help", "--version"} else "taihu simulate run"
+    return "taihu simulate run" if _was_meant(words[0]) else None
+
+
+def _was_meant(word: str) -> bool:
+    """Whether it is an option or a file, and not another command with a mistake in it."""
+    return word not in {"-h", "--help", "--version"} and (word.startswith("-") or word.endswith((".json", ".toml")))
 
 
 def former_option(command: str, option: str, *, takes_set: bool) -> str | None:

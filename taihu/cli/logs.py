@@ -31,6 +31,7 @@ class _Log:
     path: Path
     place: int = 0
     rest: bytes = field(default=b"", repr=False)
+    moment: str = ""
 
     def read(self) -> Iterator[tuple[str, str]]:
         """The lines that are new, each with what it is ordered by."""
@@ -40,7 +41,10 @@ class _Log:
         self.place += len(new)
         *lines, self.rest = (self.rest + new).split(b"\n")
         for line in lines:
-            yield _as_text(line.decode(errors="replace"), self.member)
+            moment, text = _as_text(line.decode(errors="replace"), self.member)
+            # What has no time of its own, as a script prints it, came behind the line before it.
+            self.moment = moment or self.moment
+            yield self.moment, text
 
 
 def logs(
@@ -85,7 +89,8 @@ def _chosen(folder: Path, members: Sequence[str]) -> list[_Log]:
         raise ConfigError(f"{folder / LOGS}: no logs are there; taihu train --logs DIR puts them elsewhere")
     wanted = [member.replace("-", " ") for member in members] or list(found)
     if wrong := next((member for member in wanted if member not in found), None):
-        raise ConfigError(f"{wrong}: no log of it in {folder / LOGS}; there are {', '.join(found)}")
+        names = ", ".join(member.replace(" ", "-") for member in found)
+        raise ConfigError(f"{wrong.replace(' ', '-')}: no log of it in {folder / LOGS}; there are {names}")
     return [_Log(member, found[member]) for member in wanted]
 
 
@@ -104,7 +109,11 @@ def _as_text(line: str, member: str) -> tuple[str, str]:
         event = json.loads(line)
         moment, what, level = str(event["timestamp"]), str(event["event"]), str(event.get("level", "info"))
     except (ValueError, KeyError, TypeError):
-        return "", f"{member:<9} {told(line)}"
-    facts = " ".join(f"{key}={value}" for key, value in event.items() if key not in _NOT_SHOWN)
+        return "", f"{member}: {told(line)}"
+    facts = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in _NOT_SHOWN)
     grave = "" if level == "info" else f"{level}: "
-    return moment, told(f"{moment[11:23]} {member:<9} {grave}{what} {facts}".rstrip())
+    return moment, told(f"{moment[5:10]} {moment[11:23]} {member}: {grave}{what} {facts}".rstrip())
+
+
+def _short(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value

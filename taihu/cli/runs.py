@@ -25,7 +25,7 @@ def runs(
 ) -> None:
     """List the runs of a folder: when each began, whether it goes on or how it ended, its last step and scores.
 
-    A run has died where none of its processes lives here and none said why it ended.
+    Times are of this machine. A run has died where none of its processes lives here and none said why it ended.
 
     \b
     Examples:

@@ -10,36 +10,47 @@ from typing import Annotated, Final
 
 import typer
 
-from taihu.core.base.errors import RunError
+from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.process.options import JobOption, SetOption
 from taihu.local.finding import held, processes_of
 from taihu.local.progress import Progress
-from taihu.local.runs import LOGS, find_run
+from taihu.local.runs import LOGS, entry_of, find_run
 
 __all__ = ["stop"]
 
 _LOOK_S: Final = 0.1
+# In which the state of a run is noted whose processes have ended.
+_NOTE_S: Final = 5.0
 _RUNS: Final = Path("runs")
+_ASKED: Final = "stop.asked"
 
 
 def stop(
     target: Annotated[
         str,
-        typer.Argument(metavar="RUN|HOST:PORT", help="A run here, by its folder; or where its coordinator listens."),
+        typer.Argument(
+            metavar="RUN|HOST:PORT",
+            help="A run here, by its folder or its name in runs/; or where its coordinator listens.",
+        ),
     ],
     *,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="How long to try, and to wait for the end of a run here.")
     ] = 60.0,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why: for logs and results.")] = "asked by taihu stop",
+    now: Annotated[
+        bool, typer.Option("--now", help="A run here that was asked before: end it at once, as failed.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With HOST:PORT: why, for logs and results.")
+    ] = None,
     job_file: JobOption = None,
     assignments: SetOption = None,
 ) -> None:
     """Stop a run in good order: behind its next steps, with a model and, where it keeps them, a checkpoint.
 
-    Of a run on this machine all processes are asked, and this command waits until they have ended. Another one is
-    asked where server 0, in a ring worker 0, listens; under TLS with the certificate of operator-0. `taihu train
-    --resume` goes on.
+    Of a run on this machine all processes are asked, once, and this command waits until they have ended; a script
+    ends by SIGTERM, as it does with that. Another run is asked where server 0, in a ring worker 0, listens; under
+    TLS with the certificate of operator-0. The run ends with 130, and `taihu train --resume auto` goes on from there.
 
     \b
     Examples:
@@ -48,18 +59,39 @@ def stop(
       taihu stop 10.0.0.1:7070 --job job.toml                  # under TLS
     """  # noqa: D301
     if ":" in target and not Path(target).exists():
-        _ask(target, timeout, reason, job_file, assignments)
+        _ask(target, timeout, reason or "asked by taihu stop", job_file, assignments)
         return
+    if reason is not None:
+        raise ConfigError(f"--reason {reason}: is told to a coordinator; give HOST:PORT, or leave it out")
     folder = find_run(Path(target), _RUNS)
     members = list(processes_of(folder / LOGS))
     if not members:
-        typer.echo(f"{folder}: no process of it lives on this machine")
+        _tell_of_none(folder)
         return
-    for member in members:
-        with suppress(ProcessLookupError), held(member, folder / LOGS) as descriptor:
-            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+    asked = folder / LOGS / _ASKED
+    if now or not asked.exists():
+        asked.touch()
+        for member in members:
+            with suppress(ProcessLookupError), held(member, folder / LOGS) as descriptor:
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
     _wait(folder, timeout)
-    typer.echo(f"{folder}: stopped")
+    typer.echo(f"{folder}: {_state_at_the_end(folder)}")
+
+
+def _state_at_the_end(folder: Path) -> str:
+    """The state that the run ended with, which is noted by the process that started its members, behind them."""
+    until_s = time.monotonic() + _NOTE_S
+    while (state := entry_of(folder).state) == "died" and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    return state
+
+
+def _tell_of_none(folder: Path) -> None:
+    """Tell of a run none of whose processes lives here; raises RunError where they may come yet."""
+    state = entry_of(folder).state
+    if state == "starting":
+        raise RunError(f"{folder}: its processes are being started; ask again in some seconds")
+    typer.echo(f"{folder}: {state}; no process of it lives on this machine")
 
 
 def _wait(folder: Path, timeout_s: float) -> None:
@@ -68,9 +100,7 @@ def _wait(folder: Path, timeout_s: float) -> None:
     while living := list(processes_of(folder / LOGS)):
         if time.monotonic() > until_s:
             names = ", ".join(living)
-            raise RunError(
-                f"{folder}: {names} did not end within {timeout_s:g} s; the same command ends them at once"
-            )
+            raise RunError(f"{folder}: {names} did not end within {timeout_s:g} s; --now ends them at once")
         tell(f"waiting for {', '.join(living)}")
         time.sleep(_LOOK_S)
 

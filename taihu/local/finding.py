@@ -1,4 +1,4 @@
-"""Processes of a run that `taihu train` started on this machine, found by the logs that they write now."""
+"""Processes of a run that `taihu train` or `run` started on this machine, found by the logs that they write now."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def processes_of(logs: Path) -> dict[str, int]:
     """
     logs = logs.resolve()
     found: dict[str, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        member = _member_of(int(folder.name), logs)
+    # Processes that a member has started write to the same log: they have come later.
+    for pid in sorted(int(folder.name) for folder in Path("/proc").glob("[0-9]*")):
+        member = _member_of(pid, logs)
         if member is not None:
-            found[member] = int(folder.name)
+            found.setdefault(member, pid)
     return dict(sorted(found.items()))
 
 
@@ -57,6 +58,6 @@ def _member_of(pid: int, logs: Path) -> str | None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether it is a daemon, and not one that has ended and waits to be seen."""
+    """Whether it is a daemon or a script's worker, and not one that has ended and waits to be seen."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return b"--rank" in words
+    return b"--rank" in words or b"taihu.torch.script" in words

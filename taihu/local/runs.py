@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.job.run_folder import EVENTS, SETTINGS, STEPS, usual_results
+from taihu.core.job.run_folder import EPOCHS, EVENTS, SETTINGS, STEPS, usual_results
 from taihu.local.finding import processes_of
 
-__all__ = ["LOGS", "RunEntry", "find_run", "logs_of", "runs_in"]
+__all__ = ["LOGS", "RunEntry", "entry_of", "find_run", "logs_of", "runs_in"]
 
 LOGS: Final = "logs"
 _LAST: Final = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 _TAIL_BYTES: Final = 1 << 16
+# In which a new run's processes are started.
+_NEW_S: Final = 60.0
 _LOG: Final = re.compile(r"(server|worker)-\d+\.log")
 
 
@@ -27,11 +31,11 @@ class RunEntry:
 
     Attributes:
         folder: of the run.
-        state: running, finished, stopped, failed, or died: no process lives, and none said why.
+        state: starting, running, finished, stopped, failed, or died: no process lives, and none said why.
         step: the last one that is noted.
         steps: of the whole run; None where that is not known.
-        started: time of the first event, as it is written there; "" without one.
-        loss: the last one that is noted.
+        started: when its folder was made, in UTC.
+        loss: the final one, or the last that is noted.
         accuracy: of the last test.
     """
 
@@ -54,9 +58,11 @@ def runs_in(folder: Path) -> list[RunEntry]:
     Raises:
         ConfigError: there is no such folder.
     """
+    if (folder / SETTINGS).is_file():
+        raise ConfigError(f"{folder}: is a run; give the folder that it lies in")
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no folder of runs; taihu train makes `runs` in the current folder")
-    found = [_entry(each) for each in folder.iterdir() if (each / SETTINGS).is_file()]
+    found = [entry_of(each) for each in folder.iterdir() if (each / SETTINGS).is_file()]
     return sorted(found, key=lambda run: (run.started, run.folder.name))
 
 
@@ -74,7 +80,7 @@ def find_run(named: Path | None, runs: Path) -> Path:
     for folder in (named, runs / named):
         if (folder / SETTINGS).is_file():
             return folder
-    raise ConfigError(f"{named}: no folder of a run; taihu runs lists them")
+    raise ConfigError(f"{named}: no folder of a run; taihu runs lists them, and one elsewhere is HOST:PORT")
 
 
 def logs_of(run: Path) -> dict[str, Path]:
@@ -83,26 +89,30 @@ def logs_of(run: Path) -> dict[str, Path]:
     return {path.stem.replace("-", " "): path for path in found}
 
 
-def _entry(folder: Path) -> RunEntry:
+def entry_of(folder: Path) -> RunEntry:
+    """A run, by its folder."""
     events = list(_events(folder / EVENTS))
-    state = _state(events, is_alive=bool(processes_of(folder / LOGS)))
+    begun_s = (folder / SETTINGS).stat().st_mtime
+    state = _state(events, is_alive=bool(processes_of(folder / LOGS)), is_new=time.time() - begun_s < _NEW_S)
     begun: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "training"), {})
-    row, results = _last_row(folder / STEPS), _results(usual_results(folder))
-    metrics = results.get("test_metrics")
+    row, tested = _last_row(folder / STEPS), _last_row(folder / EPOCHS)
+    results = _results(usual_results(folder))
     return RunEntry(
         folder,
         state,
         step=int(row.get("step") or 0),
         steps=_number(begun.get("steps"), int),
-        started=str(events[0].get("time", "")) if events else "",
-        loss=_number(row.get("worker_0_loss"), float),
-        accuracy=_number(metrics.get("accuracy"), float) if isinstance(metrics, Mapping) else None,
+        started=datetime.fromtimestamp(begun_s, UTC).isoformat(),
+        loss=_number(results.get("final_loss"), float) or _number(row.get("worker_0_loss"), float),
+        accuracy=_number(tested.get("test_accuracy"), float),
     )
 
 
-def _state(events: Iterable[Mapping[str, Any]], *, is_alive: bool) -> str:
+def _state(events: Sequence[Mapping[str, Any]], *, is_alive: bool, is_new: bool) -> str:
     if is_alive:
         return "running"
+    if not events and is_new:
+        return "starting"
     said = [_LAST[event["event"]] for event in events if event.get("event") in _LAST]
     return said[-1] if said else "died"
 

@@ -113,7 +113,7 @@ def _make(kind: type[Part], name: str, table: str, values: Mapping[str, Any]) ->
     missing = [key for key, field in known.items() if field.default is MISSING and key not in values]
     if missing:
         wanted = "rate or bytes_per_second" if missing[0] == "bytes_per_second" else missing[0]
-        raise ConfigError(f"{name}: {table}.{wanted} is missing; `taihu simulate --help` shows an example")
+        raise ConfigError(f"{name}: {table}.{wanted} is missing; `taihu simulate run --help` shows an example")
     return kind(**values)
 
 

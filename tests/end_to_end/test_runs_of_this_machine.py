@@ -38,17 +38,17 @@ def test_a_run_is_listed_looked_at_and_stopped(start: Start, tmp_path: Path) -> 
     assert (runs["long"]["state"], runs["long"]["steps"]) == ("running", 1000000)
     following = start("taihu", "logs", "--follow", "long", "worker-1")
     asked = taihu(tmp_path, "stop", "long")
-    assert (asked.returncode, asked.stderr) == (0, "")
+    assert (asked.returncode, asked.stderr, asked.stdout) == (0, "", "runs/long: stopped\n")
     assert going_on.wait(timeout=600) == 130
     seen, _ = following.communicate()
-    assert " worker 1 training steps=1000000" in seen
-    assert " worker 1 stopped steps=" in seen
+    assert " worker 1: training steps=1000000" in seen
+    assert " worker 1: stopped steps=" in seen
     assert following.returncode == 0
     assert "worker 0" not in seen
     assert listed(tmp_path)["long"]["state"] == "stopped"
     assert (tmp_path / "runs" / "long" / "model.safetensors").is_file()
     again = taihu(tmp_path, "stop", "long")
-    assert (again.returncode, "no process of it lives" in again.stdout) == (0, True)
+    assert (again.returncode, again.stdout) == (0, "runs/long: stopped; no process of it lives on this machine\n")
     table = taihu(tmp_path, "runs").stdout.splitlines()
     assert [line.split()[0] for line in table] == ["run", "short", "long"]
     assert "3 of 3" in table[1]
@@ -76,6 +76,7 @@ def test_a_run_elsewhere_is_asked_where_its_coordinator_listens(start: Start, tm
         (("stop", "other"), "other: no folder of a run"),
         (("stop", "127.0.0.1:1", "--timeout", "0.2"), "coordinator at 127.0.0.1:1: no answer within 0.2 s"),
         (("stop",), "Missing argument"),
+        (("stop", "long", "--reason", "x"), "--reason x: is told to a coordinator"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:

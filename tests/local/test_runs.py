@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,13 @@ def run(folder: Path, name: str, **files: str) -> Path:
     (place / "settings.toml").write_text("")
     for file, text in files.items():
         (place / file.replace("__", ".")).write_text(text)
+    begin(place, 100.0)
     return place
+
+
+def begin(place: Path, seconds_ago: float) -> None:
+    """Let the run have begun so many seconds ago."""
+    os.utime(place / "settings.toml", (time.time() - seconds_ago,) * 2)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +55,9 @@ def test_what_can_be_read_of_a_run_is_told(
 
 
 def test_the_newest_run_is_meant_where_none_is_named(tmp_path: Path) -> None:
-    older = run(tmp_path, "b", events__jsonl=TRAINING.replace("03:04", "01:00"))
+    older = run(tmp_path, "b", events__jsonl=TRAINING)
     newest = run(tmp_path, "a", events__jsonl=TRAINING)
+    begin(newest, 90.0)
     assert find_run(None, tmp_path) == newest
     assert find_run(Path("b"), tmp_path) == older
     assert find_run(newest, tmp_path / "elsewhere") == newest
@@ -56,11 +65,31 @@ def test_the_newest_run_is_meant_where_none_is_named(tmp_path: Path) -> None:
         find_run(Path("c"), tmp_path)
 
 
+def test_a_run_without_processes_is_being_started_for_a_while(tmp_path: Path) -> None:
+    place = run(tmp_path, "one")
+    begin(place, 5.0)
+    assert [found.state for found in runs_in(tmp_path)] == ["starting"]
+    (place / "events.jsonl").write_text(TRAINING)
+    assert [found.state for found in runs_in(tmp_path)] == ["died"]
+
+
+def test_scores_are_the_final_ones_or_the_last(tmp_path: Path) -> None:
+    tested = "epoch,step,seconds,train_loss,test_loss,test_accuracy\n1,5,0.1,0.4,0.3,0.75\n"
+    place = run(tmp_path, "one", events__jsonl=TRAINING, steps__csv=HEAD + "1,1,2.5\n", epochs__csv=tested)
+    [found] = runs_in(tmp_path)
+    assert (found.loss, found.accuracy) == (2.5, 0.75)
+    (place / "results.json").write_text('{"final_loss": 0.5}')
+    [found] = runs_in(tmp_path)
+    assert (found.loss, found.accuracy) == (0.5, 0.75)
+
+
 def test_no_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run is there"):
         find_run(None, tmp_path)
     with pytest.raises(ConfigError, match="no folder of runs"):
         runs_in(tmp_path / "none")
+    with pytest.raises(ConfigError, match="is a run; give the folder that it lies in"):
+        runs_in(run(tmp_path, "one"))
 
 
 def test_logs_are_those_of_members(tmp_path: Path) -> None:
