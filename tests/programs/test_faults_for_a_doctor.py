@@ -191,8 +191,8 @@ def test_large_packets_that_are_lost(hosts: Hosts) -> None:
     [
         ("mount -o remount,size=100k /dev/shm", (), 0, ("slows", "shared-memory")),
         ("ulimit -n 80", (), 1, ("fails", "files")),
-        (":", ("--workers", "1400", "--batch", "1"), 1, ("fails", "memory")),
-        (":", ("--data", "/none.npz"), 1, ("fails", "data")),
+        (":", ("--set", "cluster.workers=1400", "--set", "train.batch=1"), 1, ("fails", "memory")),
+        (":", ("--set", "data.name=/none.npz"), 1, ("fails", "data")),
     ],
 )
 def test_a_machine_with_too_little(
@@ -201,7 +201,7 @@ def test_a_machine_with_too_little(
     ended, found = hosts.examine(*arguments, first=first)
     assert (ended, kind in kinds(found)) == (code, True), found
     # More processes need more descriptors as well.
-    assert kinds(found) - {kind} <= {("fails", "files")} if "--workers" in arguments else kinds(found) == {kind}
+    assert kinds(found) - {kind} <= {("fails", "files")} if "cluster.workers=1400" in arguments else kinds(found) == {kind}
 
 
 def test_an_expired_certificate(hosts: Hosts, tmp_path: Path) -> None:
