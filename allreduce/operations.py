@@ -65,7 +65,7 @@ class Operations:
         self._held = Held()
         self._sparse = SparseMesh(identity, self._send_to, self._held)
         self._parts = PartsMesh(identity, self._send_to, self._after_sent_to, self._held)
-        self._messages = MessagesMesh(identity, self._send_to, self._after_taken_by, self._held)
+        self._messages = MessagesMesh(identity, self._send_to, self._after_sent_by, self._held)
         # Guards the operations and their buffers, but not `finished`.
         self._lock = threading.RLock()
         self._fence = Fence(self._left_neighbour)
@@ -357,7 +357,7 @@ class Operations:
         self._quiet.notify_all()
 
     def _parts_sent(self, operation: PartsOperation) -> None:
-        """Everything for one rank has been taken."""
+        """Everything for one rank has been sent."""
         with self._lock:
             operation.unsent -= 1
             self._end_parts(operation)
@@ -379,7 +379,7 @@ class Operations:
         if self._right is None:
             self.finish(operation)
         else:
-            self._right.after_taken(partial(self.finish, operation))
+            self._right.after(partial(self.finish, operation))
 
     def _send(self, right: FrameLink, operation: Operation, segment: Segment) -> None:
         values = operation.views(segment)
@@ -394,8 +394,8 @@ class Operations:
     ) -> None:
         self._links[rank].send(header, pieces, urgent=urgent)
 
-    def _after_taken_by(self, rank: int, callback: Callable[[], None]) -> None:
-        self._links[rank].after_taken(callback)
+    def _after_sent_by(self, rank: int, callback: Callable[[], None]) -> None:
+        self._links[rank].after(callback)
 
     def _after_sent_to(self, rank: int, callback: Callable[[], None], *, urgent: bool) -> None:
-        self._links[rank].after_taken(callback, urgent=urgent)
+        self._links[rank].after(callback, urgent=urgent)

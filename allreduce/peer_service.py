@@ -200,7 +200,7 @@ class PeerServicer:
 
     def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: StreamSender) -> None:
         """Take in one peer's frames until it ends the stream."""
-        reader = StreamReader(self._origin_of(peer), outbox, self._lost)
+        reader = StreamReader(self._origin_of(peer))
         try:
             for message in requests:
                 self._stream_bytes += len(message)
@@ -209,7 +209,6 @@ class PeerServicer:
                     self._left(peer)
                     outbox.end()
                     return
-            reader.end()
             # gRPC may tell of a connection that breaks as if the other side had ended the stream.
             raise _connection_broke(peer)
         except TaihuError as error:
@@ -219,8 +218,6 @@ class PeerServicer:
         except BaseException as error:
             self._lost(RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
             raise
-        finally:
-            reader.close()
 
     def _left(self, peer: WorkerIdentity) -> None:
         """The peer has said its last word; what it sent on another connection comes before that."""

@@ -1,15 +1,11 @@
 """One rank's part in a sum around a ring, from socket to socket: receiving, adding and sending on by one thread.
 
-Between two neighbours is a connection of their own. Frames go to the right, each a header and values behind it;
-words go back to the left, `AGAIN` and `TAKEN`. Who sends which values when is known on both sides (`frames`), so that
-a frame is either the next one or a mistake. A frame that comes damaged, and all that follow, are dropped until they
-are repeated from it on, from where the values lie: a partial sum is not replaced by its result before the right
-neighbour has taken it, because the result comes through that one. A word is said twice in one breath, and one of the
-two is enough: nobody would be there to repeat the last one of a pass.
+Between two neighbours is a connection of their own, on which frames go to the right, each a header and values behind
+it. Who sends which values when is known on both sides (`frames`), so that a frame is the next one, or a mistake. A
+frame that comes damaged ends the pass.
 
-A header has four words of 64 bits, little-endian: a magic number and flags, the pass's number, the frame's index
-and bytes, the checksums of the values and of the header before it. A word has two: its kind and the index of a frame,
-the low half of the pass's number and a checksum.
+A header has four words of 64 bits, little-endian: a magic number, the pass's number, the frame's index and bytes, the
+checksums of the values and of the header before it.
 """
 
 from __future__ import annotations
@@ -33,25 +29,20 @@ class Status(IntEnum):
     """The reason for which `run_pass` returns."""
 
     DONE = 1
-    """The result is there, and the right neighbour has all of it."""
+    """The result is there, and all that goes to the right neighbour has been sent."""
     WAITING = 2
     """Nothing has moved for a while; call it again."""
-    DAMAGED = 3
-    """A frame came damaged, and is repeated; call it again."""
     LOST_LEFT = -1
     LOST_RIGHT = -2
     """A neighbour has ended its connection, or it broke."""
-    DAMAGED_TWICE = -3
-    """The repeated frame came damaged, too."""
+    DAMAGED = -3
+    """A frame came otherwise than it was sent."""
     WRONG_FRAME = -4
-    WRONG_WORD = -5
-    """A neighbour sent what does not belong here."""
+    """The left neighbour sent what does not belong here."""
 
 
 _HEADER_WORDS: Final = 4
 _HEADER_BYTES: Final = 8 * _HEADER_WORDS
-_WORD_BYTES: Final = 16
-_SAID_BYTES: Final = 2 * _WORD_BYTES
 
 STATE: Final = np.dtype(
     [
@@ -71,33 +62,15 @@ STATE: Final = np.dtype(
         ("sent_from", np.int64),
         ("received", np.int64),
         ("received_bytes", np.int64),
-        # The frame that is to be repeated, and one more than that which was asked for again; 0 for none.
-        ("again", np.int64),
-        ("repeats", np.int64),
-        ("asked", np.int64),
-        # While frames are dropped: the index of the one that comes, and what is left of it.
-        ("dropping", np.int64),
-        ("position", np.int64),
-        ("skipped_bytes", np.int64),
-        ("damaged", np.int64),
-        # Of words: what is left to be said, what has been heard of one, whether the right neighbour has everything.
-        ("unsaid_bytes", np.int64),
-        ("heard_bytes", np.int64),
-        ("taken", np.int64),
-        # Memory of headers and words on both sides, and of calls.
+        # Memory of headers on both sides, and of calls.
         ("header_in", np.int64, (_HEADER_WORDS,)),
         ("header_out", np.int64, (_HEADER_WORDS,)),
-        ("word_in", np.int64, (_HEADER_WORDS,)),
-        ("word_out", np.int64, (_HEADER_WORDS,)),
         ("call", np.int64, (CALL_WORDS,)),
     ]
 )
 """The state of a pass, an array of one record."""
 
 _MAGIC: Final = 0x67726874
-_REPEATED: Final = 1
-_AGAIN: Final = 1
-_TAKEN: Final = 2
 _HALF: Final = 32
 _LOW: Final = 0xFFFFFFFF
 
@@ -117,7 +90,7 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
     scale: float,
     timeout_ms: int,
 ) -> int:
-    """Go on with a pass until it is done, something has to be said of it, or nothing moves for a while.
+    """Go on with a pass until it is done, cannot go on, or nothing moves for a while.
 
     Args:
         states: shape (1,), of `STATE`.
@@ -139,18 +112,12 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
         moved = _take_in(state, pieces, frames, checksums, values, rooms[0], fp16, scale)
         if moved < 0:
             return moved
-        damaged, state.damaged = state.damaged, 0
-        if damaged:
-            return Status.DAMAGED
         sent = _send_on(state, pieces, frames, checksums, values, rooms[1])
-        heard = 0 if moved + sent > 0 and state.sent < state.sends else _listen(state)
-        if sent < 0 or heard < 0:
-            return Status.LOST_RIGHT if sent < 0 else heard
-        if state.unsaid_bytes and _say_on(state) < 0:
-            return Status.LOST_LEFT
-        if state.received == state.receives and state.taken and not state.unsaid_bytes:
+        if sent < 0:
+            return Status.LOST_RIGHT
+        if state.received == state.receives and state.sent == state.sends:
             return Status.DONE
-        if moved + sent + heard == 0 and not _wait(state, timeout_ms):
+        if moved + sent == 0 and not _wait(state, timeout_ms):
             return Status.WAITING
 
 
@@ -168,8 +135,6 @@ def _take_in(  # noqa: PLR0917 - kernels take no keywords
     """Receive what has come of the next frame, and take it if it is complete; returns how many bytes, or a status."""
     if state.received == state.receives:
         return 0
-    if state.dropping:
-        return _drop(state, frames, room)
     row = state.own + state.received
     own, size = pieces[frames[row, 0] : frames[row, 1]], frames[row, 2]
     passes_room = state.received < state.added or len(own) > 1
@@ -184,21 +149,19 @@ def _take_in(  # noqa: PLR0917 - kernels take no keywords
         return 0 if count == 0 else Status.LOST_LEFT
     state.received_bytes = before + count
     has_header = before < _HEADER_BYTES <= state.received_bytes
-    if has_header and _is_whole(state.header_in, _HEADER_BYTES) and not _is_expected(state, size):
+    if has_header and _is_whole(state.header_in) and not _is_expected(state, size):
         return Status.WRONG_FRAME
     if state.received_bytes == _HEADER_BYTES + size:
         state.received_bytes = 0
         checksum = crc32c(place, size)
-        if not _is_whole(state.header_in, _HEADER_BYTES) or checksum != state.header_in[3] & _LOW:
-            return _refuse(state, count)
+        if not _is_whole(state.header_in) or checksum != state.header_in[3] & _LOW:
+            return Status.DAMAGED
         checksums[row] = checksum
         if state.received < state.added:
             checksums[row] = _merge(state, own, values, room, fp16, scale)
         elif passes_room:
             _copy(own, values, room, to_room=False)
         state.received += 1
-        if state.received == state.receives:
-            _say(state, _TAKEN, state.received)
     return count
 
 
@@ -233,65 +196,15 @@ def _copy(own: Pieces, values: NDArray[Any], room: NDArray[np.uint8], to_room: b
 
 
 @kernel_part
-def _is_whole(words: NDArray[np.int64], size: int) -> bool:
-    """Whether the checksum in the last four of `size` bytes is that of those before."""
-    return bool(crc32c(words.ctypes.data, size - 4) == (words[size // 8 - 1] >> _HALF) & _LOW)
+def _is_whole(header: NDArray[np.int64]) -> bool:
+    """Whether the checksum in the last four bytes of a header is that of those before."""
+    return bool(crc32c(header.ctypes.data, _HEADER_BYTES - 4) == (header[3] >> _HALF) & _LOW)
 
 
 @kernel_part
 def _is_expected(state: Any, size: int) -> bool:
     header = state.header_in
-    is_next = header[1] == state.number and header[2] == state.received | size << _HALF
-    return bool(is_next and header[0] & ~(_REPEATED << _HALF) == _MAGIC)
-
-
-@kernel_part
-def _refuse(state: Any, count: int) -> int:
-    """Ask for the next frame again; returns `count`, or a status."""
-    if state.asked == state.received + 1:
-        return Status.DAMAGED_TWICE
-    state.asked = state.received + 1
-    state.damaged = 1
-    state.dropping = 1
-    state.position = state.received
-    _say(state, _AGAIN, state.received)
-    return count
-
-
-@kernel_part
-def _drop(state: Any, frames: Frames, room: NDArray[np.uint8]) -> int:
-    """Receive what has come while a repetition is awaited; returns how many bytes, or a status."""
-    before = state.received_bytes
-    header = state.header_in.ctypes.data
-    if before == _HEADER_BYTES:
-        count = receive_two(state.left, state.call, header, 0, room.ctypes.data, state.skipped_bytes)
-    else:
-        count = receive_two(state.left, state.call, header + before, _HEADER_BYTES - before, header, 0)
-    if count <= 0:
-        return 0 if count == 0 else Status.LOST_LEFT
-    if before == _HEADER_BYTES:
-        state.skipped_bytes -= count
-        if not state.skipped_bytes:
-            state.received_bytes = 0
-        return count
-    state.received_bytes = before + count
-    return count if state.received_bytes < _HEADER_BYTES else _look_at_dropped(state, frames, count)
-
-
-@kernel_part
-def _look_at_dropped(state: Any, frames: Frames, count: int) -> int:
-    """A header has come while frames are dropped: that of the repetition, or of one more to drop."""
-    if not _is_whole(state.header_in, _HEADER_BYTES):
-        return Status.DAMAGED_TWICE
-    if state.header_in[0] == _MAGIC | _REPEATED << _HALF:
-        state.dropping = 0
-        is_asked_for = _is_expected(state, frames[state.own + state.received, 2])
-        return count if is_asked_for else Status.WRONG_FRAME
-    state.position += 1
-    state.skipped_bytes = state.header_in[2] >> _HALF & _LOW
-    is_next = state.position < state.receives and state.header_in[2] & _LOW == state.position
-    fits = is_next and state.skipped_bytes == frames[state.own + state.position, 2]
-    return count if fits else Status.WRONG_FRAME
+    return bool(header[0] == _MAGIC and header[1] == state.number and header[2] == state.received | size << _HALF)
 
 
 @kernel_part
@@ -309,8 +222,6 @@ def _send_on(  # noqa: PLR0917 - kernels take no keywords
     room: NDArray[np.uint8],
 ) -> int:
     """Send what there is room for of the next frame; returns how many bytes, or a negative number."""
-    if state.again and not state.sent_bytes:
-        state.sent, state.again, state.repeats = state.again - 1, 0, _REPEATED
     if not _can_send(state):
         return 0
     row = state.sent
@@ -332,14 +243,14 @@ def _send_on(  # noqa: PLR0917 - kernels take no keywords
     state.sent_bytes = done + count
     if state.sent_bytes == _HEADER_BYTES + size:
         state.sent += 1
-        state.sent_bytes = state.repeats = 0
+        state.sent_bytes = 0
     return count
 
 
 @kernel_part
 def _set_header(state: Any, size: int, checksum: int) -> None:
     header = state.header_out
-    header[0] = _MAGIC | state.repeats << _HALF
+    header[0] = _MAGIC
     header[1] = state.number
     header[2] = state.sent | size << _HALF
     header[3] = checksum
@@ -347,63 +258,8 @@ def _set_header(state: Any, size: int, checksum: int) -> None:
 
 
 @kernel_part
-def _say(state: Any, kind: int, index: int) -> None:
-    """Say a word to the left neighbour, twice."""
-    word = state.word_out
-    word[0] = kind | index << _HALF
-    word[1] = state.number & _LOW
-    word[1] |= crc32c(word.ctypes.data, _WORD_BYTES - 4) << _HALF
-    word[2], word[3] = word[0], word[1]
-    state.unsaid_bytes = _SAID_BYTES
-
-
-@kernel_part
-def _say_on(state: Any) -> int:
-    word = state.word_out.ctypes.data
-    count = send_two(state.left, state.call, word + _SAID_BYTES - state.unsaid_bytes, state.unsaid_bytes, word, 0)
-    if count > 0:
-        state.unsaid_bytes -= count
-    return count
-
-
-@kernel_part
-def _listen(state: Any) -> int:
-    """Hear what has come of a word of the right neighbour; returns how many bytes, or a status."""
-    if state.taken:
-        return 0
-    word = state.word_in.ctypes.data
-    count = receive_two(state.right, state.call, word + state.heard_bytes, _SAID_BYTES - state.heard_bytes, word, 0)
-    if count <= 0:
-        return 0 if count == 0 else Status.LOST_RIGHT
-    state.heard_bytes += count
-    if state.heard_bytes == _SAID_BYTES:
-        state.heard_bytes = 0
-        return count if _hear(state) else Status.WRONG_WORD
-    return count
-
-
-@kernel_part
-def _hear(state: Any) -> bool:
-    """Act on a word; returns whether it makes sense."""
-    first, second = state.word_in[:2], state.word_in[2:]
-    word = first if _is_whole(first, _WORD_BYTES) else second
-    kind, index = word[0] & _LOW, (word[0] >> _HALF) & _LOW
-    if not _is_whole(word, _WORD_BYTES) or word[1] & _LOW != state.number & _LOW:
-        return False
-    if kind == _TAKEN and index == state.sends and state.sent == state.sends:
-        state.taken = 1
-        return True
-    state.again = index + 1
-    return bool(kind == _AGAIN and index < state.sent)
-
-
-@kernel_part
 def _wait(state: Any, timeout_ms: int) -> bool:
     """Wait for something that can be done; returns whether there is anything."""
     left = CAN_RECEIVE if state.received < state.receives else 0
-    right = 0 if state.taken else CAN_RECEIVE
-    if state.unsaid_bytes:
-        left |= CAN_SEND
-    if _can_send(state):
-        right |= CAN_SEND
+    right = CAN_SEND if _can_send(state) else 0
     return poll_two(state.call, state.left, left, state.right, right, timeout_ms)

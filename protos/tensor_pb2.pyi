@@ -422,92 +422,6 @@ class Farewell(_message.Message):
 Global___Farewell: _TypeAlias = Farewell  # noqa: Y015
 
 @_typing.final
-class Again(_message.Message):
-    """A receiver asks for frame `number` of what the other side has sent, and for all behind it: it came damaged. Frames of
-    one direction of a stream or connection count from 0; this message and the three that follow are none of them.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Again: _TypeAlias = Again  # noqa: Y015
-
-@_typing.final
-class Repetition(_message.Message):
-    """What follows is frame `number` and those behind it, once more."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Repetition: _TypeAlias = Repetition  # noqa: Y015
-
-@_typing.final
-class Mark(_message.Message):
-    """Asks to be told when the first `number` frames, which came before it, have been taken."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Mark: _TypeAlias = Mark  # noqa: Y015
-
-@_typing.final
-class Taken(_message.Message):
-    """The first `number` frames have been taken, and will not be asked for again."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Taken: _TypeAlias = Taken  # noqa: Y015
-
-@_typing.final
 class Frame(_message.Message):
     """What travels and is taken in at once. A frame is encoded as `header` followed by `payload`, in this order, so that a
     receiver can use the payload in place.
@@ -532,10 +446,6 @@ class Frame(_message.Message):
         PART_FIELD_NUMBER: _builtins.int
         SPARSE_MESSAGE_FIELD_NUMBER: _builtins.int
         FAREWELL_FIELD_NUMBER: _builtins.int
-        AGAIN_FIELD_NUMBER: _builtins.int
-        REPETITION_FIELD_NUMBER: _builtins.int
-        MARK_FIELD_NUMBER: _builtins.int
-        TAKEN_FIELD_NUMBER: _builtins.int
         RATES_FIELD_NUMBER: _builtins.int
         PAYLOAD_CHECKSUM_FIELD_NUMBER: _builtins.int
         PADDING_FIELD_NUMBER: _builtins.int
@@ -571,14 +481,6 @@ class Frame(_message.Message):
         @_builtins.property
         def farewell(self) -> Global___Farewell: ...
         @_builtins.property
-        def again(self) -> Global___Again: ...
-        @_builtins.property
-        def repetition(self) -> Global___Repetition: ...
-        @_builtins.property
-        def mark(self) -> Global___Mark: ...
-        @_builtins.property
-        def taken(self) -> Global___Taken: ...
-        @_builtins.property
         def rates(self) -> Global___Rates: ...
         def __init__(
             self,
@@ -596,22 +498,18 @@ class Frame(_message.Message):
             part: Global___Part | None = ...,
             sparse_message: Global___SparseMessage | None = ...,
             farewell: Global___Farewell | None = ...,
-            again: Global___Again | None = ...,
-            repetition: Global___Repetition | None = ...,
-            mark: Global___Mark | None = ...,
-            taken: Global___Taken | None = ...,
             rates: Global___Rates | None = ...,
             payload_checksum: _builtins.int = ...,
             padding: _builtins.bytes = ...,
             checksum: _builtins.int | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "mark", b"mark", "parameters", b"parameters", "part", b"part", "question", b"question", "rates", b"rates", "repetition", b"repetition", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed", "taken", b"taken"]  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "checksum", b"checksum", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "parameters", b"parameters", "part", b"part", "question", b"question", "rates", b"rates", "ring_segment", b"ring_segment", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "again", b"again", "checksum", b"checksum", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "mark", b"mark", "padding", b"padding", "parameters", b"parameters", "part", b"part", "payload_checksum", b"payload_checksum", "question", b"question", "rates", b"rates", "repetition", b"repetition", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed", "taken", b"taken"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["_checksum", b"_checksum", "address", b"address", "checksum", b"checksum", "data_type", b"data_type", "encoding", b"encoding", "farewell", b"farewell", "gradients", b"gradients", "kind", b"kind", "padding", b"padding", "parameters", b"parameters", "part", b"part", "payload_checksum", b"payload_checksum", "question", b"question", "rates", b"rates", "ring_segment", b"ring_segment", "selected", b"selected", "sender", b"sender", "sparse_message", b"sparse_message", "summed", b"summed"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         _WhichOneofReturnType__checksum: _TypeAlias = _typing.Literal["checksum"]  # noqa: Y015
         _WhichOneofArgType__checksum: _TypeAlias = _typing.Literal["_checksum", b"_checksum"]  # noqa: Y015
-        _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell", "again", "repetition", "mark", "taken", "rates"]  # noqa: Y015
+        _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["gradients", "question", "summed", "parameters", "ring_segment", "part", "sparse_message", "farewell", "rates"]  # noqa: Y015
         _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
         @_typing.overload
         def WhichOneof(self, oneof_group: _WhichOneofArgType__checksum) -> _WhichOneofReturnType__checksum | None: ...

@@ -18,7 +18,7 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import FrameHeader, ValueType
 from taihu.core.wire.kinds import Encoding
-from taihu.core.wire.repetition import OutgoingFrame
+from taihu.core.wire.under_way import OutgoingFrame
 from taihu.kernels.half import HalfKind, to_half
 from taihu.kernels.pack import pack
 from taihu.kernels.scatter import gather

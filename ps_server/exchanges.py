@@ -69,7 +69,7 @@ class WorkerExchange:
         self._origin = origin
         self._faults = faults
         self._stream = StreamSender(origin.name, faults=faults)
-        self._reader = StreamReader(origin, self._stream, partial(on_lost, self))
+        self._reader = StreamReader(origin)
         self._take = take
         self._sink = Sink(
             (Gradients, Rates, Question),
@@ -102,14 +102,10 @@ class WorkerExchange:
 
     def read(self, requests: Iterator[bytes]) -> Iterator[Frame]:
         """The frames that come in the stream; raises what `StreamReader.read` does."""
-        try:
-            for message in requests:
-                frame = self._reader.read(message)
-                if frame is not None:
-                    yield frame
-            self._reader.end()
-        finally:
-            self._reader.close()
+        for message in requests:
+            frame = self._reader.read(message)
+            if frame is not None:
+                yield frame
 
     def take(self, frame: Frame) -> None:
         """Take a frame that came in the stream; raises FrameError where it is of a kind that is not expected."""

@@ -13,13 +13,12 @@ from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass
 from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
-from taihu.core.wire.repetition import DAMAGED, damaged_error
+from taihu.core.wire.sink import damaged_error
 from taihu.kernels.crc32c import HAS_INSTRUCTION
 from taihu.kernels.ring_pass import STATE, Status, run_pass
 from taihu.kernels.sums import ReduceKind, dtype_of
@@ -40,7 +39,6 @@ def sum_number(number: int, steps: Pass, kind: ReduceKind, *, mean: bool) -> int
 def warm_up(kind: ReduceKind) -> None:
     """Compile the kernel of a kind, or load it from the disk cache, so that no sum that is measured waits for it."""
     state = np.zeros(1, dtype=STATE)
-    state["taken"] = 1
     nothing = flat_pass(0, 1, 0, 1)
     values = np.empty(0, dtype=dtype_of(kind))
     rooms = np.empty((2, 0), dtype=np.uint8)
@@ -80,7 +78,7 @@ class KernelRing:
             BaseException: what `is_failed` returned, which is asked while nothing moves.
             MemberLostError: a neighbour was lost.
             FrameError: a neighbour sums something else.
-            DamagedFrameError: a frame came damaged twice.
+            DamagedFrameError: a frame came damaged.
         """
         usable = values.ndim == 1 and values.flags.c_contiguous and values.flags.writeable
         if values.dtype != dtype_of(kind) or not usable:
@@ -134,28 +132,23 @@ class KernelRing:
         state["number"] = number
         state["sends"], state["receives"], state["own"] = steps.sends, steps.receives, steps.own
         state["added"], state["completed_from"] = steps.added, steps.completed_from
-        state["taken"] = not steps.sends
 
     def _act_on(self, status: Status, is_failed: IsFailed) -> None:
         """Raise where a pass cannot go on."""
         left, right = (f"worker {(self._rank + turn) % self._size}" for turn in (-1, 1))
-        link = f"the link from {left} to worker {self._rank}"
-        frame = int(self._state[0]["received"])
         match status:
             case Status.WAITING:
                 if (error := is_failed()) is not None:
                     raise error
             case Status.DAMAGED:
-                DAMAGED.add()
-                structlog.get_logger().warning("a frame came damaged", link=link, frame=frame, sum=self._number)
-            case Status.DAMAGED_TWICE:
-                DAMAGED.add()
-                raise damaged_error(link, f"frame {frame} of sum {self._number} came damaged twice")
+                frame = int(self._state[0]["received"])
+                link = f"the link from {left} to worker {self._rank}"
+                raise damaged_error(link, f"frame {frame} of sum {self._number} came damaged")
             case Status.LOST_LEFT | Status.LOST_RIGHT:
                 lost = left if status is Status.LOST_LEFT else right
                 raise self._reason(is_failed) or MemberLostError(f"{lost} was lost: its connection ended")
-            case Status.WRONG_FRAME | Status.WRONG_WORD:
-                raise self._mistake(left if status is Status.WRONG_FRAME else right)
+            case Status.WRONG_FRAME:
+                raise self._mistake(left)
 
     def _reason(self, is_failed: IsFailed) -> BaseException | None:
         """The error that says more than that a connection has ended, if there is one soon."""

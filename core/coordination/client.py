@@ -16,6 +16,7 @@ import structlog
 from taihu.core.base.errors import (
     AWAY,
     ConfigError,
+    DamagedFrameError,
     ExchangeError,
     FinishedError,
     MemberLostError,
@@ -65,8 +66,15 @@ _ASK_AGAIN_S = 0.05
 _HASTY_S = 0.05
 
 
-LOSSES: Final = (ExchangeError, MemberLostError, PeerUnreachableError, RecoveringError, StaleError)
-"""Errors that tell of another member, which is lost or has begun again."""
+LOSSES: Final = (
+    DamagedFrameError,
+    ExchangeError,
+    MemberLostError,
+    PeerUnreachableError,
+    RecoveringError,
+    StaleError,
+)
+"""Errors that tell of another member, which is lost, cannot be heard, or has begun again."""
 
 
 class CoordinatorClient:

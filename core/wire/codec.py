@@ -22,24 +22,20 @@ from taihu.core.base.errors import DamagedFrameError, FrameError
 from taihu.core.base.words import told
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.wire.checksum import checksum_of, checksum_of_all
-from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType, dense_values, frame_of
+from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType, dense_values, frame_of, payload_of
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import (
     ActivationPart,
-    Again,
     Encoding,
     Farewell,
     Gradients,
     Kind,
-    Mark,
     Parameters,
     Question,
     Rates,
-    Repetition,
     RingSegment,
     SparseMessage,
     Summed,
-    Taken,
 )
 from taihu.protos import tensor_pb2
 
@@ -75,7 +71,7 @@ def encode_frame(header: FrameHeader, pieces: Sequence[NDArray[Any]], checksum: 
             one `header.selected` values followed by the bytes of its sections; else none.
         checksum: of the pieces, if it is known.
     """
-    payload = [piece.view(np.uint8).data for piece in pieces]
+    payload = payload_of(pieces)
     message = _written(header)
     message.payload_checksum = checksum_of_all(payload) if checksum is None else checksum
     prefix = _aligned_prefix(message.SerializeToString(), sum(map(len, payload)))
@@ -229,14 +225,6 @@ def _written(header: FrameHeader) -> tensor_pb2.Frame.Header:
     return message
 
 
-_NAMES_OF_WORDS: Final[Mapping[type[Kind], str]] = {
-    Again: "again",
-    Repetition: "repetition",
-    Mark: "mark",
-    Taken: "taken",
-}
-
-
 def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
     match kind:
         case Gradients(loss_scale, skipped):
@@ -262,8 +250,6 @@ def _write_kind(message: tensor_pb2.Frame.Header, kind: Kind) -> None:
             message.sparse_message.part = part
         case Farewell(failure):
             message.farewell.failure = failure
-        case Again(number) | Repetition(number) | Mark(number) | Taken(number):
-            getattr(message, _NAMES_OF_WORDS[type(kind)]).number = number
 
 
 def _read(message: tensor_pb2.Frame.Header) -> FrameHeader:
@@ -292,10 +278,6 @@ _KINDS: Final[Mapping[str, Callable[[tensor_pb2.Frame.Header], Kind]]] = {
     "part": lambda message: ActivationPart(message.part.frames),
     "sparse_message": lambda message: SparseMessage(message.sparse_message.round, message.sparse_message.part),
     "farewell": lambda message: Farewell(told(message.farewell.failure)),
-    "again": lambda message: Again(message.again.number),
-    "repetition": lambda message: Repetition(message.repetition.number),
-    "mark": lambda message: Mark(message.mark.number),
-    "taken": lambda message: Taken(message.taken.number),
 }
 
 

@@ -11,43 +11,33 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.base.errors import DamagedFrameError, FrameError, MemberLostError, RunError, TaihuError
+from taihu.core.base.errors import DamagedFrameError, MemberLostError, RunError, TaihuError
 from taihu.core.wire.checksum import checksum_of_all
 from taihu.core.wire.direct_connection import MOST_PIECES, receive_into
 from taihu.core.wire.direct_header import HEADER_BYTES, check_header, number_in, pack_header, unpack_header
 from taihu.core.wire.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
-from taihu.core.wire.headers import FrameHeader, frame_of
-from taihu.core.wire.kinds import Again, Mark, Repetition, Taken, Word
+from taihu.core.wire.headers import FrameHeader, frame_of, payload_of
 from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.repetition import (
-    ArrivingFrames,
-    Back,
-    OutgoingFrame,
-    SentFrames,
-    WhenTaken,
-    control_header,
-    payload_of,
-)
 from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.under_way import ArrivingFrames, OutgoingFrame
 
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender"]
 
 Values = NDArray[Any]
-Item = OutgoingFrame | WhenTaken | Callable[[], None] | None
+Item = OutgoingFrame | Callable[[], None] | None
 
 
 class DirectReceiver:
     """Reads frames from a connection in a thread of its own, until the other side ends it.
 
-    `on_lost(error)` is called when the connection breaks, brings what it must not, or the sink fails; `on_ended` when
-    it has ended between two frames. Frames that come damaged are asked for again by `back`.
+    `on_lost(error)` is called when the connection breaks, brings what it must not or what is damaged, or the sink
+    fails; `on_ended` when it has ended between two frames.
     """
 
     def __init__(
@@ -57,8 +47,6 @@ class DirectReceiver:
         sink: Sink,
         on_lost: Callable[[TaihuError], None],
         on_ended: Callable[[], None] = lambda: None,
-        *,
-        back: Back | None = None,
     ) -> None:
         self.received_bytes = 0
         self._connection = connection
@@ -68,9 +56,7 @@ class DirectReceiver:
         self._on_ended = on_ended
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._scratch = np.empty(0, dtype=np.uint8)
-        self._arriving = ArrivingFrames(origin, back, self._late)
-        # A frame that came damaged in its places, which stay lent until it has been repeated.
-        self._lent: tuple[FrameHeader, Sequence[Values]] | None = None
+        self._arriving = ArrivingFrames(origin)
         self._thread = threading.Thread(target=self._run, name="direct-receive", daemon=True)
         self._thread.start()
 
@@ -89,8 +75,10 @@ class DirectReceiver:
         try:
             while self._take_frame():
                 pass
-            self._arriving.end()
             self._on_ended()
+        except DamagedFrameError as error:
+            self._on_lost(self._arriving.damaged(error))
+            self._discard()
         except TaihuError as error:
             self._on_lost(error)
             self._discard()
@@ -100,14 +88,7 @@ class DirectReceiver:
             self._on_lost(RunError(f"internal error while taking in a frame of {self._origin.name}: {error!r}"))
             raise
         finally:
-            self._arriving.close()
             self._connection.close()
-
-    def _late(self, error: TaihuError) -> None:
-        """No repetition has come: end it, from another thread."""
-        self._on_lost(error)
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _discard(self) -> None:
         """Read on to the end: the other side shall hear the reason over gRPC, not of a connection that breaks."""
@@ -119,74 +100,39 @@ class DirectReceiver:
         """Read one frame; False when the connection has ended."""
         if not receive_into(self._connection, [self._header]):
             return False
-        try:
-            check_header(self._header)
-        except DamagedFrameError as error:
-            self._arriving.refuse(error)
-            # Nothing says where the next header begins, but for what comes before the repetition.
-            self._find(pack_header(control_header(Repetition(self._arriving.next)), 0, 0))
+        check_header(self._header)
         header, size, checksum = unpack_header(self._header, self._origin.sender, self._origin.name)
-        if isinstance(header.kind, (Again, Repetition, Mark, Taken)):
-            self._arriving.hear(header.kind)
-        elif self._arriving.admits(number_in(self._header)):
+        if self._arriving.admits(number_in(self._header)):
             self._sink.check(header)
-            if self._take_values(header, size, checksum):
-                self.received_bytes += HEADER_BYTES + size
+            self._take_values(header, size, checksum)
+            self.received_bytes += HEADER_BYTES + size
         else:
             self._receive([self._room(size)])
         return True
 
-    def _take_values(self, header: FrameHeader, size: int, checksum: int) -> bool:
-        """Receive the payload of the next frame, and have it taken if it is as it was sent; returns whether it is."""
+    def _take_values(self, header: FrameHeader, size: int, checksum: int) -> None:
+        """Receive the payload of the next frame, and have it taken; raises DamagedFrameError."""
         if not header.is_dense:
             payload = np.empty(size, dtype=np.uint8)
-            if self._is_whole(header, [payload], checksum):
-                self._sink.take_frame(frame_of(header, payload))
-                return True
-            return False
-        places = self._places(header)
+            self._receive_whole(header, [payload], checksum)
+            self._sink.take_frame(frame_of(header, payload))
+            return
+        places = self._sink.places(header)
         values = places if places is not None else [self._room(size).view(header.value_type.dtype)]
-        if self._is_whole(header, values, checksum):
-            self._lent = None
-            self._sink.take(header, values, places is not None)
-            return True
-        self._lent = None if places is None else (header, places)
-        return False
+        self._receive_whole(header, values, checksum)
+        self._sink.take(header, values, places is not None)
 
-    def _places(self, header: FrameHeader) -> Sequence[Values] | None:
-        if self._lent is None:
-            return self._sink.places(header)
-        lent, places = self._lent
-        if header != lent:
-            raise FrameError(f"{self._origin.name} repeated {header.label}: expected {lent.label}")
-        return places
-
-    def _is_whole(self, header: FrameHeader, values: Sequence[Values], checksum: int) -> bool:
-        """Receive values; whether they are as they were sent, else they are asked for again."""
+    def _receive_whole(self, header: FrameHeader, values: Sequence[Values], checksum: int) -> None:
         seen = checksum_of_all(self._receive(values))
-        if seen == checksum:
-            self._arriving.took()
-            return True
-        self._arriving.refuse(DamagedFrameError(f"{header.label}: checksum {seen:#010x}, expected {checksum:#010x}"))
-        return False
+        if seen != checksum:
+            raise DamagedFrameError(f"{header.label}: checksum {seen:#010x}, expected {checksum:#010x}")
+        self._arriving.took()
 
     def _receive(self, values: Sequence[Values]) -> list[memoryview]:
         places = payload_of(values)
         if not receive_into(self._connection, places) and any(map(len, places)):
             raise ConnectionResetError("the connection ended within a frame")
         return places
-
-    def _find(self, header: bytes) -> None:
-        """Read on until `header` has come, and not a byte beyond it."""
-        window = self._header
-        while window != header:
-            seen = bytes(window)
-            kept = next(size for size in range(len(header) - 1, -1, -1) if seen.endswith(header[:size]))
-            window[:kept] = header[:kept]
-            with suppress(ConnectionResetError):
-                if receive_into(self._connection, [window[kept:]]):
-                    continue
-            self._arriving.end()
 
     def _room(self, size: int) -> NDArray[np.uint8]:
         if len(self._scratch) < size:
@@ -214,8 +160,8 @@ class DirectSender:
         self._peer = peer
         self._on_lost = on_lost
         self._faults = faults or NoFrameFaults()
-        self._stopped = self._is_over = False
-        self._sent = SentFrames(peer)
+        self._stopped = self._is_over = self._is_given_up = False
+        self._number = 0
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._urgent: deque[Item] = deque()
         self._thread = threading.Thread(target=self._run, name="direct-send", daemon=True)
@@ -230,32 +176,17 @@ class DirectSender:
         self._put(frame, urgent=urgent)
 
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback`, from the sending thread, when all frames queued so far, as urgent, have been read."""
-        self._put(callback, urgent=urgent)
+        """Call `callback`, from the sending thread, when all frames queued so far, as urgent, have been read.
 
-    def after_taken(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback`, by any thread, when the other side has taken all frames queued so far, as urgent.
-
-        Their arrays may be written to then; see also `after`.
+        Their arrays may be written to then. Once the other side wants nothing more, this thread or that of `give_up`
+        calls it.
         """
-        self._put(WhenTaken(callback), urgent=urgent)
+        self._put(callback, urgent=urgent)
         self._tell_if_over()
 
-    def say(self, word: Word) -> None:
-        """Say something about frames that come; see `taihu.core.wire.repetition`."""
-        self._put(partial(self._say, word), urgent=True)
-
-    def repeat(self, number: int) -> None:
-        """Send frame `number` once more, and those behind it; where that cannot be, the connection is lost."""
-        self._put(partial(self._repeat, number), urgent=True)
-
-    def taken(self, number: int) -> None:
-        """The first `number` frames have been taken by the other side."""
-        self._sent.taken(number)
-
     def give_up(self) -> None:
-        """The other side has left, and wants nothing more: who waits until it has taken something is told."""
-        self._sent.give_up()
+        """The other side has left, and wants nothing more: who waits until something has been read is told."""
+        self._is_given_up = True
         self._tell_if_over()
 
     def _put(self, item: Item, *, urgent: bool) -> None:
@@ -306,7 +237,7 @@ class DirectSender:
 
     def _tell_if_over(self) -> None:
         """Nothing is sent any more, and the other side wants nothing: tell who waits behind what is queued."""
-        if not (self._is_over and self._sent.is_given_up):
+        if not (self._is_over and self._is_given_up):
             return
         with suppress(IndexError):
             while True:
@@ -316,38 +247,25 @@ class DirectSender:
                 self._tell(self._queue.get_nowait())
 
     def _tell(self, item: Item) -> None:
-        if isinstance(item, WhenTaken):
-            item.callback()
+        if callable(item):
+            item()
 
     def _handle(self, item: Item) -> None:
         if isinstance(item, OutgoingFrame):
             size = HEADER_BYTES + sum(piece.nbytes for piece in item.pieces)
             self.sent_bytes += size
-            number = self._sent.add(item, size)
+            buffers = _buffers(item, self._number)
+            self._number += 1
             if self._faults.is_due:
-                self._write_with_fault(item, number)
+                self._write_with_fault(buffers)
             else:
-                self._write(item.header, item.pieces, item.checksum, number)
-        elif isinstance(item, WhenTaken):
-            self._say(self._sent.mark(item.callback))
+                self._write(buffers)
         elif item is not None:
             item()
 
-    def _say(self, word: Word | None) -> None:
-        if word is not None:
-            self._write(control_header(word), (), 0)
-
-    def _repeat(self, number: int) -> None:
-        frames = self._sent.since(number)
-        self._say(Repetition(number))
-        for each, frame in enumerate(frames, number):
-            self._write(frame.header, frame.pieces, frame.checksum, each)
-        self._say(self._sent.marked)
-
-    def _write_with_fault(self, frame: OutgoingFrame, number: int) -> None:
+    def _write_with_fault(self, buffers: Sequence[memoryview]) -> None:
         """Write a frame with the fault that is due; where its connection breaks by that, OSError is raised."""
         fault = self._faults.take()
-        buffers = _buffers(frame.header, frame.pieces, frame.checksum, number)
         if fault is FrameFault.CORRUPT:
             self._connection.sendall(turned(buffers, HEADER_BYTES))
             return
@@ -360,8 +278,7 @@ class DirectSender:
         for _ in range(2 if fault is FrameFault.DUPLICATE else 1):
             self._connection.sendall(whole)
 
-    def _write(self, header: FrameHeader, pieces: Sequence[Values], checksum: int, number: int = 0) -> None:
-        buffers = _buffers(header, pieces, checksum, number)
+    def _write(self, buffers: Sequence[memoryview]) -> None:
         sent = self._connection.sendmsg(buffers)
         for buffer in buffers:
             if sent < len(buffer):
@@ -369,12 +286,13 @@ class DirectSender:
             sent -= len(buffer)
 
 
-def _buffers(header: FrameHeader, pieces: Sequence[Values], checksum: int, number: int) -> list[memoryview]:
+def _buffers(frame: OutgoingFrame, number: int) -> list[memoryview]:
     """The bytes of a frame where they lie, no more of them than are sent at once."""
+    pieces = frame.pieces
     if len(pieces) > MOST_PIECES:
         pieces = [np.concatenate(pieces)]
     payload = payload_of(pieces)
-    return [memoryview(pack_header(header, sum(map(len, payload)), checksum, number)), *payload]
+    return [memoryview(pack_header(frame.header, sum(map(len, payload)), frame.checksum, number)), *payload]
 
 
 def _look_again() -> None:

@@ -17,19 +17,15 @@ from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import (
     ActivationPart,
-    Again,
     Encoding,
     Gradients,
     Kind,
-    Mark,
     Parameters,
     Question,
     Rates,
-    Repetition,
     RingSegment,
     SparseMessage,
     Summed,
-    Taken,
 )
 
 __all__ = ["HEADER_BYTES", "check_header", "number_in", "pack_header", "unpack_header"]
@@ -78,10 +74,6 @@ _LAYOUTS: Final = {
     RingSegment: _layout(5, "II", lambda kind: (kind.hop, kind.gather), RingSegment),
     ActivationPart: _layout(6, "I", lambda kind: (kind.frames,), ActivationPart),
     SparseMessage: _layout(7, "II", lambda kind: (kind.round, kind.part), SparseMessage),
-    Again: _layout(8, "Q", lambda kind: (kind.number,), Again),
-    Repetition: _layout(9, "Q", lambda kind: (kind.number,), Repetition),
-    Mark: _layout(10, "Q", lambda kind: (kind.number,), Mark),
-    Taken: _layout(11, "Q", lambda kind: (kind.number,), Taken),
     Rates: _layout(12, "", lambda _: (), Rates),
 }
 _BY_NUMBER: Final = {layout.number: layout for layout in _LAYOUTS.values()}
@@ -120,7 +112,7 @@ def check_header(buffer: memoryview) -> None:
 
 
 def number_in(buffer: memoryview) -> int:
-    """The last eight bits of the number of a frame, by which one that comes twice is known; words have none."""
+    """The last eight bits of the number of a frame, by which one that comes twice is known."""
     return buffer[_NUMBER_AT]
 
 

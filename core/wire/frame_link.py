@@ -21,10 +21,10 @@ from taihu.core.wire.direct_frames import DirectReceiver, DirectSender
 from taihu.core.wire.frame_faults import FrameFaults, NoFrameFaults
 from taihu.core.wire.headers import FrameHeader
 from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.core.wire.repetition import OutgoingFrame
 from taihu.core.wire.sink import Origin, Sink
 from taihu.core.wire.status import error_class, error_from_rpc
 from taihu.core.wire.stream import StreamReader, StreamSender
+from taihu.core.wire.under_way import OutgoingFrame
 
 __all__ = ["Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents"]
 
@@ -98,7 +98,7 @@ class FrameConnection:
         self._on_lost = on_lost
         self._on_ended = on_ended
         self._sender = DirectSender(connection.dup(), origin.name, self._cannot_send, faults=faults)
-        self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended, back=self._sender)
+        self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended)
 
     @property
     def sent_bytes(self) -> int:
@@ -121,10 +121,6 @@ class FrameConnection:
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
         """Call `callback` when all frames queued so far, as urgent, have been read; as `DirectSender.after`."""
         self._sender.after(callback, urgent=urgent)
-
-    def after_taken(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback` when the other side has taken all frames queued so far; as `DirectSender.after_taken`."""
-        self._sender.after_taken(callback, urgent=urgent)
 
     def give_up(self) -> None:
         """The other side has left in good order: it wants nothing more."""
@@ -233,7 +229,7 @@ class FrameLink:
         self._past_opening.set()
 
     def _messages(self) -> Iterator[bytes]:
-        """The stream's messages until what is queued ends, or something cannot be repeated."""
+        """The stream's messages until what is queued ends, or one is broken off."""
         try:
             yield from self._stream.messages()
         except TaihuError as error:
@@ -340,17 +336,6 @@ class FrameLink:
         else:
             former.after(partial(sender.after, callback, urgent=urgent))
 
-    def after_taken(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback`, by any thread, when the other side has taken all frames queued so far, as urgent.
-
-        Until then it may ask for them again, and their arrays must not change.
-        """
-        former, sender = self._former, self._sender
-        if former is None:
-            sender.after_taken(callback, urgent=urgent)
-        else:
-            former.after_taken(partial(sender.after_taken, callback, urgent=urgent))
-
     def _forget(self, former: StreamSender | FrameConnection) -> None:
         """All frames that `former` was given have been read."""
         if self._former is former:
@@ -407,14 +392,13 @@ class FrameLink:
     def _watch(self, messages: Iterable[bytes]) -> None:
         """Take what comes in the stream until it ends; runs in a thread of its own."""
         name = self._end.origin.name
-        reader = StreamReader(self._end.origin, self._stream, self._lost)
+        reader = StreamReader(self._end.origin)
         try:
             for message in messages:
                 self._stream_bytes += len(message)
                 frame = reader.read(message)
                 if frame is not None:
                     self._sink.take_any(frame)
-            reader.end()
         except grpc.RpcError as error:
             if error_class(error) is None and isinstance(error, grpc.Call) and error.code() in _BROKEN:
                 self._lost(MemberLostError(f"{name} was lost: its connection broke"))
@@ -431,8 +415,6 @@ class FrameLink:
             self._stream.give_up()
             if self._connection is not None:
                 self._connection.give_up()
-        finally:
-            reader.close()
 
     def _connection_lost(self, error: TaihuError) -> None:
         """The connection broke, or brought what it must not."""

@@ -6,6 +6,7 @@ A frame is the same whatever carries it; `taihu.core.wire.codec` writes it as a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +28,7 @@ __all__ = [
     "ValueType",
     "dense_values",
     "frame_of",
+    "payload_of",
 ]
 
 _WIRE_TYPE = np.dtype("<f4")
@@ -232,3 +234,8 @@ def dense_values(frame: Frame, value_type: ValueType = ValueType.FP32) -> NDArra
             f"{header.value_type.label} values: expected a dense one with {value_type.label} values"
         )
     return frame.values
+
+
+def payload_of(pieces: Sequence[NDArray[Any]]) -> list[memoryview]:
+    """The memory of contiguous arrays."""
+    return [piece.view(np.uint8).data for piece in pieces]

@@ -11,22 +11,17 @@ from taihu.core.base.errors import FrameError
 
 __all__ = [
     "ActivationPart",
-    "Again",
     "Encoding",
     "Farewell",
     "Gradients",
     "K",
     "Kind",
-    "Mark",
     "Parameters",
     "Question",
     "Rates",
-    "Repetition",
     "RingSegment",
     "SparseMessage",
     "Summed",
-    "Taken",
-    "Word",
 ]
 
 
@@ -152,60 +147,7 @@ class Farewell:
     encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
-    """A receiver asks for frame `number` of the other direction once more, and for those behind it.
-
-    Words about frames have no number of their own (`taihu.core.wire.repetition`).
-    """
-
-    number: int
-    label: ClassVar[str] = "a wish for a repetition"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
-
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """Frame `number` follows once more, and those behind it."""
-
-    number: int
-    label: ClassVar[str] = "a repetition"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A sender wants to be told when the `number` frames before this have been taken."""
-
-    number: int
-    label: ClassVar[str] = "a mark"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """The first `number` frames have been taken, and are not asked for again."""
-
-    number: int
-    label: ClassVar[str] = "a receipt"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
-
-
-Kind = (
-    Gradients
-    | Rates
-    | Question
-    | Summed
-    | Parameters
-    | RingSegment
-    | ActivationPart
-    | SparseMessage
-    | Farewell
-    | Again
-    | Repetition
-    | Mark
-    | Taken
-)
+Kind = Gradients | Rates | Question | Summed | Parameters | RingSegment | ActivationPart | SparseMessage | Farewell
 K = TypeVar(
     "K",
     Gradients,
@@ -217,9 +159,4 @@ K = TypeVar(
     ActivationPart,
     SparseMessage,
     Farewell,
-    Again,
-    Repetition,
-    Mark,
-    Taken,
 )
-Word = Again | Repetition | Mark | Taken

@@ -28,7 +28,6 @@ from taihu.core.process.memory_limit import memory_limit_bytes
 from taihu.core.security.security import Refusals
 from taihu.core.wire.health import Health
 from taihu.core.wire.page_server import serve_page
-from taihu.core.wire.repetition import DAMAGED
 
 __all__ = ["Exported", "MetricsPage", "RefusedCalls", "ServerMetrics", "WorkerMetrics", "modelled_layers"]
 
@@ -145,20 +144,6 @@ class _ThresholdDrifts(Collector):
         )
         for name, drift in self._last_drifts():
             family.add_metric((*self._labels.values(), name), drift)
-        return [family]
-
-
-class _DamagedFrames(Collector):
-    """Frames that came damaged to this process, looked up when somebody reads."""
-
-    def __init__(self, labels: Mapping[str, str]) -> None:
-        self._labels = labels
-
-    @override
-    def collect(self) -> Iterable[Metric]:
-        text = "Frames that came with another checksum than they were sent with."
-        family = CounterMetricFamily("taihu_damaged_frames", text, labels=tuple(self._labels))
-        family.add_metric(tuple(self._labels.values()), DAMAGED.count)
         return [family]
 
 
@@ -281,7 +266,6 @@ def _registry(labels: dict[str, str]) -> CollectorRegistry:
     ProcessCollector(registry=registry)
     text = "Memory that this process may take: its control group's limit, or all of the machine."
     _gauge(registry, "taihu_memory_limit_bytes", text, labels).set(memory_limit_bytes())
-    registry.register(_DamagedFrames(labels))
     return registry
 
 

@@ -8,14 +8,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from taihu.core.base.errors import DamagedFrameError
 from taihu.core.wire.headers import Frame, FrameHeader
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import Kind
 from taihu.core.wire.patience import Patience
 
-__all__ = ["Origin", "Sink"]
+__all__ = ["Origin", "Sink", "damaged_error"]
 
 Values = NDArray[Any]
+
+
+def damaged_error(link: str, seen: str) -> DamagedFrameError:
+    """The error of a frame that has come otherwise than it was sent."""
+    return DamagedFrameError(f"{link}: {seen}; check network cards, switches and memory between them")
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,15 @@ class Origin:
     sender: Sender
     receiver: str = "this process"
     patience: Patience = field(default_factory=Patience)
+
+    @property
+    def link(self) -> str:
+        """Both ends, for messages."""
+        return f"the link from {self.name} to {self.receiver}"
+
+    def damaged(self, seen: str) -> DamagedFrameError:
+        """The error of a frame that has come otherwise than it was sent."""
+        return damaged_error(self.link, seen)
 
 
 @dataclass(frozen=True)

@@ -165,7 +165,6 @@ PANELS = (
         (
             Query(f"sum(rate(taihu_rejected_frames_total{{{_SERVER}}}[$__rate_interval]))", "refused per second"),
             Query(f"sum(rate(taihu_duplicate_frames_total{{{_SERVER}}}[$__rate_interval]))", "repeated per second"),
-            Query(f"sum(rate(taihu_damaged_frames_total{{{_JOB}}}[$__rate_interval]))", "damaged per second"),
         ),
     ),
 )

@@ -84,7 +84,7 @@ class AnsweredExchange:
             connection.close()
 
     def _read(self, requests: Iterator[bytes]) -> None:
-        reader = StreamReader(self._origin, self._stream, self.end)
+        reader = StreamReader(self._origin)
         try:
             with suppress(grpc.RpcError):  # who measures is gone, and nobody is left to be told
                 for message in requests:
@@ -97,8 +97,6 @@ class AnsweredExchange:
             self.end()
         except TaihuError as error:
             self.end(error)
-        finally:
-            reader.close()
 
     def _answer_in_stream(self, frame: Frame) -> None:
         self._stream.send(*self._answer(frame.header))

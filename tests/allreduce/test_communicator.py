@@ -377,12 +377,14 @@ def test_segments_of_a_mesh_come_from_the_left_neighbour_alone() -> None:
         assert told == f"FrameError: worker 1 sent {header.label}: segments come from worker 2"
 
 
-def test_what_is_no_frame_fails_its_receiver_when_nobody_repeats_it() -> None:
+def test_what_is_no_frame_fails_its_receiver() -> None:
     with Peers(3, silent=2) as peers, grpc.insecure_channel(peers.addresses[0]) as channel:
         metadata = identity_to_metadata(WorkerIdentity("job", 2, 1002))
         call = exchange(channel)(iter((b"nonsense",)), metadata=metadata, timeout=120)
         told = outcome(peers.communicators[0], 10)
-        assert told.startswith("DamagedFrameError: the link from worker 2 to worker 0: it ended before frame 0")
+        assert told.startswith(
+            "DamagedFrameError: the link from worker 2 to worker 0: frame 0 came damaged: not a Frame message"
+        )
         with pytest.raises(grpc.RpcError):
             list(call)
 

@@ -201,7 +201,11 @@ def test_a_machine_with_too_little(
     ended, found = hosts.examine(*arguments, first=first)
     assert (ended, kind in kinds(found)) == (code, True), found
     # More processes need more descriptors as well.
-    assert kinds(found) - {kind} <= {("fails", "files")} if "cluster.workers=1400" in arguments else kinds(found) == {kind}
+    assert (
+        kinds(found) - {kind} <= {("fails", "files")}
+        if "cluster.workers=1400" in arguments
+        else kinds(found) == {kind}
+    )
 
 
 def test_an_expired_certificate(hosts: Hosts, tmp_path: Path) -> None:

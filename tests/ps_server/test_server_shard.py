@@ -16,7 +16,6 @@ from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import Encoding, Parameters, Summed
 from taihu.core.wire.shared_memory import SharedBuffer
-from taihu.core.wire.stream import message_of
 from taihu.kernels.half import from_half, to_half
 from taihu.kernels.pack import packed_bound
 from taihu.ps_server.aggregator import Outcome
@@ -149,7 +148,7 @@ def test_an_answer_says_what_it_answers(kind: str) -> None:
                 assert answer.shared.header == replace(answer.header, encoding=Encoding.SHARED)
                 assert answer.shared.moved_bytes == spec.count * answer.header.value_type.dtype.itemsize
             assert answer.shared.pieces == ()
-            sent = read_frame(message_of(answer))
+            sent = read_frame(answer.message)
             assert (sent.header, sent.size_bytes) == (answer.header, answer.moved_bytes)
 
 

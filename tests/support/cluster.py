@@ -142,7 +142,7 @@ class Member:
         self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end).__enter__()
         try:
             self.plan = self.client.get_plan(PATIENCE_S)
-            beside = Beside(recorder=self.recorder)
+            beside = Beside(recorder=self.recorder, on_failure=self.client.tell_of_loss)
             self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas, beside)
         except BaseException:
             self._heartbeats.__exit__(None, None, None)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from support.flips import wired
 from support.frames import header_of
 
-from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
+from taihu.core.base.errors import DamagedFrameError, FrameError, MemberLostError, TaihuError
 from taihu.core.chaos.faults import fault_from
 from taihu.core.chaos.frames import FaultyFrames
 from taihu.core.wire.codec import encode_frame, read_frame
@@ -25,9 +25,9 @@ from taihu.core.wire.frame_link import FrameConnection
 from taihu.core.wire.headers import Frame, FrameHeader
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import Encoding, Gradients, Question
-from taihu.core.wire.repetition import DAMAGED, ArrivingFrames
 from taihu.core.wire.sink import Origin, Sink
 from taihu.core.wire.stream import StreamReader, StreamSender
+from taihu.core.wire.under_way import ArrivingFrames
 
 COUNTS = (40, 300, 0, 300, 7)
 PIECES: list[NDArray[np.float32]] = [np.full(count, 1 + at, dtype=np.float32) for at, count in enumerate(COUNTS)]
@@ -75,29 +75,34 @@ def sent_with(*faults: str, at: int) -> Iterator[tuple[Receiver, Receiver]]:
                 if number == at:
                     sending.after(partial(ask, due, *faults))
                 sending.send(header, [piece])
-            sending.after_taken(receiver.over.set)
+            sending.finish()
             assert receiver.over.wait(120)
             yield receiver, sender
 
 
 @pytest.mark.parametrize("at", range(len(COUNTS)))
-@pytest.mark.parametrize(
-    "faults", [("corrupt",), ("duplicate",), ("duplicate", "duplicate"), ("corrupt", "duplicate")]
-)
+@pytest.mark.parametrize("faults", [("duplicate",), ("duplicate", "duplicate")])
 def test_all_frames_of_a_connection_are_taken_once(faults: tuple[str, ...], at: int) -> None:
-    before, values = DAMAGED.count, [piece.copy() for piece in PIECES]
     with sent_with(*faults, at=at) as (receiver, sender):
         assert receiver.errors.empty()
         assert sender.errors.empty()
         assert receiver.taken == SENT
-    assert DAMAGED.count - before == faults.count("corrupt")
+
+
+@pytest.mark.parametrize("at", range(len(COUNTS)))
+@pytest.mark.parametrize("faults", [("corrupt",), ("duplicate", "corrupt"), ("corrupt", "duplicate")])
+def test_a_damaged_frame_of_a_connection_ends_it_and_the_values_stay(faults: tuple[str, ...], at: int) -> None:
+    values = [piece.copy() for piece in PIECES]
+    damaged = at + faults.index("corrupt")
+    with sent_with(*faults, at=at) as (receiver, _):
+        if damaged == len(COUNTS):
+            assert receiver.taken == SENT
+        else:
+            error = receiver.errors.get(timeout=120)
+            assert isinstance(error, DamagedFrameError)
+            assert str(error).startswith(f"the link from worker 0 to server 0: frame {damaged} came damaged: ")
+            assert receiver.taken == SENT[:damaged]
     assert all(map(np.array_equal, PIECES, values))
-
-
-def test_a_frame_is_asked_for_by_its_number_behind_one_that_came_twice() -> None:
-    with sent_with("duplicate", "corrupt", at=1) as (receiver, _):
-        assert receiver.errors.empty()
-        assert receiver.taken == SENT
 
 
 @pytest.mark.parametrize("at", range(len(COUNTS)))
@@ -111,7 +116,7 @@ def test_a_frame_of_a_connection_that_is_broken_off_is_a_loss_on_both_sides(at: 
 
 
 def test_a_number_that_is_left_out_names_the_link() -> None:
-    arriving = ArrivingFrames(WORKER, None, lambda error: None)
+    arriving = ArrivingFrames(WORKER)
     assert arriving.admits(0)
     arriving.took()
     assert not arriving.admits(0)
@@ -124,39 +129,48 @@ def test_a_number_that_is_left_out_names_the_link() -> None:
 
 
 def test_numbers_go_on_behind_what_is_written_of_them() -> None:
-    arriving = ArrivingFrames(WORKER, None, lambda error: None)
+    arriving = ArrivingFrames(WORKER)
     for number in range(600):
         assert arriving.admits(number % 256)
         arriving.took()
         assert not arriving.admits(number % 256)
 
 
-def streamed(*faults: str, at: int) -> tuple[list[tuple[FrameHeader, bytes]], int]:
-    """All frames that are taken in a stream, and how many came damaged."""
-    due, before, taken = FaultyFrames(), DAMAGED.count, Receiver()
-    sender, back = StreamSender("server 0", faults=due), StreamSender("worker 0")
-    reader = StreamReader(WORKER, back, taken.fail)
-    hearer = StreamReader(SERVER, sender, taken.fail)
+def messages_with(*faults: str, at: int) -> list[bytes]:
+    """The messages of all frames in a stream, the one numbered `at` and those behind it with a fault each."""
+    sender = StreamSender("server 0", faults=(due := FaultyFrames()))
     for number, (header, piece) in enumerate(zip(HEADERS, PIECES, strict=True)):
         if number == at:
             sender.after(partial(ask, due, *faults))
         sender.send(header, [piece] if piece.size else [])
-    messages, answers = sender.messages(), back.messages()
-    with closing(reader):
-        while len(taken.taken) < len(SENT):
-            frame = reader.read(next(messages))
-            if frame is not None:
-                taken.take(frame)
-            for _ in range(back._queue.qsize()):
-                assert hearer.read(next(answers)) is None
-    return taken.taken, DAMAGED.count - before
+    sender.end()
+    return list(sender.messages())
+
+
+def taken_of(messages: Sequence[bytes]) -> list[tuple[FrameHeader, bytes]]:
+    taken, reader = Receiver(), StreamReader(WORKER)
+    for message in messages:
+        frame = reader.read(message)
+        if frame is not None:
+            taken.take(frame)
+    return taken.taken
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-@pytest.mark.parametrize("faults", [("corrupt",), ("duplicate",), ("duplicate", "corrupt")])
-def test_all_frames_of_a_stream_are_taken_once(faults: tuple[str, ...], at: int) -> None:
-    last = at == len(COUNTS) - 1
-    assert streamed(*faults, at=at) == (SENT, (faults if not last else faults[:1]).count("corrupt"))
+def test_all_frames_of_a_stream_are_taken_once(at: int) -> None:
+    messages = messages_with("duplicate", at=at)
+    assert len(messages) == len(SENT) + 1
+    assert taken_of(messages) == SENT
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_frame_of_a_stream_that_is_damaged_names_the_link(at: int) -> None:
+    messages = messages_with("corrupt", at=at)
+    assert taken_of(messages[:at]) == SENT[:at]
+    with pytest.raises(
+        DamagedFrameError, match=f"^the link from worker 0 to server 0: frame {at} came damaged: gradients"
+    ):
+        taken_of(messages)
 
 
 def test_a_question_of_a_stream_has_no_faults() -> None:
@@ -167,7 +181,7 @@ def test_a_question_of_a_stream_has_no_faults() -> None:
         sender.send(HEADERS[2], [])
     sender.send(HEADERS[4], [PIECES[4]])
     sender.end()
-    reader = StreamReader(WORKER, StreamSender("worker 0"), lambda error: None)
+    reader = StreamReader(WORKER)
     taken = [reader.read(message) for message in sender.messages()]
     assert [None if frame is None else frame.header for frame in taken] == [HEADERS[2], HEADERS[2], HEADERS[4], None]
 

@@ -20,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.wire.metrics import MetricsPage, ServerMetrics, WorkerMetrics
-from taihu.core.wire.repetition import DAMAGED
 
 UNITS = ("_seconds", "_bytes", "_total", "_ratio")
 DIMENSIONLESS = {
@@ -112,16 +111,6 @@ def test_thresholds_of_former_generations_are_neither_told_nor_kept() -> None:
     assert forgotten() is None
     seen = families_of(metrics.registry)["taihu_layer_threshold_drift_ratio"].samples
     assert [(sample.labels["layer"], sample.value) for sample in seen] == [("conv1", 0.25)]
-
-
-@pytest.mark.parametrize(("role", "metrics"), ROLES)
-def test_frames_that_came_damaged_are_counted(
-    role: str, metrics: Callable[[int], WorkerMetrics | ServerMetrics]
-) -> None:
-    registry = metrics(3).registry
-    before = samples(families_of(registry))["taihu_damaged_frames_total"]
-    DAMAGED.add()
-    assert samples(families_of(registry))["taihu_damaged_frames_total"] == before + 1
 
 
 def test_both_roles_say_the_same_of_what_both_export() -> None:

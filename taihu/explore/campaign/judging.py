@@ -13,9 +13,11 @@ __all__ = ["problems_of"]
 
 _OF_DISKS: Final = frozenset({Kind.FULL_DISK, Kind.SLOW_DISK, Kind.READ_ONLY_DISK})
 # Nobody is lost by them.
-_BEARABLE: Final = _OF_DISKS | {Kind.DELAY, Kind.CORRUPT, Kind.DUPLICATE, Kind.CLOCK_JUMP}
+_BEARABLE: Final = _OF_DISKS | {Kind.DELAY, Kind.DUPLICATE, Kind.CLOCK_JUMP}
 # Everybody hears of them at once.
-_HEARD_OF: Final = frozenset({Kind.KILL, Kind.DROP, Kind.DROP_ONE, Kind.DELAY, Kind.DUPLICATE, Kind.CLOCK_JUMP})
+_HEARD_OF: Final = frozenset(
+    {Kind.KILL, Kind.DROP, Kind.DROP_ONE, Kind.DELAY, Kind.CORRUPT, Kind.DUPLICATE, Kind.CLOCK_JUMP}
+)
 _ENDED_FROM_OUTSIDE: Final = ("takes no part any more; it is ended", "does not end; it is ended")
 _INTERRUPTED: Final = 130
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from taihu.core.base.errors import ExchangeError, FrameError, SharedMemoryError
+from taihu.core.base.errors import DamagedFrameError, ExchangeError, FrameError, SharedMemoryError
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.clock import SystemClock
 from taihu.core.wire.codec import decode_frame, encode_frame, layout_to_message
 from taihu.core.wire.headers import At, FrameHeader
-from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
+from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.kinds import Parameters
-from taihu.core.wire.repetition import once_more_if_damaged
 from taihu.core.wire.retry import call_until_reachable
 from taihu.core.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
+from taihu.core.wire.sink import Origin
 from taihu.core.wire.status import error_from_rpc
 from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "Call", "ServerCalls"]
 
 PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
+_CAME_DAMAGED: Final = "a frame came damaged"
 _PATH = f"/{PARAMETER_SERVER_SERVICE}"
 
 Values = NDArray[np.float32]
@@ -83,7 +84,7 @@ class ServerCalls:
         `prepare` is called with every frame before its values are read.
 
         Raises:
-            DamagedFrameError: one came damaged twice.
+            DamagedFrameError: one came damaged.
         """
         initialize = self._channel.stream_unary(
             f"{_PATH}/Initialize", pb.InitializeRequest.SerializeToString, pb.InitializeResponse.FromString
@@ -118,7 +119,7 @@ class ServerCalls:
             except grpc.FutureCancelledError:
                 raise ExchangeError(f"{self._peer}: the call that brings the parameters was cut") from None
 
-        def call_when_reachable() -> None:
+        try:
             call_until_reachable(
                 call,
                 peer=self._peer,
@@ -126,8 +127,8 @@ class ServerCalls:
                 clock=SystemClock(),
                 gives_up=self._is_abandoned,
             )
-
-        once_more_if_damaged(call_when_reachable, f"the link from worker {self._identity.rank} to {self._peer}")
+        except DamagedFrameError as error:
+            raise Origin(self._name, self._identity.sender, self._peer).damaged(f"{_CAME_DAMAGED}: {error}") from None
 
     def fetch(
         self, layout_digest: str, frames: Sequence[FrameSpec], write: Callable[[FrameSpec, Values], None]
@@ -137,15 +138,9 @@ class ServerCalls:
         Without frames, only wait until there are parameters.
 
         Raises:
-            DamagedFrameError: one came damaged twice.
+            DamagedFrameError: one came damaged.
             ModelError: this worker's model differs from the server's.
         """
-        link = f"the link from {self._peer} to worker {self._identity.rank}"
-        once_more_if_damaged(lambda: self._fetch(layout_digest, frames, write), link)
-
-    def _fetch(
-        self, layout_digest: str, frames: Sequence[FrameSpec], write: Callable[[FrameSpec, Values], None]
-    ) -> None:
         fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = self._channel.unary_stream(
             f"{_PATH}/Fetch", pb.FetchRequest.SerializeToString
         )
@@ -161,7 +156,7 @@ class ServerCalls:
         self._track(call)
         try:
             for message in call:
-                header, values = decode_frame(message)
+                header, values = self._decoded(message)
                 header.expect(Parameters)
                 job, (_, _, offset, count) = header.sender.job, header.address
                 frame = missing.pop(offset, None)
@@ -175,6 +170,17 @@ class ServerCalls:
             raise error_from_rpc(error, self._peer) from None
         if missing:
             raise ExchangeError(f"{self._peer}: {len(missing)} of {len(frames)} frames of parameters did not come")
+
+    def _decoded(self, message: bytes) -> tuple[FrameHeader, Values]:
+        try:
+            return decode_frame(message)
+        except DamagedFrameError as error:
+            sender = Sender(self._job.name, 0)
+            raise Origin(self._peer, sender, self._name).damaged(f"{_CAME_DAMAGED}: {error}") from None
+
+    @property
+    def _name(self) -> str:
+        return f"worker {self._identity.rank}"
 
     def keep(self, step: int, *, until_durable: bool) -> Callable[[], None]:
         """Have the server keep its shard as it is after `step`.
