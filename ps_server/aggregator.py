@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from taihu.core.base.errors import FrameError, GivenUpError, MemberLostError, StaleError
 from taihu.core.planner.partition import FrameSpec
@@ -58,6 +58,10 @@ class _Slot(Generic[Payload]):
         self.pending: dict[int, Payload] = {}
 
 
+def _slots_of(frames: Sequence[FrameSpec], last_step: int) -> Mapping[int, _Slot[Any]]:
+    return {frame.offset: _Slot(frame, last_step) for frame in frames}
+
+
 class Aggregator(Generic[Payload]):
     """Collects contributions to the frames of a plan, starting after `last_step`.
 
@@ -80,7 +84,9 @@ class Aggregator(Generic[Payload]):
         self._incarnations: dict[int, int] = {}
         self._left: set[int] = set()
         self._attempt = 0
-        self.restart(plan, frames, last_step)
+        self._plan = plan
+        self._last_step = last_step
+        self._slots = _slots_of(frames, last_step)
 
     def restart(self, plan: int, frames: Sequence[FrameSpec], last_step: int, attempt: int = 0) -> None:
         """Forget all frames, and go on after `last_step` with those of `plan`; workers stay admitted.
@@ -90,7 +96,7 @@ class Aggregator(Generic[Payload]):
         self._plan = plan
         self._last_step = last_step
         self._attempt = max(self._attempt, attempt)
-        self._slots: Mapping[int, _Slot[Payload]] = {frame.offset: _Slot(frame, last_step) for frame in frames}
+        self._slots = _slots_of(frames, last_step)
 
     def admit(self, rank: int, incarnation: int) -> None:
         """Take frames of worker `rank` from now on if they carry `incarnation`.

@@ -75,16 +75,17 @@ class Bucket:
         self._resume(held)
         most = sum(compressor.most_selected(unit.elements) for unit in self._group.state.units)
         self._parcels = Parcels(len(gradients), most, self._group.value_type)
-        self._room = 0
-        self._make_room(step)
+        self.parcel = np.zeros(self._room_at(step), dtype=np.uint8)
+        self.received = np.zeros((ranks, len(self.parcel)), dtype=np.uint8)
 
     def select(self, step: int) -> None:
         """Take in the gradients of step `step` (from 1), and have in `parcel` what is sent of them.
 
         Of a parameter whose gradient is zeros nothing is sent: where no rank has used it, nobody takes what comes.
         """
-        if step <= self._compressor.density_warmup_steps + 1:
-            self._make_room(step)
+        if step <= self._compressor.density_warmup_steps + 1 and (room := self._room_at(step)) != len(self.parcel):
+            self.parcel = np.zeros(room, dtype=np.uint8)
+            self.received = np.zeros((self._ranks, room), dtype=np.uint8)
         quiet = [bounds for bounds in self._bounds if self._is_quiet(*bounds)]
         selection = self._group.compress(0, step)
         indices, values = self._of_others(selection, quiet) if quiet else (selection.indices, selection.values)
@@ -127,15 +128,11 @@ class Bucket:
             }
         )
 
-    def _make_room(self, step: int) -> None:
-        """Have room for what step `step` (from 1) sends at most; all ranks come to the same."""
+    def _room_at(self, step: int) -> int:
+        """Bytes of what step `step` (from 1) sends at most; all ranks come to the same."""
         units = self._group.state.units
         most = sum(min(unit.elements, most_of(self._compressor.kept(unit.elements, step))) for unit in units)
-        room = self._parcels.room(most)
-        if room != self._room:
-            self._room = room
-            self.parcel = np.zeros(room, dtype=np.uint8)
-            self.received = np.zeros((self._ranks, room), dtype=np.uint8)
+        return self._parcels.room(most)
 
     def _is_quiet(self, start: int, stop: int) -> bool:
         part = self._gradients[start:stop]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from taihu.core.compression.balance import Weighed, Weighing
 from taihu.core.compression.methods import Compressor
-from taihu.core.compression.state import Outcome, units_of_plan
+from taihu.core.compression.state import Outcome, Unit, units_of_plan
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec
@@ -32,6 +32,41 @@ class Selection:
     indices: NDArray[np.int32]
     values: NDArray[Any]
     outcome: Outcome
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The memory of the groups of one plan.
+
+    Attributes:
+        units: of each group, by number.
+        indices, values: of what is selected of one group.
+        packed, sections: of one frame of that.
+    """
+
+    units: list[range]
+    indices: NDArray[np.int32]
+    values: NDArray[Any]
+    packed: NDArray[Any]
+    sections: NDArray[np.uint8]
+
+
+def _room_for(compressor: Compressor, units: Sequence[Unit], groups: Sequence[Group]) -> _Room:
+    room = [0] * len(groups)
+    ends = [0] * len(groups)
+    for index, unit in enumerate(units):
+        ends[unit.group] = index + 1
+        room[unit.group] += compressor.most_selected(unit.elements)
+    most = max(room, default=0)
+    largest = max((group.last_layer - group.first_layer + 1 for group in groups), default=0)
+    values = np.empty(most, dtype=compressor.value_dtype)
+    return _Room(
+        [range(start, stop) for start, stop in pairwise([0, *accumulate(ends, max)])],
+        np.empty(most, dtype=np.int32),
+        values,
+        np.empty_like(values),
+        np.empty(packed_bound(most, largest), dtype=np.uint8),
+    )
 
 
 class GroupCompressor:
@@ -65,47 +100,38 @@ class GroupCompressor:
         self._parameters = parameters
         self._forgets_non_finite = forgets_non_finite
         self.value_type = ValueType.named(compressor.value_type)
-        self.state = compressor.init(layout.elements, ())
-        self.adopt(groups)
+        units = units_of_plan(compressor.unit, layout, groups)
+        self.state = compressor.init(layout.elements, units)
+        self._room = _room_for(compressor, units, groups)
 
     def adopt(self, groups: Sequence[Group]) -> None:
         """Go on with other groups: residuals stay, and thresholds but those of layers that are merged otherwise."""
         units = units_of_plan(self._compressor.unit, self._layout, groups)
         self.state.rebind(units)
-        room = [0] * len(groups)
-        ends = [0] * len(groups)
-        for index, unit in enumerate(units):
-            ends[unit.group] = index + 1
-            room[unit.group] += self._compressor.most_selected(unit.elements)
-        stops = list(accumulate(ends, max))
-        self._units = [range(start, stop) for start, stop in pairwise([0, *stops])]
-        most = max(room, default=0)
-        largest = max((group.last_layer - group.first_layer + 1 for group in groups), default=0)
-        self._indices = np.empty(most, dtype=np.int32)
-        self._values = np.empty(most, dtype=self._compressor.value_dtype)
-        self._packed = np.empty_like(self._values)
-        self._sections = np.empty(packed_bound(most, largest), dtype=np.uint8)
+        self._room = _room_for(self._compressor, units, groups)
 
     def compress(self, group: int, step: int, on_weighed: Callable[[Weighed], None] | None = None) -> Selection:
         """Select from the group's gradients, which are in the arena, and keep the rest for later.
 
         `on_weighed` is told the balance, which takes copies of the group.
         """
-        units = self.state.units[self._units[group].start : self._units[group].stop]
+        room = self._room
+        places = room.units[group]
+        units = self.state.units[places.start : places.stop]
         weighing = None
         if on_weighed is not None and units:
             weighing = Weighing(self._compressor, self.state, units[0].start, units[-1].stop)
         outcome = self._compressor.update(
             self.state,
-            self._units[group],
+            places,
             step,
             gradient=self._gradients,
             parameters=self._parameters,
-            indices=self._indices,
-            values=self._values,
+            indices=room.indices,
+            values=room.values,
         )
         count = int(outcome.selected.sum())
-        indices, values = self._indices[:count], self._values[:count]
+        indices, values = room.indices[:count], room.values[:count]
         if weighing is not None and on_weighed is not None:
             on_weighed(weighing.weighed(self._gradients, self._parameters, indices, values))
         if units and self._forgets_non_finite:
@@ -142,5 +168,6 @@ class GroupCompressor:
 
     def pack(self, selection: Selection, frame: FrameSpec) -> tuple[NDArray[Any], NDArray[np.uint8]]:
         """The values and sections of one frame; views that are valid until the next call."""
-        count, size = pack(selection.indices, selection.values, frame.arena_bounds, self._packed, self._sections)
-        return self._packed[:count], self._sections[:size]
+        room = self._room
+        count, size = pack(selection.indices, selection.values, frame.arena_bounds, room.packed, room.sections)
+        return room.packed[:count], room.sections[:size]

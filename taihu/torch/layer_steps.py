@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Protocol
 
 from taihu.core.job import Job
+from taihu.core.planner.groups import Group
 from taihu.core.wire.clock import Clock
 from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports
@@ -41,6 +42,64 @@ class _GroupPart:
     layers: list[int]
     groups: list[int]
     left_out: list[int]
+
+
+class _Groups:
+    """The groups of a plan, by their numbers; their layers come in order, so that the last one completes each.
+
+    Args:
+        groups: of the plan.
+        owners: of each layer the number of the optimizer.
+    """
+
+    def __init__(self, groups: Sequence[Group], owners: Sequence[int]) -> None:
+        self.firsts = [group.first_layer for group in groups]
+        self.sizes = [group.last_layer - group.first_layer + 1 for group in groups]
+        self.by_last_layer = {group.last_layer: number for number, group in enumerate(groups)}
+        self.of_layer = [number for number, size in enumerate(self.sizes) for _ in range(size)]
+        self._owners = owners
+        self._parts: dict[Brought, _GroupPart] = {}
+
+    def part_of(self, brought: Brought) -> _GroupPart:
+        """The groups that have a layer of one of these optimizers."""
+        part = self._parts.get(brought)
+        if part is None:
+            groups = {group for group, owner in zip(self.of_layer, self._owners, strict=True) if owner in brought}
+            part = self._parts[brought] = _GroupPart(
+                [layer for layer, group in enumerate(self.of_layer) if group in groups],
+                sorted(groups),
+                sorted(set(self.of_layer) - groups),
+            )
+        return part
+
+
+@dataclass
+class _Step:
+    """A step, until the next one begins.
+
+    Attributes:
+        part: that it exchanges; until backward is over, the one that is expected.
+        order: of the layers that are pushed.
+        next: the number of those that have been pushed.
+        is_ready: of each layer, whether its gradient is complete.
+        ready_s: of each layer, when it was, where that is measured.
+        missing: of each group, the number of layers that are not ready.
+        is_measured: whether times of layers are.
+        looks_at_each: whether layers are looked at one by one, and not a group at a time.
+        may_help: whether this thread carries out the last group.
+        is_open: whether backward goes on.
+    """
+
+    part: _GroupPart
+    order: list[int]
+    is_ready: list[bool]
+    ready_s: list[float]
+    missing: list[int]
+    is_measured: bool
+    looks_at_each: bool
+    may_help: bool
+    next: int = 0
+    is_open: bool = True
 
 
 class LayerSteps:
@@ -90,10 +149,12 @@ class LayerSteps:
         self._waits = waits
         self._clock = clock
         self._copies = job.stage.divides_gradients
-        self._is_open = False
         self._driver = StepDriver(job, session.exchange, timed)
         self._follower = PlanFollower(measuring, session.client, job.exchange.timeout_s)
-        self._adopted()
+        self._groups = _Groups(session.exchange.plan.groups, owners)
+        # Before the first one there is one that is over.
+        self._step = self._new_step(serial=True)
+        self._step.is_open = False
 
     def group_of(self, layer: int) -> int:
         """The group that a layer belongs to."""
@@ -112,7 +173,7 @@ class LayerSteps:
         """
         if not again:
             self._driver.read(layer)
-        elif self._is_open:
+        elif self._step.is_open:
             self._driver.recall(layer)
         else:
             self._driver.recall_alone(layer)
@@ -124,33 +185,42 @@ class LayerSteps:
 
     def is_sent(self, layer: int) -> bool:
         """Whether the gradients of the layer's group have been pushed in a backward that has not ended."""
-        return self._is_open and self.exchange.plan.groups[self.group_of(layer)].last_layer < self._next
+        step = self._step
+        return step.is_open and self.exchange.plan.groups[self.group_of(layer)].last_layer < step.next
 
     def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
         """A step begins; nothing of the one before is under way. `rates` as `Exchange.begin` takes them."""
-        count = len(self._owners)
-        self._is_ready, self._ready_s, self._next = [False] * count, [0.0] * count, 0
-        self._missing = self._sizes.copy()
-        self._order = self._part_of(self._turns.expected).layers
-        self._is_measured = self._measuring.is_measured(self._turns.counted + 1)
-        self._looks_at_each = self._is_measured or self._copies or self.gradients.is_copied_by_devices
-        self._may_help = not record.serial and self.exchange.compression is None
+        self._step = self._new_step(serial=record.serial)
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates)
-        self._is_open = True
+
+    def _new_step(self, *, serial: bool) -> _Step:
+        count, part = len(self._owners), self._groups.part_of(self._turns.expected)
+        is_measured = self._measuring.is_measured(self._turns.counted + 1)
+        return _Step(
+            part=part,
+            order=part.layers,
+            is_ready=[False] * count,
+            ready_s=[0.0] * count,
+            missing=self._groups.sizes.copy(),
+            is_measured=is_measured,
+            looks_at_each=is_measured or self._copies or self.gradients.is_copied_by_devices,
+            may_help=not serial and self.exchange.compression is None,
+        )
 
     def ready(self, layer: int, record: StepRecord) -> None:
         """The gradient of a layer is complete, and what is complete by that is pushed."""
-        self._is_ready[layer] = True
-        if self._looks_at_each:
+        step = self._step
+        step.is_ready[layer] = True
+        if step.looks_at_each:
             self.take(layer)
-        group = self._group_of[layer]
-        self._missing[group] -= 1
-        if not self._missing[group] or self._looks_at_each:
+        group = self._groups.of_layer[layer]
+        step.missing[group] -= 1
+        if not step.missing[group] or step.looks_at_each:
             self.push(record)
 
     def take(self, layer: int) -> None:
         """The gradient of a layer is complete, and is pushed later."""
-        self._is_ready[layer] = True
+        self._step.is_ready[layer] = True
         if not self._copies:
             self.gradients.take(layer)
 
@@ -159,15 +229,16 @@ class LayerSteps:
 
         A device may still compute what this thread has been told of: it is ready when it has arrived.
         """
-        order, is_ready = self._order, self._is_ready
-        while self._next < len(order) and is_ready[layer := order[self._next]]:
-            if self._looks_at_each and not self._looked_at(layer, record, waits=waits):
+        step, groups = self._step, self._groups
+        order, is_ready = step.order, step.is_ready
+        while step.next < len(order) and is_ready[layer := order[step.next]]:
+            if step.looks_at_each and not self._looked_at(layer, record, waits=waits):
                 return
-            self._next += 1
-            if (group := self._last_of.get(layer)) is not None:
+            step.next += 1
+            if (group := groups.by_last_layer.get(layer)) is not None:
                 if not self._copies:
-                    self.gradients.gather(self._firsts[group], layer)
-                if self._next == len(order) and self._may_help:
+                    self.gradients.gather(groups.firsts[group], layer)
+                if step.next == len(order) and step.may_help:
                     # Nothing is computed any more: this thread would wait for the one that sums it.
                     self._helping.hold_next()
                 self._driver.group_ready(group)
@@ -182,8 +253,8 @@ class LayerSteps:
             if not waits:
                 return False
             self.gradients.wait(layer)
-        if self._is_measured:
-            self._ready_s[layer] = self._clock.now() - record.waited_in_backward_s
+        if self._step.is_measured:
+            self._step.ready_s[layer] = self._clock.now() - record.waited_in_backward_s
         return True
 
     def end(self, record: StepRecord, brought: Brought) -> None:
@@ -192,21 +263,22 @@ class LayerSteps:
         What has not come of them took no part in this forward, here at least, and counts as zeros.
         """
         self._turns.agreed(brought)
-        part = self._part = self._part_of(brought)
+        step = self._step
+        step.part = part = self._groups.part_of(brought)
         for layer in part.layers:
-            if not self._is_ready[layer]:
+            if not step.is_ready[layer]:
                 self.take(layer)
         for group in part.left_out:
             self._driver.leave_out(group)
-        if self._order is not part.layers:
+        if step.order is not part.layers:
             # All that was pushed is part of it.
-            wanted, expected = set(part.layers), set(self._order)
-            self._order = [layer for layer in self._order if layer in wanted]
-            self._order += [layer for layer in part.layers if layer not in expected]
+            wanted, expected = set(part.layers), set(step.order)
+            step.order = [layer for layer in step.order if layer in wanted]
+            step.order += [layer for layer in part.layers if layer not in expected]
         self.push(record, waits=True)
         record.backward_end_s = self._clock.now()
         self._driver.end_backward()
-        self._is_open = False
+        step.is_open = False
 
     def finish(self) -> None:
         """Return when every group has been summed, and updated where servers do so."""
@@ -215,16 +287,16 @@ class LayerSteps:
 
     def give(self, is_brought: Callable[[int], bool]) -> None:
         """Have what came back in the gradients of the parameters that the step was about, or that was brought."""
-        self.gradients.give(self._part.layers, is_brought)
+        self.gradients.give(self._step.part.layers, is_brought)
 
     def close(self, record: StepRecord) -> None:
         """Note a step that has ended, and go on by another plan where the workers have agreed on one."""
         record.waited_s += record.waited_in_backward_s
         times = self.exchange.group_times()
-        record.times, record.path = [times[group] for group in self._part.groups], self.exchange.path
-        if self._turns.counts and self._is_measured:
+        record.times, record.path = [times[group] for group in self._step.part.groups], self.exchange.path
+        if self._turns.counts and self._step.is_measured:
             # The plan's order is the layout's: a layer counts when those before it are there, too.
-            record.ready_s = list(accumulate(self._ready_s, max, initial=record.forward_end_s))[1:]
+            record.ready_s = list(accumulate(self._step.ready_s, max, initial=record.forward_end_s))[1:]
             self._follower.observe(record, self._turns.counted)
         self._reports.stepped(record)
         self._reports.travels(record.path)
@@ -233,27 +305,5 @@ class LayerSteps:
             plan = self._follower.report(record.step)
             self._waits(False)
             self._driver.adopt(plan)
-            self._adopted()
+            self._groups = _Groups(plan.groups, self._owners)
             self._reports.planned(plan)
-
-    def _adopted(self) -> None:
-        """Groups are those of another plan; their layers come in order, so that the last one completes each."""
-        groups = self.exchange.plan.groups
-        self._last_of = {group.last_layer: number for number, group in enumerate(groups)}
-        self._group_of = [self.group_of(layer) for layer in range(len(self._owners))]
-        self._firsts = [group.first_layer for group in groups]
-        self._sizes = [group.last_layer - group.first_layer + 1 for group in groups]
-        self._parts: dict[Brought, _GroupPart] = {}
-
-    def _part_of(self, brought: Brought) -> _GroupPart:
-        """The groups that have a layer of one of these optimizers."""
-        part = self._parts.get(brought)
-        if part is None:
-            group_of = self._group_of
-            groups = {group for group, owner in zip(group_of, self._owners, strict=True) if owner in brought}
-            part = self._parts[brought] = _GroupPart(
-                [layer for layer, group in enumerate(group_of) if group in groups],
-                sorted(groups),
-                sorted(set(group_of) - groups),
-            )
-        return part

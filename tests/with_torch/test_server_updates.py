@@ -20,12 +20,12 @@ from support.torch_workers import on_workers
 from torch import nn
 
 from taihu.core.base.errors import RunError
-from taihu.core.wire.headers import At
 from taihu.torch.gradients import layout_of, trained
 from taihu.torch.modules import ModuleReads
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.world import World
+from taihu.worker.exchange.base.route import Updated
 from taihu.worker.exchange.shell import Exchange
 
 STEPS, MICRO, BATCH = 50, 2, 24
@@ -198,9 +198,9 @@ def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkey
     watched: Exchange | None = None
     updated = Exchange._updated
 
-    def late(exchange: Exchange, group: int, at: At, **told: Any) -> None:
-        if exchange is not watched or group >= 2:  # of the first module: the layout begins with the last one
-            updated(exchange, group, at, **told)
+    def late(exchange: Exchange, part: Updated) -> None:
+        if exchange is not watched or part.group >= 2:  # of the first module: the layout begins with the last one
+            updated(exchange, part)
             return
 
         def tell() -> None:
@@ -208,7 +208,7 @@ def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkey
             while not exchange.awaited and not has_computed[1].is_set():
                 pass
             events.append("updates of the second have come")
-            updated(exchange, group, at, **told)
+            updated(exchange, part)
 
         threading.Thread(target=tell).start()
 

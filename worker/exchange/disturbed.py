@@ -19,7 +19,7 @@ from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plan import Plan
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import At
-from taihu.worker.exchange.base.route import Held, Route, RouteEvents
+from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.ring.dense import RingUpdates
 
 __all__ = ["DisturbedRoute", "DisturbedUpdates", "disturbed_events"]
@@ -28,24 +28,9 @@ __all__ = ["DisturbedRoute", "DisturbedUpdates", "disturbed_events"]
 def disturbed_events(events: RouteEvents, chaos: Chaos) -> RouteEvents:
     """`events`, of which the end of each part of a group passes a point."""
 
-    def updated(
-        group: int,
-        at: At,
-        *,
-        sent_bytes: int = 0,
-        received_bytes: int = 0,
-        completed_s: float | None = None,
-        skipped: bool = False,
-    ) -> None:
-        chaos.passes(Point.FETCH, at.step)
-        events.updated(
-            group,
-            at,
-            sent_bytes=sent_bytes,
-            received_bytes=received_bytes,
-            completed_s=completed_s,
-            skipped=skipped,
-        )
+    def updated(part: Updated) -> None:
+        chaos.passes(Point.FETCH, part.at.step)
+        events.updated(part)
 
     return replace(events, updated=updated)
 

@@ -82,7 +82,7 @@ def between_workers(
         updates = _ring_updates(job, plan, communicator, arenas, recording, beside.initial)
         if not isinstance(beside.chaos, NoChaos):
             updates = DisturbedUpdates(updates, beside.chaos)
-        return RingRoute(job, communicator, arenas, updates, events, tracer=beside.tracer)
+        return RingRoute(job, plan, communicator, arenas, updates, events, tracer=beside.tracer)
 
     return _exchange(job, plan, arenas, make_route, beside, recording)
 

@@ -29,7 +29,7 @@ from taihu.core.wire.clock import Clock, SystemClock
 from taihu.core.wire.headers import At
 from taihu.kernels.half_sums import warm_up
 from taihu.worker.exchange.base.recording import Recording
-from taihu.worker.exchange.base.route import ExchangeTotals, Route, RouteEvents
+from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Route, RouteEvents, Updated
 from taihu.worker.exchange.step_actions import (
     Action,
     Agree,
@@ -108,7 +108,6 @@ class Exchange:
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
         self._changed = threading.Condition()
         self._failure: TaihuError | None = None
-        self._is_made = False
         # The group that the training thread waits for; -1 for none.
         self._awaited = -1
         self._own = TaskThread("exchange", self.fail)
@@ -118,18 +117,13 @@ class Exchange:
         self._rules = replace(rules, agrees=route.agrees, asks_early=route.asks_early)
         scale = LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if self._rules.holds else None
         self._protocol = StepProtocol(self._rules, scale)
-        self._take_over(plan)
-        self._be_made()
-
-    def _be_made(self) -> None:
-        """Take up a failure that the route told while it was being made: its network may have failed before."""
-        with self._changed:
-            self._is_made = True
-            failure = self._failure
-            if failure is not None:
-                self._protocol.lost("one of its members")
-        if failure is not None:
-            self._route.path.fail(failure)
+        self.plan = plan
+        self._memory = GroupMemory(arenas, plan, shares_sums=route.shares_sums)
+        self._times = [GroupTimes(elements) for elements in self._memory.sizes]
+        # The step that reads a group which was asked for, and when it was.
+        self._asked = [(0, 0.0)] * len(plan.groups)
+        self._follow_plan()
+        route.path.listen()
 
     @property
     def path(self) -> str:
@@ -187,7 +181,12 @@ class Exchange:
         self._own.drain()
         if self._compressor is not None:
             self._compressor.adopt(plan.groups)
-        self._take_over(plan)
+        self._route.adopt(plan)
+        self.plan = plan
+        self._memory = GroupMemory(self._arenas, plan, shares_sums=self._route.shares_sums)
+        self._times = [GroupTimes(elements) for elements in self._memory.sizes]
+        self._asked = [(0, 0.0)] * len(plan.groups)
+        self._follow_plan()
 
     def begin(self, step: int, attempt: int = 0, rates: Sequence[float] | None = None) -> None:
         """Start step `step` (from 1); every group of the step before has been waited for.
@@ -334,14 +333,11 @@ class Exchange:
             is_first = self._failure is None
             if is_first:
                 self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
-                if self._is_made:
-                    self._protocol.lost("one of its members")
-            is_made = self._is_made
+                self._protocol.lost("one of its members")
             self._changed.notify_all()
         if is_first and self._failure is not None:
             self._on_failure(self._failure)
-        if is_made:
-            self._route.path.fail(error)
+        self._route.path.fail(error)
 
     @property
     def awaited(self) -> str:
@@ -372,17 +368,11 @@ class Exchange:
             self.fail(value)
         self.close()
 
-    def _take_over(self, plan: Plan) -> None:
-        self._route.adopt(plan)
-        memory = GroupMemory(self._arenas, plan, shares_sums=self._route.shares_sums)
-        parts = [self._route.parts(group) for group in range(len(plan.groups))]
-        actions = self._told(partial(self._protocol.adopt, plan.version, memory.sizes, parts))
-        self._recording.adopt(plan)
-        self.plan = plan
-        self._memory = memory
-        self._times = [GroupTimes(elements) for elements in memory.sizes]
-        # The step that reads a group which was asked for, and when it was.
-        self._asked = [(0, 0.0)] * len(parts)
+    def _follow_plan(self) -> None:
+        """Have the protocol decide by the present plan, and carry out what follows."""
+        parts = [self._route.parts(group) for group in range(len(self.plan.groups))]
+        actions = self._told(partial(self._protocol.adopt, self.plan.version, self._memory.sizes, parts))
+        self._recording.adopt(self.plan)
         self._do(actions)
 
     def _read(self, reading: Reading) -> None:
@@ -487,19 +477,10 @@ class Exchange:
         if step:
             self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=step, group=group)
 
-    def _updated(
-        self,
-        group: int,
-        at: At,
-        *,
-        sent_bytes: int = 0,
-        received_bytes: int = 0,
-        completed_s: float | None = None,
-        skipped: bool = False,
-    ) -> None:
+    def _updated(self, part: Updated) -> None:
         with suppress(StaleError), self._changed:
-            actions = self._protocol.updated(group, at, skipped=skipped)
-            self._times[group].updated(sent_bytes, received_bytes, completed_s)
+            actions = self._protocol.updated(part.group, part.at, skipped=part.skipped)
+            self._times[part.group].updated(part.sent_bytes, part.received_bytes, part.completed_s)
             if actions:
                 self._hand_on(actions)
                 self._changed.notify_all()
@@ -518,11 +499,11 @@ class Exchange:
         if is_current:
             task()
 
-    def _arrived(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
+    def _arrived(self, part: Arrived) -> None:
         with suppress(StaleError), self._changed:
-            actions = self._protocol.parameters.arrived(group, attempt)
-            self._times[group].fetched(sent_bytes, received_bytes)
+            actions = self._protocol.parameters.arrived(part.group, part.attempt)
+            self._times[part.group].fetched(part.sent_bytes, part.received_bytes)
             self._hand_on(actions)
-            if self._protocol.parameters.may_read(group):
-                self._trace_fetch(group)
+            if self._protocol.parameters.may_read(part.group):
+                self._trace_fetch(part.group)
                 self._changed.notify_all()

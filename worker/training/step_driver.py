@@ -39,22 +39,21 @@ class StepDriver:
         self._one_by_one = False
         self._step = 0
         self._left_out: set[int] = set()
-        self.adopt(exchange.plan)
+        self._countdown = GroupCountdown(exchange.plan.layout, exchange.plan.groups)
 
     def adopt(self, plan: Plan) -> None:
         """Go on by another plan; `finish` came before."""
         if plan is not self._exchange.plan:
             self._exchange.adopt(plan)
         self._countdown = GroupCountdown(plan.layout, plan.groups)
-        self._group_of = self._countdown.group_of
 
     def group_of(self, layer: int) -> int:
         """The group that a layer belongs to."""
-        return self._group_of[layer]
+        return self._countdown.group_of[layer]
 
     def read(self, layer: int) -> None:
         """Return when a forward may read the parameters of a layer."""
-        self._timed(self._exchange.wait, self._group_of[layer])
+        self._timed(self._exchange.wait, self._countdown.group_of[layer])
 
     def begin(
         self, step: int, *, attempt: int = 0, one_by_one: bool = False, rates: Sequence[float] | None = None
@@ -71,24 +70,24 @@ class StepDriver:
 
     def prepare(self, layer: int) -> None:
         """Return when backward may read the parameters of a layer and write its gradients."""
-        self._timed(self._exchange.prepare, self._group_of[layer])
+        self._timed(self._exchange.prepare, self._countdown.group_of[layer])
 
     def make_room(self, layer: int) -> None:
         """Return when the gradients of a layer, which are complete elsewhere, may be written; see `prepare`."""
-        self._timed(self._exchange.make_room, self._group_of[layer])
+        self._timed(self._exchange.make_room, self._countdown.group_of[layer])
 
     def recall(self, layer: int) -> None:
         """Return when the backward of the step that has begun may read the parameters of a layer."""
-        self._timed(self._exchange.recall, self._group_of[layer])
+        self._timed(self._exchange.recall, self._countdown.group_of[layer])
 
     def recall_alone(self, layer: int) -> None:
         """Return when a backward that belongs to no step may read the parameters of a layer."""
-        self._timed(self._exchange.recall_alone, self._group_of[layer])
+        self._timed(self._exchange.recall_alone, self._countdown.group_of[layer])
 
     def read_again(self, layer: int) -> None:
         """Return when a forward that is computed again may read the parameters of a layer."""
         # The groups of a segment are read in forward order, and then again.
-        self._timed(self._read_again, self._group_of[layer])
+        self._timed(self._read_again, self._countdown.group_of[layer])
 
     def ready(self, layer: int) -> None:
         """The gradients of all tensors of a layer are complete."""

@@ -17,6 +17,7 @@ from support.worker import Values, Worker
 
 from taihu.core.wire.codec import BYTES_PER_VALUE, encode_frame
 from taihu.core.wire.identity import identity_to_metadata
+from taihu.worker.exchange.base.route import Arrived
 from taihu.worker.exchange.shell import Exchange
 
 kinds = pytest.mark.parametrize("kind", ["server", "ring"])
@@ -109,15 +110,15 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
     """Parameters that come behind the push would be read in the next step, for which they are too old."""
     arrived, waits = Exchange._arrived, threading.Event()
 
-    def late(exchange: Exchange, group: int, attempt: int, **sizes: int) -> None:
+    def late(exchange: Exchange, part: Arrived) -> None:
         def tell() -> None:
             assert waits.wait(120)
-            arrived(exchange, group, attempt, **sizes)
+            arrived(exchange, part)
 
-        if group == 1 and exchange._protocol.at.step:
+        if part.group == 1 and exchange._protocol.at.step:
             threading.Thread(target=tell).start()
         else:
-            arrived(exchange, group, attempt, **sizes)
+            arrived(exchange, part)
 
     def work(worker: Worker) -> bool:
         exchange, parameters = worker.exchange, worker.exchange._protocol.parameters

@@ -14,7 +14,7 @@ from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plan import Plan
 from taihu.core.wire.headers import At
 
-__all__ = ["ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath"]
+__all__ = ["Arrived", "ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath", "Updated"]
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,27 @@ class Held(NamedTuple):
     replicated: bool = False
 
 
-class Updated(Protocol):
-    """One part of a group has been summed and updated, and is where it belongs."""
+class Updated(NamedTuple):
+    """One part of a group has been summed and updated, and is where it belongs.
 
-    def __call__(
-        self,
-        group: int,
-        at: At,
-        *,
-        sent_bytes: int = 0,
-        received_bytes: int = 0,
-        completed_s: float | None = None,
-        skipped: bool = False,
-    ) -> None:
-        """`completed_s` is the instant of the complete sum in this worker's seconds, if another than now."""
+    `completed_s` is the instant of the complete sum in this worker's seconds, if another than now.
+    """
+
+    group: int
+    at: At
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    completed_s: float | None = None
+    skipped: bool = False
 
 
-class Arrived(Protocol):
-    """One part of the parameters that were fetched in `attempt` is where it belongs."""
+class Arrived(NamedTuple):
+    """One part of the parameters that were fetched in `attempt` is where it belongs; the bytes are the part's."""
 
-    def __call__(self, group: int, attempt: int, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
-        """The bytes are those that the part took."""
+    group: int
+    attempt: int
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class RouteEvents:
     `failed(error)`: nothing comes any more.
     """
 
-    updated: Updated
-    arrived: Arrived
+    updated: Callable[[Updated], None]
+    arrived: Callable[[Arrived], None]
     applied: Callable[[At], None]
     later: Callable[[At, Callable[[], None]], None]
     failed: Callable[[BaseException], None]
@@ -81,6 +81,9 @@ class RoutePath(Protocol):
     @property
     def name(self) -> str:
         """`same-host`, `tcp` or `grpc`, or several of them; `none` of a worker alone."""
+
+    def listen(self) -> None:
+        """Tell `RouteEvents.failed` of a failure from now on, also of one that was before."""
 
     def totals(self) -> ExchangeTotals:
         """Bytes so far."""

@@ -20,13 +20,13 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.trace import Tracer
 from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.headers import At
-from taihu.worker.exchange.base.route import Held, Route, RouteEvents
+from taihu.core.wire.headers import At, ValueType
+from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, check_finite
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["Means", "Replicas", "RingRoute", "RingUpdates"]
+__all__ = ["Means", "Replicas", "RingRoute", "RingUpdates", "chunks_of"]
 
 
 class RingUpdates(Protocol):
@@ -62,6 +62,11 @@ class RingUpdates(Protocol):
         """Replace `flags`, shape (n,), by those of worker 0; as `Route.agree`."""
 
 
+def chunks_of(plan: Plan, workers: int, value_type: ValueType) -> list[Chunks]:
+    """The chunks that each group of a plan is cut into."""
+    return [cut_chunks(plan.layout, group, workers, value_type.dtype.itemsize) for group in plan.groups]
+
+
 class RingRoute(Route):
     """A route; the communicator is not closed here.
 
@@ -73,6 +78,7 @@ class RingRoute(Route):
     def __init__(  # noqa: PLR0917 - one of each
         self,
         job: Job,
+        plan: Plan,
         communicator: Communicator,
         arenas: Arenas,
         updates: RingUpdates,
@@ -81,14 +87,14 @@ class RingRoute(Route):
         tracer: Tracer | None = None,
     ) -> None:
         self._communicator = communicator
-        self.path: PeerPath = PeerPath(communicator, job.exchange.transport, events)
+        self.path: PeerPath = PeerPath(communicator, job.exchange.transport, plan.carriage, events)
         self._arenas = arenas
         self._updates = updates
         self._events = events
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
         self._asks_kernel = job.exchange.returns == "gradients"
-        self._chunks: list[Chunks] = []
+        self._chunks = chunks_of(plan, communicator.size, arenas.value_type)
         self._at = At(0, 0)
         self.agrees = updates.agrees
         self.shares_sums = updates.shares_sums
@@ -103,8 +109,7 @@ class RingRoute(Route):
     @override
     def adopt(self, plan: Plan) -> None:
         self.path.adopt(plan)
-        size, value_bytes = self._communicator.size, self._arenas.value_type.dtype.itemsize
-        self._chunks = [cut_chunks(plan.layout, group, size, value_bytes) for group in plan.groups]
+        self._chunks = chunks_of(plan, self._communicator.size, self._arenas.value_type)
         self._updates.adopt(plan, self._chunks)
 
     @override
@@ -164,7 +169,7 @@ class RingRoute(Route):
         group = operation.key.group
         sent, received = operation.sent_bytes, operation.received_bytes
         self._tracer.add("ring", "allreduce", start_s, self._clock.now(), step=at.step, group=group)
-        self._events.updated(group, at, sent_bytes=sent, received_bytes=received)
+        self._events.updated(Updated(group, at, sent, received))
 
 
 class Undivided(RingUpdates):

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.coordination.plan import Plan
-from taihu.core.planner.carriage import carrier_in
+from taihu.core.planner.carriage import Carriage, carrier_in
 from taihu.core.settings import Transport
 from taihu.core.wire.headers import At, ValueType
 from taihu.core.wire.shared_memory import SharedBuffer
@@ -16,20 +16,26 @@ __all__ = ["PeerPath"]
 
 
 class PeerPath(RoutePath):
-    """A communicator, which is not closed here; `adopt` comes first, and `events` hear of its failure."""
+    """A communicator, which is not closed here; `carriage` is the first plan's. `events` hear of its failure."""
 
-    def __init__(self, communicator: Communicator, transport: Transport, events: RouteEvents) -> None:
+    def __init__(
+        self, communicator: Communicator, transport: Transport, carriage: Carriage, events: RouteEvents
+    ) -> None:
         self._communicator = communicator
         self._transport = transport
+        self._carriage = carriage
         self._attempt = 0
         self._opened = False
         self._failed = events.failed
-        communicator.on_failure(self._failed)
 
     @property
     @override
     def name(self) -> str:
         return self._communicator.path
+
+    @override
+    def listen(self) -> None:
+        self._communicator.on_failure(self._failed)
 
     def open(
         self,

@@ -29,9 +29,9 @@ from taihu.core.planner.partition import FrameSpec, Piece, Shard
 from taihu.core.wire.headers import At, ValueType
 from taihu.kernels.half import from_half, to_half
 from taihu.worker.exchange.base.recording import Recording
-from taihu.worker.exchange.base.route import Held, RouteEvents
+from taihu.worker.exchange.base.route import Arrived, Held, RouteEvents
 from taihu.worker.exchange.base.updates import check_finite
-from taihu.worker.exchange.ring.dense import RingUpdates
+from taihu.worker.exchange.ring.dense import RingUpdates, chunks_of
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 
@@ -71,7 +71,7 @@ class Owners(RingUpdates):
         self.shares_sums = communicator.size
         self.is_told_at_end = False
         self._plan = plan
-        self._chunks: list[Chunks] = []
+        self._chunks = chunks_of(plan, communicator.size, arenas.value_type)
         self._attempt = 0
         # When each group was gathered last, and how often. A neighbour may still take part in that when plans change.
         self._gathers: dict[int, tuple[At, int]] = {}
@@ -258,4 +258,4 @@ class Owners(RingUpdates):
 
 def _gathered(group: int, operation: Operation, events: RouteEvents) -> None:
     sent, received = operation.sent_bytes, operation.received_bytes
-    events.arrived(group, operation.key.at.attempt, sent_bytes=sent, received_bytes=received)
+    events.arrived(Arrived(group, operation.key.at.attempt, sent, received))

@@ -29,7 +29,7 @@ from taihu.core.wire.headers import At
 from taihu.kernels.scatter import scatter_assign
 from taihu.kernels.select import clear
 from taihu.worker.exchange.base.recording import Recording
-from taihu.worker.exchange.base.route import Held, Route, RouteEvents
+from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import check_finite, held_by_all, optimizer_of
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.memory.arenas import Arenas
@@ -61,7 +61,7 @@ class SparseRoute(Route):
         self._is_dense = job.downlink == "dense"
         self._checks = job.refuses_non_finite
         self._communicator = communicator
-        self.path: PeerPath = PeerPath(communicator, job.exchange.transport, events)
+        self.path: PeerPath = PeerPath(communicator, job.exchange.transport, plan.carriage, events)
         self._arenas = arenas
         self._events = events
         self._recording = recording
@@ -74,6 +74,8 @@ class SparseRoute(Route):
         self._applying = threading.Lock()
         self._total = np.zeros(plan.layout.elements if self._is_dense else 0, dtype=np.float32)
         self._at = At(0, 0)
+        self._plan = plan
+        self._framing, self._numbers = _framed(plan)
 
     @override
     def start(self) -> None:
@@ -91,8 +93,7 @@ class SparseRoute(Route):
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
         self.path.adopt(plan)
-        self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
-        self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
+        self._framing, self._numbers = _framed(plan)
 
     @override
     def parts(self, group: int) -> int:
@@ -170,7 +171,7 @@ class SparseRoute(Route):
         # All bytes count as the way up, as in a ring: they go both ways at once.
         self._tracer.add("sparse", "allreduce", start_s, self._clock.now(), step=at.step, group=frame.group)
         sent, received = operation.sent_bytes, operation.received_bytes
-        self._events.updated(frame.group, at, sent_bytes=sent, received_bytes=received)
+        self._events.updated(Updated(frame.group, at, sent, received))
 
     def _take_back(self, step: int, frame: FrameSpec, returned: Slice, residual: NDArray[np.float32]) -> None:
         places = returned.indices + np.int32(frame.offset)
@@ -187,3 +188,9 @@ class SparseRoute(Route):
         scatter_assign(indices, values, self._total)
         self._optimizer.update(start, stop, self._total[start:stop], step, scale=scale)
         clear(self._total, indices)
+
+
+def _framed(plan: Plan) -> tuple[Framing, dict[int, int]]:
+    """The frames of a plan, and their numbers by offset."""
+    framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
+    return framing, {frame.offset: number for number, frame in enumerate(framing.frames)}

@@ -53,12 +53,7 @@ class FramesUnderWay(Generic[Item]):
     """
 
     def __init__(self, window: int) -> None:
-        self._frames = window
-        self.cancel()
-
-    def cancel(self) -> None:
-        """Forget everything: nothing of it is answered any more."""
-        self._window = FrameWindow[Item](self._frames)
+        self._window = FrameWindow[Item](window)
         self._unanswered: set[int] = set()
         self._wanted: dict[int, FrameSpec] = {}
 
@@ -86,19 +81,21 @@ class FramesUnderWay(Generic[Item]):
 class ServerAnswers:
     """The answers of one server, which messages call `peer`, to the frames of one plan and step at a time.
 
-    Dense ones have values of `value_type`. `shared` are the server's own parameters, where this process has them
-    mapped.
+    They are those of `framing`, of plan number `plan`. Dense ones have values of `value_type`. `shared` are the
+    server's own parameters, where this process has them mapped.
     """
 
-    def __init__(self, peer: str, job: str, updates: Updates, value_type: ValueType) -> None:
+    def __init__(  # noqa: PLR0917 - one of each
+        self, peer: str, job: str, updates: Updates, value_type: ValueType, framing: Framing, plan: int
+    ) -> None:
         self._value_type = value_type
         self.shared: Values | None = None
         self._peer = peer
         self._job = job
         self._updates = updates
         self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
-        self._framing: Framing | None = None
-        self._plan = 0
+        self._framing = framing
+        self._plan = plan
         self._step = self._attempt = 0
         self._asked: dict[int, int] = {}
 
@@ -171,7 +168,6 @@ class ServerAnswers:
         return self._find(header)
 
     def _find(self, header: FrameHeader) -> FrameSpec:
-        assert self._framing is not None  # noqa: S101
         job, (at, group, offset, count) = header.sender.job, header.address
         frame = self._framing.find(group=group, offset=offset, count=count)
         if frame is None or job != self._job or at.plan != self._plan:
@@ -190,7 +186,6 @@ class ServerAnswers:
     def _write_sparse(self, frame: FrameSpec, answer: Frame) -> None:
         count = len(answer.values)
         if len(self._positions) < count:
-            assert self._framing is not None  # noqa: S101
             self._positions = np.empty(self._framing.largest, dtype=np.int32)
         positions = self._positions[:count]
         try:

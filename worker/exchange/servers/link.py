@@ -91,7 +91,9 @@ class ServerLink:
         self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._answers = ServerAnswers(self.peer, job.name, updates, arenas.value_type)
+        self._plan = plan
+        self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
+        self._answers = ServerAnswers(self.peer, job.name, updates, arenas.value_type, self._framing, plan.version)
         self._at = At(plan.version, 0)
         self._arrived_s = self._send_start_s = 0.0
         self._under_way = FramesUnderWay[Pushed](job.exchange.window_frames)
@@ -121,7 +123,6 @@ class ServerLink:
             is_abandoned=lambda: self._abandoned,
         )
         self._opened = False
-        self.adopt(plan)
 
     def initialize(self, prepare: Callable[[FrameSpec], None]) -> None:
         """Send the parameter arena's values as the job's initial parameters; see `ServerCalls.initialize`."""
@@ -210,7 +211,7 @@ class ServerLink:
         """Forget what is under way, and drop what still comes; returns when no arena is read or written for it."""
         with self._ordering:
             self._answers.cancel()
-            self._under_way.cancel()
+            self._under_way = FramesUnderWay[Pushed](self._job.exchange.window_frames)
         sent = threading.Event()
         self._link.after(sent.set)
         while not self._abandoned and not sent.wait(_LOOK_AGAIN_S):

@@ -19,7 +19,7 @@ from taihu.core.wire.headers import At, FrameHeader
 from taihu.core.wire.identity import WorkerIdentity
 from taihu.core.wire.kinds import Summed
 from taihu.worker.exchange.base.recording import Recording
-from taihu.worker.exchange.base.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
+from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Held, Route, RouteEvents, RoutePath, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, Updates, optimizer_of
 from taihu.worker.exchange.servers.answers import ByServers
 from taihu.worker.exchange.servers.link import LinkEvents, ServerLink
@@ -39,6 +39,9 @@ class ServersPath(RoutePath):
     @override
     def name(self) -> str:
         return " and ".join(sorted({link.path for link in self._links}))
+
+    def listen(self) -> None:
+        """Links tell from their opening on."""
 
     @override
     def totals(self) -> ExchangeTotals:
@@ -208,11 +211,11 @@ class ServerRoute(Route):
     def _answered(self, header: FrameHeader, size_bytes: int, completed_s: float) -> None:
         at, group, *_ = header.address
         skipped = header.expect(Summed).skipped
-        self._events.updated(group, at, received_bytes=size_bytes, completed_s=completed_s, skipped=skipped)
+        self._events.updated(Updated(group, at, 0, size_bytes, completed_s, skipped))
 
     def _fetched(self, header: FrameHeader, size_bytes: int) -> None:
         at, group, *_ = header.address
-        self._events.arrived(group, at.attempt, received_bytes=size_bytes)
+        self._events.arrived(Arrived(group, at.attempt, 0, size_bytes))
 
 
 def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Updates:
