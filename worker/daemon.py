@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,6 +22,7 @@ from taihu.core.job.machine import check_threads
 from taihu.core.process.entry import LeavingError
 from taihu.core.wire.address import host_of, is_loopback, split_address
 from taihu.core.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
+from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.opening import Who
 from taihu.worker.options import WorkerOptions
@@ -67,19 +69,21 @@ class WorkerDaemon:
             if self._options.metrics_port is not None:
                 page = stack.enter_context(self._metrics_page(self._options.metrics_port))
                 self._log.info("metrics", port=page.port)
-            self._dataset = load_dataset(self._job.data, self._job.model.name)
+            dataset = load_dataset(self._job.data, self._job.model.name)
             try:
-                return in_generations(self._job, MemberId(Role.WORKER, self._options.rank), self._live)
+                return in_generations(
+                    self._job, MemberId(Role.WORKER, self._options.rank), partial(self._live, dataset)
+                )
             finally:
                 if page is not None:
                     page.lingers = not self._stop.expected
 
-    def _live(self, job: Job, generation: Generation) -> dict[str, Any]:
+    def _live(self, dataset: Dataset, job: Job, generation: Generation) -> dict[str, Any]:
         wish, self._stop = self._stop.wish, StopNotice()
         if wish:
             self._stop.ask(wish)  # of a stop that was not made before a member was lost
         try:
-            return participate(Who(job, self._options, generation, self._dataset, self._metrics, self._stop))
+            return participate(Who(job, self._options, generation, dataset, self._metrics, self._stop))
         except RecoveringError:
             if self._stop.leaves:
                 raise LeavingError(self._stop.wish) from None

@@ -30,12 +30,13 @@ class StepRates:
 
     def __init__(self, parameter_groups: int) -> None:
         self._count = parameter_groups
-        self.forget()
+        # Step and attempt, and the rates of it by rank.
+        self._key = (0, 0)
+        self._brought: dict[int, tuple[float, ...]] = {}
 
     def forget(self) -> None:
         """The run goes back, or on by another plan: the next rates are of any step."""
-        self._key = (0, 0)
-        self._brought: dict[int, tuple[float, ...]] = {}
+        self._key, self._brought = (0, 0), {}
 
     def bring(self, rank: int, step: int, attempt: int, rates: Sequence[float]) -> None:
         """Take the rates of worker `rank`; only what is not refused changes anything.

@@ -142,9 +142,6 @@ class _View:
 
     def __init__(self, values: NDArray[np.float32], shape: Sequence[int]) -> None:
         self.tensor: Any = torch.from_numpy(values).view(shape)
-        self._note()
-
-    def _note(self) -> None:
         self._storage = self.tensor.untyped_storage()
         # Of its memory, and how many tensors have that where nobody else does.
         self.handle = self._storage._cdata if _CAN_LET_GO else 0
@@ -159,8 +156,9 @@ class _View:
         """Leave the values to whoever else holds the tensor, or its memory; this has another then."""
         fresh = self.tensor.detach().clone()
         self._storage._swap_data_ptr_(fresh.untyped_storage())
-        self.tensor = fresh
-        self._note()
+        self.tensor, self._storage = fresh, fresh.untyped_storage()
+        self.handle = self._storage._cdata if _CAN_LET_GO else 0
+        self.uses = _uses(self.handle)
 
 
 _uses: Final[Callable[[Any], int]] = torch._C._storage_Use_Count if _CAN_LET_GO else lambda _: 0

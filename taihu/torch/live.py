@@ -57,6 +57,7 @@ class LiveParameters:
         self._uses: list[_Use] = []
         self._nodes: list[_Node] = []
         self._users_of_layer = [0] * len(parameters)
+        self._users_of_group = [0] * len(steps.exchange.plan.groups)
         self._saved = SavedParameters(
             parameters[0].untyped_storage().data_ptr(),
             layout.offsets,
@@ -64,7 +65,6 @@ class LiveParameters:
             may_save=lambda layer: bool(self._users_of_layer[layer]),
             recall=self._recall,
         )
-        self.regroup()
         for parameter, name in zip(parameters, self._names, strict=True):
             parameter.taihu_name = name
             parameter.__class__ = AwayParameter

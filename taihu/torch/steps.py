@@ -23,7 +23,8 @@ from taihu.torch.gradients import GradientArena
 from taihu.torch.layer_steps import Helping, LayerSteps
 from taihu.torch.live import LiveParameters
 from taihu.torch.means import Means
-from taihu.torch.order import ORDER, carried_over, order_of_state, state_in_order, whole_order, with_layers
+from taihu.torch.opened import LayerPlaces, Opened
+from taihu.torch.order import carried_over, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.reports import Reports
 from taihu.torch.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.server_updates import ServerUpdates
@@ -115,26 +116,19 @@ class BackwardSteps:
         self._digest, self._reopens = 0, False
         self._rates: Sequence[float] | None = None
         self._turns: Turns | None = None
-        self._layers: LayerSteps | None = None
-        self._order: tuple[int, ...] = ()
-        self._layer_of: dict[int, int] = {}
+        self._opened: Opened | None = None
         # Of parameters by their identity, in a backward that all of their gradients are exchanged in as they come.
         self._layers_of_ids: Mapping[int, int] = {}
-        self._all_layers: Mapping[int, int] = {}
-        # Of parameters by their identity, in the arena.
-        self._places: Mapping[int, slice] = {}
         # A state of compression that was loaded before there was an exchange.
         self._loaded: dict[str, NDArray[Any]] = {}
         self._record: StepRecord | None = None
         # Identities of the parameters whose gradients are complete in this backward, as they came.
         self._came: dict[int, None] = {}
         # The step whose updates may still be on their way, and the groups that nobody has read since.
-        self._open: StepRecord | None = None
+        self._open: tuple[Opened, StepRecord] | None = None
         self._unread: set[int] = set()
         self._waited_in_forward_s = 0.0
         self._start_s = self._clock.now()
-        # Of the parameters that are here, where they do not stay.
-        self._live: LiveParameters | None = None
         if updates is not None:
             updates.watch(self.read, self.settle, self if job.stage.divides_parameters else None)
 
@@ -147,11 +141,11 @@ class BackwardSteps:
         for other in self._watch.optimized:
             if shared := names.keys() & other.own_ids():
                 other.retired_by = next(name for key, name in names.items() if key in shared)
-        if self._layers is None:
+        if self._opened is None:
             self._watch.optimized = [each for each in self._watch.optimized if not each.is_retired]
         self._watch.optimized.append(optimized)
         self._watch.find_others()
-        if self._layers is None:
+        if self._opened is None:
             self._set = self._wanted()
         self._hook(optimized)
 
@@ -172,10 +166,7 @@ class BackwardSteps:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The live state of compression here, and its `ORDER`; empty where nothing is compressed."""
-        if self._layers is None:
-            return self._loaded
-        compression = self._layers.exchange.compression
-        return {} if compression is None else {**compression.arrays(), ORDER: np.array(self._order, dtype=np.int64)}
+        return self._loaded if self._opened is None else self._opened.state()
 
     def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on from what `state` returned, from the first backward on where there was none yet.
@@ -185,17 +176,16 @@ class BackwardSteps:
         """
         if not self._job.compression.method.selects:
             return
-        if self._layers is None:
+        if self._opened is None:
             order_of_state(state, self._set.layout)
             self._loaded = {name: array.copy() for name, array in state.items()}
-            return
-        compression = self._layers.exchange.compression
-        assert compression is not None  # noqa: S101
-        compression.resume(state_in_order(state, self._set.layout, self._order))
+        elif self._opened.compression is not None:
+            order = self._opened.places.order
+            self._opened.compression.resume(state_in_order(state, self._set.layout, order))
 
     def checksums(self) -> str:
         """The checksums of all parameters with their names, as all workers must have them in the end; "" of none."""
-        if self._layers is None or self.updates is not None:
+        if self._opened is None or self.updates is not None:
             return ""
         own = zip(self._set.names, map(int, self._set.checksums().tolist()), strict=True)
         return checksums_in_words(list(own)[::-1])
@@ -206,21 +196,22 @@ class BackwardSteps:
         if self._record is not None:
             return  # what is computed again in backward has been read, and is pushed after that
         for number in numbers:
-            if self._layers is not None:
-                layer = self._layer_of[number]
-                group = self._layers.group_of(layer)
+            if self._opened is not None:
+                layer = self._opened.places.by_number[number]
+                group = self._opened.steps.group_of(layer)
                 if group in self._unread:
-                    self._layers.read(layer)
+                    self._opened.steps.read(layer)
                     self._unread.discard(group)
             self.updates.read(number)
 
     def use(self, user: object, numbers: Sequence[int]) -> None:
         """Return when parameters `numbers` are here, to stay until `leave(user)`, where they do not stay as it is."""
-        if self._live is None:
+        opened = self._opened
+        if opened is None or opened.live is None:
             self.read(numbers)
             return
         assert self.updates is not None  # noqa: S101
-        self._live.use(user, [self._layer_of[number] for number in numbers])
+        opened.live.use(user, [opened.places.by_number[number] for number in numbers])
         for number in numbers:
             self.updates.read(number)
 
@@ -229,13 +220,17 @@ class BackwardSteps:
         if self._live is not None:
             self._live.leave(user)
 
+    @property
+    def _live(self) -> LiveParameters | None:
+        return None if self._opened is None else self._opened.live
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """In the block all parameters are here, and those of the last step."""
         self.settle()
         block = object()
         # As a forward reads them.
-        self.use(block, sorted(self._layer_of, key=self._layer_of.__getitem__, reverse=True))
+        self.use(block, () if self._opened is None else self._opened.places.order[::-1])
         try:
             yield
         finally:
@@ -253,14 +248,13 @@ class BackwardSteps:
     def _finish_last(self) -> None:
         """Return when nothing of the step before is under way."""
         if self._open is not None:
-            record, self._open = self._open, None
-            assert self._layers is not None  # noqa: S101
-            self._layers.finish()
+            (opened, record), self._open = self._open, None
+            opened.steps.finish()
             self._unread.clear()
-            plan = self._layers.exchange.plan
-            self._layers.close(record)
-            if self._live is not None and self._layers.exchange.plan is not plan:
-                self._live.regroup()
+            plan = opened.steps.exchange.plan
+            opened.steps.close(record)
+            if opened.live is not None and opened.steps.exchange.plan is not plan:
+                opened.live.regroup()
 
     def stepped(self) -> None:
         """The script's optimizer steps, where servers have the gradients already."""
@@ -326,9 +320,9 @@ class BackwardSteps:
         record = self._begin()
         for parameter in parameters:
             self._came[id(parameter)] = None
-            if self._layers is not None and not self._reopens:
-                self._layers.ready(self._layer_of[self._set.ids[id(parameter)]], record)
-        self._end(Call.STEP)
+            if self._opened is not None and not self._reopens:
+                self._opened.steps.ready(self._opened.places.by_number[self._set.ids[id(parameter)]], record)
+        self._end(record, Call.STEP)
 
     def follow(self, update: Callable[[], None]) -> int:
         """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
@@ -340,8 +334,7 @@ class BackwardSteps:
             self.settle()
             for parameter in self._set.parameters:
                 parameter.grad = None
-            self._begin(follows=True)
-            self._end()
+            self._end(self._begin(follows=True))
             update()
         return int(np.argmax(self._sums(self._own)))
 
@@ -366,20 +359,19 @@ class BackwardSteps:
         self._finish_last()
         if self._record is not None and id(self._set.parameters[number]) in self._came:
             raise self._twice(number)
-        if self._layers is not None:
-            self._layers.gradients.bind_one(self._layer_of[number])
+        if self._opened is not None:
+            self._opened.steps.gradients.bind_one(self._opened.places.by_number[number])
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of a parameter is complete for this backward."""
         key = id(parameter)
         layer = self._layers_of_ids.get(key)
-        record = self._record
-        if layer is None or record is None or key in self._came:
+        record, opened = self._record, self._opened
+        if layer is None or record is None or opened is None or key in self._came:
             self._ready_as_yet(parameter)
             return
         self._came[key] = None
-        assert self._layers is not None  # noqa: S101
-        self._layers.ready(layer, record)
+        opened.steps.ready(layer, record)
 
     def _ready_as_yet(self, parameter: torch.nn.Parameter) -> None:
         """As `_ready`, where nothing is known of this backward, or not all is as usual."""
@@ -395,8 +387,8 @@ class BackwardSteps:
         if key in self._came:
             raise self._twice(number or 0)
         self._came[key] = None
-        if self._layers is not None and not self._reopens and number is not None:
-            self._layers.ready(self._layer_of[number], record)
+        if self._opened is not None and not self._reopens and number is not None:
+            self._opened.steps.ready(self._opened.places.by_number[number], record)
 
     def _twice(self, number: int) -> RunError:
         name = self._set.layout.layers[number].name
@@ -408,7 +400,7 @@ class BackwardSteps:
             self._own += 1
         record = self._begin()
         # As DistributedDataParallel does: gradients are those of all workers when backward returns.
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, record))
         return record
 
     def _begin(self, *, follows: bool = False) -> StepRecord:
@@ -419,9 +411,9 @@ class BackwardSteps:
             )
         self._rates = None if self.updates is None else () if follows else self.updates.rates()
         self.step += 1
-        if self._layers is not None and self.updates is None:
+        if self._opened is not None and self.updates is None:
             self._digest, self._reopens = self._watch.look()
-        turns = self._turns = self._turns or Turns(max(len(self._set.optimized), 1))
+        turns = self._known_turns()
         turns.begin()
         number = turns.counted + 1
         serial = turns.expects_all and self._measuring.is_serial(number)
@@ -434,11 +426,17 @@ class BackwardSteps:
         self._record = record
         self._came.clear()
         self._layers_of_ids = {}
-        if self._layers is not None and not self._reopens:
-            self._layers.begin(record, self._rates)
+        if self._opened is not None and not self._reopens:
+            self._opened.steps.begin(record, self._rates)
             if not self.adds_up and self.updates is None:
-                self._layers_of_ids = self._all_layers
+                self._layers_of_ids = self._opened.places.by_id
         return record
+
+    def _known_turns(self) -> Turns:
+        """The turns of the optimizers that are known when the first backward begins, or of those of a new set."""
+        if self._turns is None:
+            self._turns = Turns(max(len(self._set.optimized), 1))
+        return self._turns
 
     def _wanted(self) -> ExchangedSet:
         """The set of what is to be exchanged; what was exchanged stays as long as an optimizer has it."""
@@ -458,16 +456,18 @@ class BackwardSteps:
         for key in self._hooks.keys() - self._set.ids.keys():
             self._hooks.pop(key).remove()
             self._owner_of.pop(key, None)
-        self._turns, self._measuring = Turns(len(self._watch.optimized)), Unmeasured()
-        self._turns.begin()
+        turns = self._turns = Turns(len(self._watch.optimized))
+        turns.begin()
+        self._measuring = Unmeasured()
         self._means.keep(self._set.ids)
 
-    def _begin_exchange(self, record: StepRecord) -> LayerSteps:
+    def _begin_exchange(self, record: StepRecord) -> Opened:
         """Open the exchange, and have all gradients of the first backward in it."""
-        held_back, places = {}, self._places
-        if self._layers is not None:
-            held_back = self.state()
-            self._layers = None
+        former = self._opened
+        # Of the parameters that it had, not of those that it is opened for.
+        held_back = {} if former is None else former.state()
+        if former is not None:
+            self._opened = None
             self._renew_set()
         elif self.updates is None:
             self._set = self._wanted()
@@ -478,89 +478,87 @@ class BackwardSteps:
         self._came |= {id(p): None for p in unheard if p.grad is not None}
         for each in self._watch.optimized:
             self._hook(each)
-        count = len(exchanged.parameters)
         # A run that goes on keeps its order, and with it the thresholds.
         first: Iterable[int] = order_of_state(self._loaded, exchanged.layout) if self._loaded else came
+        opened = self._opened = self._open_in_order(whole_order(first, len(exchanged.parameters)))
+        self._watch.opened(exchanged)
+        if self._loaded:
+            loaded, self._loaded = self._loaded, {}
+            self.resume(loaded)
+        elif held_back and former is not None and opened.compression is not None:
+            opened.compression.resume(carried_over(held_back, former.places.ranges, opened.places.ranges))
+        opened.steps.begin(record, self._rates)
+        for key in self._came:
+            if key in exchanged.ids:
+                opened.steps.take(opened.places.by_id[key])
+        return opened
+
+    def _open_in_order(self, wanted: Sequence[int]) -> Opened:
+        """Open the exchange of the set in the order that worker 0 wants."""
+        exchanged = self._set
         with self._waiting:
-            self._order = self._agree(whole_order(first, count))
-        self._layer_of = {number: layer for layer, number in enumerate(self._order)}
-        self._all_layers = {id(exchanged.parameters[number]): layer for layer, number in enumerate(self._order)}
-        in_order = [exchanged.parameters[number] for number in self._order]
-        layout = with_layers(exchanged.layout, self._order)
-        self._places = {
-            key: slice(layout.offsets[layer], layout.offsets[layer + 1]) for key, layer in self._all_layers.items()
-        }
-        gradients, session = self._open_exchange(self._order, layout, in_order)
-        assert self._turns is not None  # noqa: S101
-        layers = self._layers = LayerSteps(
+            order = self._agree(wanted)
+        in_order = [exchanged.parameters[number] for number in order]
+        layout = with_layers(exchanged.layout, order)
+        gradients, session = self._open_exchange(order, layout, in_order)
+        steps = LayerSteps(
             self._job,
             gradients,
             session,
             self._reports,
             self._measuring,
             helping=self._helping,
-            owners=[exchanged.owners[number] for number in self._order],
-            turns=self._turns,
+            owners=[exchanged.owners[number] for number in order],
+            turns=self._known_turns(),
             timed=self._wait,
             waits=self._waits,
             clock=self._clock,
         )
-        self._watch.opened(exchanged)
-        compression = layers.exchange.compression
-        if self._loaded:
-            loaded, self._loaded = self._loaded, {}
-            self.resume(loaded)
-        elif held_back and compression is not None:
-            compression.resume(carried_over(held_back, places, self._places))
-        layers.begin(record, self._rates)
-        for key in self._came:
-            if key in exchanged.ids:
-                layers.take(self._layer_of[exchanged.ids[key]])
-        if self._job.stage.divides_parameters:
-            self._live = LiveParameters(layout, in_order, layers)
-        return layers
+        live = LiveParameters(layout, in_order, steps) if self._job.stage.divides_parameters else None
+        return Opened(steps, LayerPlaces(exchanged.parameters, order, layout), live)
 
-    def _end(self, call: Call = Call.BACKWARD) -> None:
+    def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
-        record = self._record
-        assert record is not None  # noqa: S101
         if self.updates is not None:
-            layers = self._layers or self._begin_exchange(record)
-            layers.end(record, frozenset((0,)))
-            self.updates.pushed()
-            self._unread = set(range(len(layers.exchange.plan.groups)))
-            self._record, self._open = None, record
-            record.end_s = self._start_s = self._clock.now()
+            self._end_for_servers(self.updates, self._opened or self._begin_exchange(record), record)
             return
         along = self._means.unchanged(self._set.parameters) if len(self._came) < len(self._set.ids) else []
         heard = self._call(call)
-        if self._layers is None or self._reopens:
+        opened = self._opened
+        if opened is None or self._reopens:
             self._agreed(heard())
-            layers = self._begin_exchange(record)
+            opened = self._begin_exchange(record)
             self._reopens = False
             is_brought = self._calls.sums(self._own_flags())
-            layers.end(record, self._owners_of(is_brought))
+            opened.steps.end(record, self._owners_of(is_brought))
         elif record.serial or len(self._set.optimized) > 1:
-            layers = self._layers
             is_brought = self._agreed(heard())
-            layers.end(record, self._owners_of(is_brought))
+            opened.steps.end(record, self._owners_of(is_brought))
         else:
-            layers = self._layers
-            layers.end(record, frozenset((0,)))
+            opened.steps.end(record, frozenset((0,)))
             is_brought = self._agreed(heard())
-        layers.finish()
-        layers.give(lambda layer: bool(is_brought[self._order[layer]]))
+        opened.steps.finish()
+        order = opened.places.order
+        opened.steps.give(lambda layer: bool(is_brought[order[layer]]))
         ids = self._set.ids
         self._means.brought(ids if is_brought.all() else [key for key, number in ids.items() if is_brought[number]])
         self._means.taken_along(along)
         self._record = None
         record.end_s = self._start_s = self._clock.now()
-        layers.close(record)
+        opened.steps.close(record)
+
+    def _end_for_servers(self, updates: ServerUpdates, opened: Opened, record: StepRecord) -> None:
+        """As `_end`, where servers update: parameters come while the script goes on."""
+        opened.steps.end(record, frozenset((0,)))
+        updates.pushed()
+        self._unread = set(range(len(opened.steps.exchange.plan.groups)))
+        self._record, self._open = None, (opened, record)
+        record.end_s = self._start_s = self._clock.now()
 
     @property
     def flags(self) -> int:
         """The number of flags in a roll call: one for each parameter of the exchange that is open."""
-        return 0 if self._layers is None else len(self._set.parameters)
+        return 0 if self._opened is None else len(self._set.parameters)
 
     def _own_flags(self) -> NDArray[np.float64]:
         """For each parameter whether this worker has a gradient to be exchanged, shape (n,)."""
@@ -580,9 +578,9 @@ class BackwardSteps:
 
     def _call(self, call: Call) -> Callable[[], Heard]:
         # What is replaced by its like has the same words, and is another exchange all the same.
-        digest = 0 if self._layers is None else self._digest ^ self._reopens
+        digest = 0 if self._opened is None else self._digest ^ self._reopens
         # A set that is left is compared a last time.
-        due = self._layers is not None and (self._reopens or self._is_compared(self.step - 1))
+        due = self._opened is not None and (self._reopens or self._is_compared(self.step - 1))
         word = Word(call, self.step, digest, self._set.checksum() if due else 0)
         return self._calls.begin(word, self._own_flags())
 

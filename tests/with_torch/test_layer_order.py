@@ -102,7 +102,8 @@ def plain_order(order: Sequence[int]) -> list[str]:
 def names_of(optimizer: DistributedOptimizer) -> list[str]:
     steps = optimizer._steps
     assert steps is not None
-    return [layer.name for layer in with_layers(steps._set.layout, steps._order).layers]
+    assert steps._opened is not None
+    return [layer.name for layer in with_layers(steps._set.layout, steps._opened.places.order).layers]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -130,8 +131,8 @@ def test_what_is_complete_first_is_pushed_first_in_worker_0s_order(way: str, mon
         optimizer = DistributedOptimizer(sgd(model), model, world, update=update)
         losses = train(model, optimizer, share_of(world), range(1))
         assert optimizer._steps is not None
-        assert optimizer._steps._layers is not None
-        told[id(optimizer._steps._layers._driver)] = events
+        assert optimizer._steps._opened is not None
+        told[id(optimizer._steps._opened.steps._driver)] = events
         events.clear()
         losses += train(model, optimizer, share_of(world), range(1, 2))
         pushed = [*events]

@@ -174,8 +174,8 @@ def test_groups_of_another_plan_come_for_modules_that_are_being_called(monkeypat
         model[1].inner.register_forward_pre_hook(lambda *_: optimizer.synchronize())
         (losses,) = losses_of(model, optimizer, [world.rank], micro=1)
         assert optimizer._steps is not None
-        assert optimizer._steps._layers is not None
-        return losses, optimizer._steps._layers.exchange.plan.version
+        assert optimizer._steps._opened is not None
+        return losses, optimizer._steps._opened.steps.exchange.plan.version
 
     monkeypatch.setattr(Planning, "_decide", decide)
     seen = []
@@ -207,8 +207,8 @@ def test_a_worker_has_memory_for_two_groups_where_stage_2_has_it_for_all() -> No
         def look(*_: Any) -> None:
             nonlocal most
             assert optimizer._steps is not None
-            if optimizer._steps._layers is not None:
-                most = max(most, resident_bytes(optimizer._steps._layers.exchange._arenas.parameters))
+            if optimizer._steps._opened is not None:
+                most = max(most, resident_bytes(optimizer._steps._opened.steps.exchange._arenas.parameters))
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(look)

@@ -128,9 +128,9 @@ def spread(make: Make, *, steps: int = STEPS, hashes_all: bool = False, **exchan
         keep_hash()
         # Steps were measured, and their plan holds, in an order that all workers have.
         assert optimizer._steps is not None
-        assert optimizer._steps._layers is not None
+        assert optimizer._steps._opened is not None
         is_measured = steps == STEPS and exchange.get("zero") != 3
-        assert not is_measured or optimizer._steps._layers.exchange.plan.version > 1
+        assert not is_measured or optimizer._steps._opened.steps.exchange.plan.version > 1
         return losses, hashes
 
     seen = on_workers(3, work, servers=2, exchange=exchange)
@@ -232,9 +232,9 @@ def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkey
         optimizer.step()
         optimizer.synchronize()
         assert optimizer._steps is not None
-        assert optimizer._steps._layers is not None
+        assert optimizer._steps._opened is not None
         nonlocal watched
-        watched = optimizer._steps._layers.exchange
+        watched = optimizer._steps._opened.steps.exchange
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
         for number, module in enumerate(model):

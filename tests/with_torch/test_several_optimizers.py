@@ -106,8 +106,8 @@ def train_parts(model: nn.Module, wrap: Wrap, share: slice) -> Seen:
 def exchange_of(optimizer: Any) -> Exchange:
     assert isinstance(optimizer, DistributedOptimizer)
     assert optimizer._steps is not None
-    assert optimizer._steps._layers is not None
-    return optimizer._steps._layers.exchange
+    assert optimizer._steps._opened is not None
+    return optimizer._steps._opened.steps.exchange
 
 
 def wrapping(world: World) -> Wrap:

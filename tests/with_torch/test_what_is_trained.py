@@ -556,7 +556,7 @@ def held_back_of(optimizer: Any, model: nn.Module) -> torch.Tensor:
     """The values held back here, in the model's order."""
     steps = optimizer._steps
     residual = torch.from_numpy(steps.state()["residual"].copy())
-    return torch.cat([residual[steps._places[id(p)]] for p in model.parameters()])
+    return torch.cat([residual[steps._opened.places.ranges[id(p)]] for p in model.parameters()])
 
 
 def test_many_models_one_after_the_other_leave_nothing_behind() -> None:

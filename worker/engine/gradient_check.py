@@ -126,13 +126,14 @@ class _Trial:
         self.ready: list[int] = []
         context = _training(options)
         self.run = Run(context, before_layer=self.read.append, gradient_ready=self.ready.append)
+        self.arenas: list[tuple[Array, Array]] = []
         self.bind(np.float64)
         self.y = self.dx = np.empty(0)
         self.gradients: list[Array] = []
 
     def bind(self, dtype: type[np.floating]) -> None:
         """Give the layers new arenas with initial values, from which biases and scales differ a little."""
-        self.arenas = []
+        self.arenas.clear()
         for leaf in self.own:
             elements = sum(tensor.elements for tensor in leaf.tensors)
             parameters, gradients = (np.full(elements, math.nan, dtype) for _ in range(2))
@@ -299,9 +300,9 @@ class _Difference:
             at = tuple(int(place) for place in np.unravel_index(flat, values.shape))
             seen = float(gradient[at])
             off, expected = min(
-                (abs(seen - numeric) / self._bound(seen, numeric, largest, width), numeric)
+                (abs(seen - numeric) / self._bound(seen, numeric, largest, size / width), numeric)
                 for width in _WIDTHS
-                for numeric in [self._numeric(values, at, width)]
+                for numeric, size in [self._numeric(values, at, width)]
             )
             if off > max(1.0, worst):
                 worst = off
@@ -311,7 +312,8 @@ class _Difference:
         if message:
             yield message
 
-    def _numeric(self, values: Array, at: tuple[int, ...], width: float) -> float:
+    def _numeric(self, values: Array, at: tuple[int, ...], width: float) -> tuple[float, float]:
+        """The central difference, and the size of what was added up for it."""
         value = values[at]
         step = width * max(1.0, abs(float(value)))
         sums = []
@@ -319,15 +321,14 @@ class _Difference:
             values[at] = moved
             sums.append(self._sum())
         values[at] = value
-        return (sums[0] - sums[1]) / (2 * step)
+        return (sums[0][0] - sums[1][0]) / (2 * step), sums[1][1]
 
-    def _sum(self) -> float:
+    def _sum(self) -> tuple[float, float]:
         products = self._outputs() * self._direction
-        self._size = float(np.abs(products).sum())
-        return float(products.sum())
+        return float(products.sum()), float(np.abs(products).sum())
 
-    def _bound(self, seen: float, numeric: float, largest: float, width: float) -> float:
-        rounding = 8 * np.finfo(np.float64).eps * self._size / width
+    def _bound(self, seen: float, numeric: float, largest: float, size: float) -> float:
+        rounding = 8 * np.finfo(np.float64).eps * size
         return self._tolerance * (max(abs(seen), abs(numeric)) + 1e-2 * largest) + rounding
 
 

@@ -101,7 +101,7 @@ class HybridModel:
         self._kept_in_tail = [each for each in kept if each.name in known]
         self.layout = Layout(tuple(LayerSpec(layer.name, layer.tensors) for layer in kept))
         self._copies = {each.index: _Copy(each, dtype) for each in self._kept_in_tail if copied}
-        self._tail: Tail | None = None
+        self._attached: tuple[Tail, _Updates] | None = None
 
     @property
     def front(self) -> int:
@@ -130,9 +130,13 @@ class HybridModel:
     @property
     def tail_bytes(self) -> int:
         """Bytes of the activations that steps have taken behind `front`."""
-        if self._tail is None:
-            raise _no_way()
-        return self._tail.held_bytes
+        return self._attachment[0].held_bytes
+
+    @property
+    def _attachment(self) -> tuple[Tail, _Updates]:
+        if self._attached is None:
+            raise ModelError("hybrid model: expected a way to the other workers, seen none; call attach() first")
+        return self._attached
 
     def bind(self, parameters: Array, gradients: Array) -> None:
         """Use two arenas for what is not sharded, see `Model.bind`."""
@@ -166,30 +170,27 @@ class HybridModel:
 
         With `check_finite`, a step raises RunError instead of updating a layer by what is not finite.
         """
-        self._check_finite = check_finite
-        self._optimizer = optimizer
-        self._step = 0
-        self._update_each_pass = update_each_pass
-        self._tail = Tail(
+        updates = _Updates(self._shards, optimizer, self._size, at_each_pass=update_each_pass, checks=check_finite)
+        tail = Tail(
             list(self._stages()),
             mover,
             self._model.loss,
             scheme=scheme,
             update_each_pass=update_each_pass,
             inputs=inputs,
-            on_gradient=self._update,
+            on_gradient=updates.update,
             tracer=tracer,
         )
+        self._attached = tail, updates
 
     def train(self, inputs: Array, targets: Array, context: StepContext, hooks: StepHooks) -> float:
         """One step's forward and backward, see `Model.train`; the shards are updated within."""
-        if self._tail is None:
-            raise _no_way()
-        self._step = context.step
+        tail, updates = self._attachment
+        updates.step = context.step
         features, run = self._model.forward_until(self._start, inputs, context, hooks)
         self._read_tail(hooks.before_layer)
         hooks.forwarded(None)
-        result = self._tail.train(features, targets, run)
+        result = tail.train(features, targets, run)
         self._tell_of_tail(hooks)
         self._model.backward_from(self._start, result.feature_gradient, run, hooks.before_recompute)
         return result.loss
@@ -222,17 +223,16 @@ class HybridModel:
         Returns:
             (examples, outputs), valid until the next step; None where there are no inputs.
         """
-        if self._tail is None:
-            raise _no_way()
+        tail, _ = self._attachment
         if inputs is None:
             for layer in reversed(self._kept):
                 before_layer(layer.index)
-            features, run = self._tail.no_features(self.shards.dtype), Run(context)
+            features, run = tail.no_features(self.shards.dtype), Run(context)
         else:
             features, run = self._model.forward_until(self._start, inputs, context, StepHooks(before_layer))
             self._read_tail(before_layer)
         counts = [examples, *[0] * (self._size - 1)]
-        outputs = self._tail.outputs(features, counts, run)
+        outputs = tail.outputs(features, counts, run)
         return None if inputs is None else outputs
 
     def save(self, mover: Mover, write: Write, read_layer: Callable[[int], None]) -> None:
@@ -276,21 +276,39 @@ class HybridModel:
         bias = parameters.get("bias")
         return FcWeights(parameters["weight"], bias, gradients["weight"], gradients.get("bias")), None
 
-    def _update(self, name: str, start: int, gradient: Array, passes: int) -> None:
+
+class _Updates:
+    """Updates of the shards by parts of gradients, as they are there; `step` is the present one.
+
+    Args:
+        shards: of one rank.
+        optimizer: of them.
+        ranks: their number.
+        at_each_pass: whether a part is what one pass makes up, and not of all.
+        checks: whether what is not finite is an error.
+    """
+
+    def __init__(
+        self, shards: Shards, optimizer: ShardOptimizer, ranks: int, *, at_each_pass: bool, checks: bool
+    ) -> None:
+        self.step = 0
+        self._shards = shards
+        self._optimizer = optimizer
+        self._ranks = ranks
+        self._at_each_pass = at_each_pass
+        self._checks = checks
+
+    def update(self, name: str, start: int, gradient: Array, passes: int) -> None:
         """A part of a layer's gradient is there."""
-        if self._check_finite and not all_finite(gradient):
+        if self._checks and not all_finite(gradient):
             raise RunError(
-                f"gradients of {name} are not finite at step {self._step}; lower optimizer.learning_rate or check "
+                f"gradients of {name} are not finite at step {self.step}; lower optimizer.learning_rate or check "
                 "the data, or set exchange.non_finite = 'allow'"
             )
         # The gradient is the sum over ranks of those of mean losses, or the part of it that one pass makes up.
-        scale = (passes if self._update_each_pass else 1) / self._size
+        scale = (passes if self._at_each_pass else 1) / self._ranks
         start += self._shards.offset(name)
-        self._optimizer.update(start, start + len(gradient), gradient, self._step, scale=scale)
-
-
-def _no_way() -> ModelError:
-    return ModelError("hybrid model: expected a way to the other workers, seen none; call attach() first")
+        self._optimizer.update(start, start + len(gradient), gradient, self.step, scale=scale)
 
 
 def _behind(layers: Sequence[Layer]) -> list[Layer]:

@@ -13,7 +13,7 @@ from support.oracle import expected_parameters
 from support.ways import DENSE, Way
 from support.worker import Values, Worker
 
-from taihu.core.base.errors import ConfigError, ExchangeError, FrameError, MemberLostError, TaihuError
+from taihu.core.base.errors import ConfigError, ExchangeError, FrameError, MemberLostError, RunError, TaihuError
 from taihu.core.planner.sparse_route import SparseAlgorithm
 from taihu.worker.memory.arenas import allocate_arenas
 
@@ -189,7 +189,8 @@ def test_a_worker_that_leaves_is_not_waited_for(way: Way, first: str) -> None:
     one, leaving, other = try_workers(way.job(), LAYOUT, work)
     assert leaving is None
     for outcome in (one, other):
-        assert isinstance(outcome, MemberLostError), outcome
+        # One of them may be told by the coordinator, to which the other has told of it, before its own link tells.
+        assert isinstance(outcome, RunError), outcome
         assert "has left the run while" in str(outcome), outcome
 
 
