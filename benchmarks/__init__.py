@@ -1,1 +1,1 @@
-"""Long runs whose results are committed in docs/."""
+"""Long runs, in rooms; rows are committed in benchmarks/results, tables in docs. See `python -m benchmarks`."""

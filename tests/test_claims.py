@@ -12,23 +12,16 @@ from typing import Any
 import pytest
 from support.command_lines import parse
 
-from benchmarks import (
-    accuracy_by_method,
-    claims,
-    compression,
-    fc_batch,
-    fc_memory,
-    figures,
-    larger_batches,
-    ps_and_ring,
-    three_ways,
-    thresholds,
-    transports,
-)
-from benchmarks.rows import in_page
+from benchmarks.__main__ import runs
+from benchmarks.base.rows import in_page
+from benchmarks.compression import compression, thresholds
+from benchmarks.exchange import fc_memory, larger_batches, ps_and_ring, three_ways, transports
+from benchmarks.learning import accuracy_by_method, fc_batch
+from benchmarks.planning import claims, figures
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+RESULTS = ROOT / "benchmarks" / "results"
 SPANS = re.compile(r"`([^`]+)`")
 
 
@@ -49,7 +42,7 @@ def test_every_claim_has_a_row() -> None:
 
 
 def test_rows_have_four_columns() -> None:
-    assert {line.count("|") for line in claims.table(claims.Measured(DOCS)).splitlines()} == {5}
+    assert {line.count("|") for line in claims.table(claims.Measured(RESULTS)).splitlines()} == {5}
 
 
 @pytest.mark.parametrize("claim", claims.CLAIMS, ids=lambda claim: f"{claim.section}-{claim.number}")
@@ -59,54 +52,59 @@ def test_what_shows_a_claim_exists(claim: claims.Claim) -> None:
     for span in spans:
         words = shlex.split(span)
         if words[:2] == ["python", "-m"]:
-            check_benchmark(words[2], words[3:])
+            assert words[2] == "benchmarks"
+            check_benchmark(words[3], words[4:])
         elif words[0] == "taihu":
             parse([word for word in words[1:] if word != "--help"])
         else:
             assert (ROOT / words[0]).is_file(), span
 
 
-def check_benchmark(module: str, arguments: list[str]) -> None:
-    source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
-    assert "if __name__ ==" in source, module
+def check_benchmark(name: str, arguments: list[str]) -> None:
+    source = runs()[name].read_text()
     missing = [word for word in arguments if word.startswith("--") and word != "--help" and f'"{word}"' not in source]
-    assert not missing, f"{module} has no {missing}"
-    written = [word for word in arguments if word.startswith("docs/")]
+    assert not missing, f"{name} has no {missing}"
+    written = [word for word in arguments if word.startswith(("docs/", "benchmarks/"))]
     assert not [name for name in written if not (ROOT / name).exists()], written
 
 
 PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
-    ("exchange.md", "measured by benchmarks.transports", "transports", transports.table),
-    ("allreduce.md", "measured by benchmarks.ps_and_ring", "ps_and_ring", ps_and_ring.table),
+    ("exchange.md", "measured by benchmarks.exchange.transports", "transports", transports.table),
+    ("allreduce.md", "measured by benchmarks.exchange.ps_and_ring", "ps_and_ring", ps_and_ring.table),
     (
         "compression.md",
-        "measured by benchmarks.accuracy_by_method",
+        "measured by benchmarks.learning.accuracy_by_method",
         "accuracy_by_method",
         accuracy_by_method.told,
     ),
-    ("compression.md", "measured by benchmarks.thresholds", "thresholds", thresholds.told),
-    ("compression.md", "measured by benchmarks.compression", "methods_in_cells", compression.side_by_side),
-    ("allreduce.md", "measured by benchmarks.three_ways", "three_ways", three_ways.table),
+    ("compression.md", "measured by benchmarks.compression.thresholds", "thresholds", thresholds.told),
+    (
+        "compression.md",
+        "measured by benchmarks.compression.compression",
+        "methods_in_cells",
+        compression.side_by_side,
+    ),
+    ("allreduce.md", "measured by benchmarks.exchange.three_ways", "three_ways", three_ways.table),
     ("fc.md", fc_memory.SOURCE, "fc_memory", fc_memory.told),
     ("fc.md", fc_batch.SOURCE, "fc_batch", fc_batch.table),
     ("zero.md", larger_batches.SOURCE, "larger_batches", larger_batches.table),
-    ("simulation.md", figures.SOURCE, "figures/all", figures.table),
+    ("simulation.md", figures.SOURCE, "figures", figures.table),
 ]
 
 
 @pytest.mark.parametrize(("page", "mark", "name", "table"), PAGES, ids=[name for _, _, name, _ in PAGES])
 def test_a_page_shows_what_was_measured(page: str, mark: str, name: str, table: Callable[[Any], str]) -> None:
     text = (DOCS / page).read_text()
-    assert in_page(text, mark, table(json.loads((DOCS / f"{name}.json").read_text()))) == text
+    assert in_page(text, mark, table(json.loads((RESULTS / f"{name}.json").read_text()))) == text
 
 
 def test_the_table_of_claims_follows_from_what_was_measured() -> None:
     text = (DOCS / "methods.md").read_text()
-    assert in_page(text, "made by benchmarks.claims", claims.table(claims.Measured(DOCS))) == text
+    assert in_page(text, "made by benchmarks.planning.claims", claims.table(claims.Measured(RESULTS))) == text
 
 
 def test_what_is_far_from_a_figure_is_explained_and_all_are_drawn() -> None:
-    results = json.loads((DOCS / "figures/all.json").read_text())["figures"]
+    results = json.loads((RESULTS / "figures.json").read_text())["figures"]
     assert sorted(path.stem for path in (DOCS / "figures").glob("*.svg")) == sorted(results)
     for name, figure in results.items():
         far = [row["case"] for row in figure["rows"] if abs(row["deviation"] or 0.0) > 0.2 and not row["term"]]
@@ -122,7 +120,7 @@ def test_a_page_without_marks_is_refused() -> None:
 
 
 def test_ways_that_promise_the_same_bits_have_them() -> None:
-    rows = json.loads((DOCS / "three_ways.json").read_text())
+    rows = json.loads((RESULTS / "three_ways.json").read_text())
     assert three_ways.differing(rows) == []
     other = [{**row, "parameters_sha256": row["parameters_sha256"][::-1]} for row in rows if row["way"] == "1 server"]
     rest = [row for row in rows if row["way"] != "1 server"]

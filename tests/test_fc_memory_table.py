@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fc_memory import WAYS, accuracies, options_for, table
-from benchmarks.memory import planned
+from benchmarks.exchange.fc_memory import WAYS, accuracies, options_for, table
+from benchmarks.exchange.memory import planned
 from taihu.core.planner.memory import worker_memory
 
 
@@ -39,7 +39,7 @@ def test_accuracies_are_compared_by_their_means() -> None:
 
 def test_both_ways_took_less_than_either_as_planned() -> None:
     """Measured within 5 % of planned; less also at the start."""
-    rows = json.loads((Path(__file__).parents[1] / "docs" / "fc_memory.json").read_text())
+    rows = json.loads((Path(__file__).parents[1] / "benchmarks" / "results" / "fc_memory.json").read_text())
     workers = {row["way"]: row["worker"] for row in rows}
     assert workers.keys() == WAYS.keys()
     assert max(abs(worker["error"]) for worker in workers.values()) <= 0.05

@@ -6,17 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fc_schemes import SOURCE, Setting, growth, table
-from benchmarks.rows import in_page
+from benchmarks.base.rows import in_page
+from benchmarks.exchange.fc_schemes import SOURCE, Setting, growth, table
 
 MODELLED = Setting("100mbit", 4, 0.6, 9216, 2048, 16)
 
 
 DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS.parent / "benchmarks" / "results"
 
 
 def test_the_page_shows_what_was_measured() -> None:
-    page, rows = (DOCS / "fc.md").read_text(), json.loads((DOCS / "fc_schemes.json").read_text())
+    page, rows = (DOCS / "fc.md").read_text(), json.loads((RESULTS / "fc_schemes.json").read_text())
     assert in_page(page, SOURCE, table(rows)) == page
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzzing.edits import KINDS, Edit, edited
-from benchmarks.fuzzing.table import CORPUS, TARGETS, corpus_of
-from benchmarks.fuzzing.target import Target
+from benchmarks.inputs.fuzzing.edits import KINDS, Edit, edited
+from benchmarks.inputs.fuzzing.table import CORPUS, TARGETS, corpus_of
+from benchmarks.inputs.fuzzing.target import Target
 
 MOST_BYTES = 48 << 20
 """Bytes that an input may make a parser take: buffers of 4 MiB for frames of each kind, what is compiled first."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.larger_batches import planned, planned_bytes, settings_of, table
+from benchmarks.exchange.larger_batches import planned, planned_bytes, settings_of, table
 from benchmarks.models.paced import build
 from taihu.core.base.errors import ConfigError
 from taihu.worker.engine import Model

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.rows import in_page, load_rows
-from benchmarks.search import PAIRS, SOURCE, table
+from benchmarks.base.rows import in_page, load_rows
+from benchmarks.planning.search import PAIRS, SOURCE, table
 from taihu.search.ways import PRECISIONS, Way
 
 ROOT = Path(__file__).parent.parent
-ROWS = load_rows(ROOT / "docs" / "search.json")
+ROWS = load_rows(ROOT / "benchmarks" / "results" / "search.json")
 
 
 def test_the_page_shows_the_rows() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks import refusals, tls
-from benchmarks.secured import Ended, complaints, table
+from benchmarks.exchange import tls
+from benchmarks.inputs import refusals
+from benchmarks.recovery.secured import Ended, complaints, table
 
 CERTIFICATES = ("--set=security.ca=ca.pem",)
 
@@ -25,7 +26,7 @@ def test_the_ways_take_turns_and_their_medians_are_compared() -> None:
             "path": "tcp" if name == "auto" else "grpc",
         }
 
-    with patch("benchmarks.exchange.measure", measure):
+    with patch("benchmarks.exchange.exchange.measure", measure):
         row = tls.compare("10gbit", 5, 3, CERTIFICATES)
     # Each is the first, the second and the third one of a start.
     assert starts == ["tls", "grpc", "auto", "grpc", "auto", "tls", "auto", "tls", "grpc"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.machine import MACHINE, Processors
-from benchmarks.simulated import RUNS, Run, compared, table
+from benchmarks.base.machine import MACHINE, Processors
+from benchmarks.planning.simulated import RUNS, Run, compared, table
 from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 
 NOTHING = LinearCost(0.0, 0.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.sweep import Cell, cells, judged, table
+from benchmarks.recovery.sweep import Cell, cells, judged, table
 
 CELL = Cell("ring", "kill", "worker 1", "push")
 WELL: dict[str, Any] = {

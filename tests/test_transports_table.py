@@ -1,4 +1,4 @@
-"""The table of transports: it follows from what docs/transports.json holds."""
+"""The table of transports: it follows from what benchmarks/results/transports.json holds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.transports import table
+from benchmarks.exchange.transports import table
 
 DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS.parent / "benchmarks" / "results"
 
 
 def test_rows_follow_from_all_their_rounds() -> None:
-    for row in json.loads((DOCS / "transports.json").read_text()):
+    for row in json.loads((RESULTS / "transports.json").read_text()):
         medians = {name: statistics.median(seconds) for name, seconds in row["seconds"].items()}
         assert {name: round(median, 6) for name, median in medians.items()} == {
             name: quartiles[1] for name, quartiles in row["quartiles"].items()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.thresholds import blocks_of, ratio_of
-from benchmarks.worker_in_turns import BLOCK, THRESHOLDS, InTurns, turn_of
+from benchmarks.compression.thresholds import blocks_of, ratio_of
+from benchmarks.compression.worker_in_turns import BLOCK, THRESHOLDS, InTurns, turn_of
 from taihu.core.compression import Compressor, GroupCompressor
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group

@@ -1,4 +1,4 @@
-"""Odd tables are read as they were written, or refused in one line: a sample of `benchmarks.odd_tables`."""
+"""Odd tables are read as they were written, or refused in one line: a sample of `inputs.odd_tables`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.odd_tables import drawn, outcome_of
+from benchmarks.inputs.odd_tables import drawn, outcome_of
 
 
 def test_odd_tables(tmp_path: Path) -> None:

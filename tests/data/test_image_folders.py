@@ -13,7 +13,7 @@ from PIL import Image
 from structlog.testing import capture_logs
 from support.reading import inputs_of, targets_of
 
-from benchmarks.pictures import WAYS
+from benchmarks.inputs.pictures import WAYS
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.dataset import Dataset

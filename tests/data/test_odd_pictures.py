@@ -1,4 +1,4 @@
-"""Odd pictures are read as a viewer shows them, or refused by name: a sample of `benchmarks.odd_pictures`."""
+"""Odd pictures are read as a viewer shows them, or refused by name: a sample of `inputs.odd_pictures`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.odd_pictures import drawn, outcome_of
-from benchmarks.pictures import WAYS
+from benchmarks.inputs.odd_pictures import drawn, outcome_of
+from benchmarks.inputs.pictures import WAYS
 
 
 @pytest.mark.parametrize("name", WAYS)

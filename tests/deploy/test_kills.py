@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from support.tests_deploy import DEPLOY
 
-from benchmarks.containers import WAYS, drill_job, first_after, table
+from benchmarks.recovery.containers import WAYS, drill_job, first_after, table
 
 EVENTS = [
     {"time": "2026-11-23T19:00:00+00:00", "event": "training"},

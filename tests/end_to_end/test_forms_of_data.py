@@ -10,7 +10,7 @@ import pytest
 from support.commands import PATIENCE_S, Command
 from threadpoolctl import threadpool_info
 
-from benchmarks.forms import FORMS, make_forms
+from benchmarks.inputs.forms import FORMS, make_forms
 from taihu.core.process.results import read_json
 
 _FEW = ("--steps", "3", "--batch", "4", "--servers", "1", "--workers", "1")

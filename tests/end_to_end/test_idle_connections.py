@@ -10,9 +10,9 @@ from support.certificates import MEMBERS, TestAuthority
 from support.cluster import Cluster, Member, layout_of, make_job
 from support.worker import Values
 
-from benchmarks.idle_connections import Strangers
-from benchmarks.strangers.calls import streams, undecodable
-from benchmarks.strangers.target import Target
+from benchmarks.exchange.idle_connections import Strangers
+from benchmarks.inputs.strangers.calls import streams, undecodable
+from benchmarks.inputs.strangers.target import Target
 from taihu.core.job import Job
 from taihu.core.security.identity import COORDINATOR, dns_name
 from taihu.core.wire.address import free_port, split_address
@@ -69,7 +69,7 @@ def test_a_run_beside_connections_that_say_nothing_ends_as_without_them() -> Non
 
 
 def test_a_run_beside_calls_that_nobody_can_read_ends_as_without_them(tmp_path: Path) -> None:
-    """In plain text, and by somebody with a certificate; `python -m benchmarks.strangers` is the long form."""
+    """In plain text, and by somebody with a certificate; `python -m benchmarks strangers` is the long form."""
     with Cluster(make_job(1, 2)) as alone:
         expected = ends(alone)
         alone.join()

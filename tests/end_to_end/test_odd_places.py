@@ -1,4 +1,4 @@
-"""Commands where a machine is not as it should be: a few of the places of `benchmarks.odd_places`."""
+"""Commands where a machine is not as it should be: a few of the places of `inputs.odd_places`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.odd_places import PLACES, Place, problem_of, run_place
+from benchmarks.inputs.odd_places import PLACES, Place, problem_of, run_place
 
 SAMPLE: Final = (
     "files of 8 KiB",

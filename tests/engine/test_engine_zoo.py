@@ -106,7 +106,7 @@ def test_small_cnn_learns_noisy_patterns() -> None:
     assert np.mean(logits.argmax(axis=1) == labels) > 0.95
 
 
-# All models on all data sets, with more steps: python -m benchmarks.zoo
+# All models on all data sets, with more steps: python -m benchmarks zoo
 @pytest.mark.parametrize(
     ("name", "data", "steps"),
     [

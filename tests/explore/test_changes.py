@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explored_mutants.changes import AREAS, Change, chosen, read_changes
+from benchmarks.recovery.explored_mutants.changes import AREAS, Change, chosen, read_changes
 from taihu.core.base.errors import ConfigError
 
 CHANGES = read_changes()

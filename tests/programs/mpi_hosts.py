@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.network import ShapedNetwork
+from benchmarks.base.network import ShapedNetwork
 from taihu.core.job.environment import without_settings
 
 __all__ = ["MpiHosts"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.certificates import TestAuthority
 
-from benchmarks.network import ShapedNetwork
+from benchmarks.base.network import ShapedNetwork
 from taihu.core.job.environment import without_settings
 from taihu.core.security.certificates import Validity
 

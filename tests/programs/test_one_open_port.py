@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.network import ShapedNetwork
-from benchmarks.secured import Ended, on_hosts
+from benchmarks.base.network import ShapedNetwork
+from benchmarks.recovery.secured import Ended, on_hosts
 from taihu.core.job.environment import without_settings
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]

@@ -1,6 +1,6 @@
 """Attempts against a job that runs: each is refused, told and counted, and no bit of the job is another one for it.
 
-`python -m benchmarks.refusals` makes a table of them.
+`python -m benchmarks refusals` makes a table of them.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from support.daemons import wait_for
 
-from benchmarks.strangers import calls, raw
-from benchmarks.strangers.http2 import Connection, message
-from benchmarks.strangers.kinds import counted_kinds
-from benchmarks.strangers.run import memory_mb
-from benchmarks.strangers.target import Target
+from benchmarks.inputs.strangers import calls, raw
+from benchmarks.inputs.strangers.http2 import Connection, message
+from benchmarks.inputs.strangers.kinds import counted_kinds
+from benchmarks.inputs.strangers.run import memory_mb
+from benchmarks.inputs.strangers.target import Target
 from taihu.core.base.errors import FrameError
 from taihu.core.security.security import Security
 from taihu.core.wire.channel import open_channel
@@ -189,7 +189,7 @@ sys.stdin.read()
 
 
 def test_strangers_of_all_kinds_leave_no_memory_behind_and_others_are_served() -> None:
-    """1,500 undecodable calls took 30 MB for good; `python -m benchmarks.strangers` is the long form."""
+    """1,500 undecodable calls took 30 MB for good; `python -m benchmarks strangers` is the long form."""
     command = [sys.executable, "-c", SERVER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None

@@ -1,11 +1,11 @@
-"""A sample of `python -m benchmarks.random_scripts`, and that it notices what is wrong."""
+"""A sample of `python -m benchmarks random_scripts`, and that it notices what is wrong."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.random_loops import Loop, Step, source_of
-from benchmarks.random_scripts import drawn, outcome_of
+from benchmarks.pytorch.random_loops import Loop, Step, source_of
+from benchmarks.pytorch.random_scripts import drawn, outcome_of
 from taihu.torch.steps import BackwardSteps
 
 

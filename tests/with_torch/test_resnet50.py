@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.resnet50 import distance, gradients, torch_gradients
+from benchmarks.engine.resnet50 import distance, gradients, torch_gradients
 from taihu.worker.engine import MODELS, GlobalAvgPool, Linear, Model, Sequential
 
 

@@ -1,4 +1,4 @@
-"""Passes of several workers that one process takes (`benchmarks.fc_batch`): parameters end as the workers' do."""
+"""Passes of several workers that one process takes (`learning.fc_batch`): parameters end as theirs do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from support.parts_network import MemoryMover, MemoryNetwork
 
-from benchmarks.fc_batch import Cell, InOneProcess, cells, rows_by_pass, table
+from benchmarks.learning.fc_batch import Cell, InOneProcess, cells, rows_by_pass, table
 from taihu.core.optimization import OptimizerShard
 from taihu.core.settings import OptimizerSettings
 from taihu.worker.engine import Conv2d, Flatten, Linear, Model, ReLU, Sequential, StepContext, StepHooks

@@ -1,0 +1,1 @@
+"""Hosts, machines and rows that benchmarks stand on."""

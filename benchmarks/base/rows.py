@@ -1,0 +1,60 @@
+"""Rows that a benchmark adds to a file, one run after another, and their tables in pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["in_page", "load_rows", "publish", "row_of_a_cell", "save_picture", "save_rows"]
+
+
+def load_rows(path: Path | None) -> list[dict[str, Any]]:
+    """The rows that the file holds already; none without one."""
+    return list(json.loads(path.read_text())) if path is not None and path.exists() else []
+
+
+def save_rows(path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
+    """Write all of them, if there is a path."""
+    if path is not None:
+        path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib as PNG and as SVG beside it, whichever of them `path` names."""
+    figure.savefig(path.with_suffix(".png"), dpi=110)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def row_of_a_cell(benchmark: str, cell: Mapping[str, object], data: Path | None) -> dict[str, Any]:
+    """The row that `python -m benchmarks.BENCHMARK --cell CELL` prints, as a process of its own.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--cell", json.dumps(cell)]
+    command += ["--path", str(data.resolve())] if data is not None else []
+    # Benchmarks are not installed: Python finds them from the folder that holds them.
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    row: dict[str, Any] = json.loads(done.stdout)
+    return row
+
+
+def publish(text: str, mark: str, page: Path | None) -> None:
+    """Print a table, and put it between its marks in `page`, if there is one."""
+    print(text)
+    if page is not None:
+        page.write_text(in_page(page.read_text(), mark, text))
+
+
+def in_page(page: str, mark: str, text: str) -> str:
+    """`page` with `text` in the place of what stands between the comments `mark` and `end`."""
+    begin, end = f"<!-- {mark} -->", "<!-- end -->"
+    place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not place.search(page):
+        raise SystemExit(f"error: the page has no lines {begin} and {end}")
+    return place.sub(lambda _: f"{begin}\n{text}\n{end}", page)

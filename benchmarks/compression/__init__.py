@@ -1,0 +1,1 @@
+"""Steps with compressed gradients."""

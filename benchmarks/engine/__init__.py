@@ -1,0 +1,1 @@
+"""The engine, its memory, and the model of the SW26010."""

@@ -1,0 +1,1 @@
+"""Steps of an exchange: through servers, around a ring, spread layers, stages of ZeRO."""

@@ -1,1 +1,0 @@
-"""Targets of fuzzing, and how inputs are changed: shared by the tests and `python -m benchmarks.fuzz`."""

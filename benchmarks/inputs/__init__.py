@@ -1,0 +1,1 @@
+"""Inputs of strangers and users: frames, calls, tables, pictures, odd machines."""

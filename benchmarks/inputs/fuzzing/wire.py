@@ -1,0 +1,245 @@
+"""Targets that come over the network: frames of every transport, and what they hold."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from benchmarks.inputs.fuzzing.target import Target
+from taihu.allreduce.operations import Operations
+from taihu.allreduce.order.operation import Operation, OperationKey
+from taihu.allreduce.ring.schedule import Ring, buffer_layout, cut_chunks
+from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
+from taihu.core.base.errors import FrameError, SharedMemoryError, TaihuError
+from taihu.core.planner.groups import Group
+from taihu.core.wire.checksum import checksum_of
+from taihu.core.wire.codec import encode_frame, layout_from_message, read_frame
+from taihu.core.wire.direct_frames import HEADER_BYTES, DirectReceiver
+from taihu.core.wire.direct_header import check_header, pack_header, unpack_header
+from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType
+from taihu.core.wire.identity import Sender, WorkerIdentity, identity_from_metadata
+from taihu.core.wire.kinds import ActivationPart, Encoding, Farewell, Gradients, Kind, RingSegment, SparseMessage
+from taihu.core.wire.patience import Patience
+from taihu.core.wire.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared
+from taihu.core.wire.sink import Origin, Sink
+from taihu.kernels.pack import pack, packed_bound, unpack
+from taihu.protos import parameter_server_pb2, tensor_pb2
+
+__all__ = ["TARGETS", "sealed", "sealed_frame"]
+
+_SIZES: Final = struct.Struct("<H")
+_BOUNDS: Final = np.array([[0, 40], [50, 51], [60, 1000]], dtype=np.int64)
+_SENDER: Final = Sender("job", 7, 2)
+_ONES: Final = np.ones(8, dtype=np.float32)
+
+
+def header(kind: Kind, encoding: Encoding = Encoding.DENSE, elements: int = 8, **more: Any) -> FrameHeader:
+    return FrameHeader(_SENDER, Address(At(1, 1), 0, 0, elements), kind, encoding, **more)
+
+
+def sealed(data: bytes) -> bytes:
+    """The message of a frame with right checksums: two bytes of `data` say how long its header is, a protobuf.
+
+    A changed message would be damaged, and nothing behind the checksums be reached.
+    """
+    size = _SIZES.unpack(data[:2])[0] if len(data) >= 2 else 0
+    head, payload = data[2 : 2 + size], data[2 + size :]
+    frame = tensor_pb2.Frame(payload=payload)
+    try:
+        frame.header.MergeFromString(head)
+    except DecodeError:
+        raise FrameError("no header") from None
+    frame.header.ClearField("checksum")
+    frame.header.ClearField("padding")
+    frame.header.payload_checksum = checksum_of(payload)
+    frame.header.checksum = checksum_of(frame.header.SerializeToString())
+    return frame.SerializeToString()
+
+
+def unsealed(header: FrameHeader, *pieces: NDArray[Any]) -> bytes:
+    """The bytes that `sealed` makes the frame of."""
+    frame = tensor_pb2.Frame.FromString(encode_frame(header, pieces))
+    head = frame.header.SerializeToString()
+    return _SIZES.pack(len(head)) + head + frame.payload
+
+
+def sealed_frame(data: bytes) -> Frame:
+    """The frame of `sealed`."""
+    return read_frame(sealed(data))
+
+
+def _sections() -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.int32]]:
+    indices = np.array([0, 3, 39, 50, 60, 700], dtype=np.int32)
+    values, sections = np.empty(6, dtype=np.float32), np.empty(packed_bound(6, 3), dtype=np.uint8)
+    _, size = pack(indices, np.ones(6, dtype=np.float32), _BOUNDS, values, sections)
+    return values, sections[:size], indices
+
+
+def _frames() -> list[bytes]:
+    values, sections, _ = _sections()
+    return [
+        unsealed(header(Gradients()), _ONES),
+        unsealed(header(Gradients(), Encoding.SPARSE, 1000, selected=6), values, sections),
+        unsealed(header(Gradients(2.0), value_type=ValueType.FP16), np.ones(8, dtype=np.uint16)),
+        unsealed(header(RingSegment(0)), _ONES),
+        unsealed(header(ActivationPart(1)), _ONES),
+        unsealed(header(SparseMessage(0), Encoding.SPARSE, 1000, selected=6), values, sections),
+        unsealed(header(Farewell("out of paper"), Encoding.NONE, 0)),
+    ]
+
+
+def _written(_: Path) -> Callable[[bytes], object]:
+    return read_frame
+
+
+def _resealed(_: Path) -> Callable[[bytes], object]:
+    return sealed_frame
+
+
+def _layout(_: Path) -> Callable[[bytes], object]:
+    def call(data: bytes) -> object:
+        try:
+            message = tensor_pb2.Layout.FromString(data)
+        except DecodeError:
+            raise FrameError("no layout") from None
+        layout = layout_from_message(message)
+        return layout.elements, layout.digest
+
+    return call
+
+
+def _metadata(_: Path) -> Callable[[bytes], object]:
+    names = ("taihu-job", "taihu-rank", "taihu-incarnation")
+
+    def call(data: bytes) -> object:
+        texts = data.decode("latin-1").split("\0")
+        return identity_from_metadata(list(zip(names, texts, strict=False)))
+
+    return call
+
+
+def _seal_direct(data: bytes) -> bytes:
+    """Headers of a connection with right checksums."""
+    covered = data[: HEADER_BYTES - 4].ljust(HEADER_BYTES - 4, b"\0")
+    return covered + checksum_of(covered).to_bytes(4, "little")
+
+
+def _direct_header(_: Path) -> Callable[[bytes], object]:
+    def call(data: bytes) -> object:
+        buffer = memoryview(_seal_direct(data))
+        check_header(buffer)
+        return unpack_header(buffer, _SENDER, "worker 2")
+
+    return call
+
+
+def _connection(_: Path) -> Callable[[bytes], object]:
+    """All that comes on a connection until it ends, in a thread as it is there; what it tells is raised."""
+    origin = Origin("worker 2", _SENDER, "worker 0", Patience(1.0))
+
+    def call(data: bytes) -> object:
+        lost: list[TaihuError] = []
+        sink = Sink((Gradients,), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
+        near, far = socket.socketpair()
+        receiver = DirectReceiver(far, origin, sink, lost.append)
+        with near:
+            near.sendall(_seal_direct(data) + data[HEADER_BYTES:])
+        receiver.join()
+        receiver.close()
+        for error in lost:
+            assert "internal error" not in str(error), error  # noqa: S101
+            raise error
+        return None
+
+    return call
+
+
+def _unpack(_: Path) -> Callable[[bytes], object]:
+    out = np.empty(64, dtype=np.int32)
+    allowed = np.concatenate([np.arange(start, stop) for start, stop in _BOUNDS.tolist()])
+
+    def call(data: bytes) -> object:
+        count = data[0] if data else 0
+        unpack(np.frombuffer(data[1:], dtype=np.uint8), _BOUNDS, min(count, 64), out)
+        found = out[: min(count, 64)]
+        assert (np.diff(found) > 0).all()  # noqa: S101
+        assert np.isin(found, allowed).all()  # noqa: S101
+        return found
+
+    return call
+
+
+def _shared(_: Path) -> Callable[[bytes], object]:
+    def call(data: bytes) -> object:
+        try:
+            message = parameter_server_pb2.SharedBuffer.FromString(data)
+        except DecodeError:
+            raise SharedMemoryError("no message") from None
+        return open_shared(buffer_from_message(message))
+
+    return call
+
+
+def _descriptor(_: Path) -> Callable[[bytes], object]:
+    def call(data: bytes) -> object:
+        return decode_descriptor(np.frombuffer(data[:DESCRIPTOR_BYTES], dtype=np.uint8))
+
+    return call
+
+
+def _ring(_: Path) -> Callable[[bytes], object]:
+    """A rank of three with a sum under way, and frames of its left neighbour."""
+
+    def call(data: bytes) -> object:
+        frame = sealed_frame(data)
+        operations = Operations(
+            WorkerIdentity("job", 0, 1), 3, {}, is_failed=lambda: False, on_end=lambda _: None, early_bytes=1 << 40
+        )
+        values = np.zeros(24, dtype=np.float32)
+        ring = Ring(0, cut_chunks(buffer_layout(24), Group(0, 0), 3, 4))
+        operation = Operation(OperationKey(At(1, 1), 0), values, ValueType.FP32, ring)
+        operations._running[operation.key] = operation  # no links: nothing is sent
+        try:
+            operations.sink.take_any(frame)
+        except TaihuError:
+            assert not values.any(), "a refused frame has changed the sum"  # noqa: S101
+            raise
+        return None
+
+    return call
+
+
+def _descriptors() -> SharedDescriptor:
+    name = f"/dev/shm/taihu-1-2-3-{'0' * 32}"  # noqa: S108
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return SharedDescriptor(boot, name, bytes(16), 4096)
+
+
+_DIRECT: Final = [
+    pack_header(header(Gradients()), 32, checksum_of(_ONES.tobytes())) + _ONES.tobytes(),
+    pack_header(header(RingSegment(1)), 32, checksum_of(_ONES.tobytes())) + _ONES.tobytes(),
+    pack_header(header(SparseMessage(0), Encoding.SPARSE, 8, selected=1), 5, 0) + bytes(5),
+]
+
+_LAYOUT: Final = tensor_pb2.Layout()
+_LAYOUT.layers.add(name="fc").tensors.add(name="weight", shape=[3, 4])
+
+TARGETS: Final = (
+    Target("frame", _written, (FrameError,), [sealed(each) for each in _frames()]),
+    Target("sealed_frame", _resealed, (FrameError,), _frames()),
+    Target("layout", _layout, (FrameError,), [_LAYOUT.SerializeToString()]),
+    Target("metadata", _metadata, (FrameError,), [b"job\x003\x0077"]),
+    Target("direct_header", _direct_header, (FrameError,), _DIRECT),
+    Target("connection", _connection, (TaihuError,), _DIRECT),
+    Target("sections", _unpack, (ValueError,), [bytes((6,)) + _sections()[1].tobytes()]),
+    Target("ring", _ring, (FrameError,), _frames()),
+    Target("shared_buffer", _shared, (SharedMemoryError,), [buffer_to_message(_descriptors()).SerializeToString()]),
+    Target("descriptor", _descriptor, (SharedMemoryError,), [encode_descriptor(_descriptors()).tobytes()]),
+)

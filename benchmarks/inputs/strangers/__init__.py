@@ -1,0 +1,1 @@
+"""A job beside strangers who send what nobody can read: `python -m benchmarks strangers`."""

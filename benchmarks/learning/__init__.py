@@ -1,0 +1,1 @@
+"""Results of learning: accuracy, curves, models of the zoo."""

@@ -1,0 +1,424 @@
+"""Accuracy of the methods of compression side by side: `python -m benchmarks accuracy_by_method --help`.
+
+A cell is one model trained by one method at one density from one seed, by three workers, with a density that is what
+it is from the first step on, or falls to it within the first epoch. A cell is one process of one thread, in which the
+workers take turns: each has the batches, the compression and the residual of its own that it has in `taihu train`,
+what they selected is summed in the order of their ranks, and all parameters are the same bits as those of a run of
+processes (`--check` trains an epoch both ways). Cells that the file holds are not trained again, so that this may be
+ended and started again.
+
+The jobs are scaled down to what a core does in 15 to 30 seconds: Cifar10-quick on 8,000 images of Fashion-MNIST, 2
+epochs, and ResNet-20 on 768 of them at 8 x 8 points by the paper's schedule divided by ten, 14 epochs with rates of
+0.1, 0.01 and 0.001 from the epochs 9 and 13 on. Both are tested on 2,000 images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
+from taihu.core.job import Job
+from taihu.core.job.reading import load_job, parse_assignments
+
+if TYPE_CHECKING:
+    from taihu.worker.data.base.dataset import Dataset
+    from taihu.worker.data.batches import Batches
+    from taihu.worker.engine import Model
+
+__all__ = ["Cell", "cells", "told", "train"]
+
+_PAGE = "measured by benchmarks.learning.accuracy_by_method"
+_WORKERS = 3
+_BATCH = 16
+_TESTED = 2000
+_DATA: dict[str, Any] = {"name": "fashion-mnist"}
+_JOBS: Mapping[str, tuple[int, dict[str, Any]]] = MappingProxyType(
+    {
+        "cifar10_quick": (
+            8000,
+            {
+                "data": _DATA,
+                "train": {"epochs": 2},
+                "optimizer": {"learning_rate": 0.02, "weight_decay": 5e-4, "schedule": "cosine", "warmup_steps": 50},
+            },
+        ),
+        "resnet20": (
+            768,
+            {
+                "data": {**_DATA, "resize": "8x8"},
+                "train": {"epochs": 14},
+                "optimizer": {
+                    "learning_rate": 0.1,
+                    "weight_decay": 1e-4,
+                    "schedule": "step",
+                    "milestone_epochs": [8, 12],
+                },
+            },
+        ),
+    }
+)
+"""By model: the number of images to train on, and the job."""
+
+_DENSITIES = (0.1, 0.01)
+_SEEDS = 3
+_METHODS = (("topk", "layer"), ("lags", "layer"), ("dlgs", "layer"), ("dlgs", "group"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training; with `falls` the density falls from 1 within the first epoch."""
+
+    model: str
+    method: str
+    threshold: str
+    density: float
+    falls: bool
+    seed: int
+
+    @property
+    def label(self) -> str:
+        """Its method, as tables and pictures call it."""
+        return f"dlgs, {self.threshold}" if self.method == "dlgs" else self.method
+
+
+def cells(models: Sequence[str], densities: Sequence[float], seeds: int) -> Iterator[Cell]:
+    """All cells: everything sent, and each method at each density, with and without one that falls."""
+    yield from (
+        Cell(model, "none", "layer", 1.0, falls=False, seed=1 + seed) for seed in range(seeds) for model in models
+    )
+    for falls, density in itertools.product((False, True), sorted(densities)):
+        for seed, model, (method, threshold) in itertools.product(range(seeds), models, _METHODS):
+            yield Cell(model, method, threshold, density, falls, 1 + seed)
+
+
+class First:
+    """The first so many of some examples."""
+
+    def __init__(self, examples: Any, count: int) -> None:
+        self._count = count
+        self.read, self.targets = examples.read, examples.targets
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def job_of(cell: Cell) -> Job:
+    """The job of a cell; where groups share thresholds they are named, so that runs repeat."""
+    images, sections = _JOBS[cell.model]
+    steps = images // (_WORKERS * _BATCH)
+    optimizer = {"momentum": 0.9, **sections["optimizer"]}
+    compression = {
+        "method": cell.method,
+        "density": cell.density,
+        "threshold": cell.threshold,
+        "density_warmup_steps": steps if cell.falls else 0,
+    }
+    return Job.model_validate(
+        {
+            **sections,
+            "model": {"name": cell.model},
+            "train": {**sections["train"], "batch": _BATCH, "seed": cell.seed},
+            "optimizer": optimizer,
+            "compression": compression,
+            "exchange": {"plan": "single" if cell.method == "topk" else "bucket:100kB"},
+            "cluster": {"servers": 1, "workers": _WORKERS, "threads": 1},
+        }
+    )
+
+
+def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
+    """Train one cell: its accuracy and loss after every epoch, what was sent, and the thresholds of worker 0.
+
+    The data set's files are in the folder `path`, if they are not where the job looks.
+    """
+    from taihu.worker.data.batches import Batches  # noqa: PLC0415 - who starts cells needs none of this
+    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
+    from taihu.worker.engine import build_model  # noqa: PLC0415
+
+    job = job_of(cell)
+    data = job.data if path is None else job.data.model_copy(update={"path": path})
+    whole = load_dataset(data, cell.model)
+    images = _JOBS[cell.model][0]
+    dataset = replace(whole, train=First(whole.train, images), test=First(whole.test, _TESTED))
+    model = build_model(cell.model, dataset.input_shape, dataset.outputs)
+    model.use_threads(1)
+    batches = [
+        Batches(dataset, batch=_BATCH, workers=_WORKERS, rank=rank, seed=cell.seed) for rank in range(_WORKERS)
+    ]
+    return {**asdict(cell), **_Workers(job, model, batches).run(dataset)}
+
+
+class _Workers:
+    """The workers of a job and its server, in turns: one model stands for all replicas, which are the same bits."""
+
+    def __init__(self, job: Job, model: Model, batches: Sequence[Batches]) -> None:
+        from taihu.core.coordination.planning import first_plan  # noqa: PLC0415
+        from taihu.core.model.run_length import RunLength  # noqa: PLC0415
+        from taihu.core.optimization import OptimizerShard, in_steps  # noqa: PLC0415
+        from taihu.worker.exchange.making import compressor_of  # noqa: PLC0415
+        from taihu.worker.memory.arenas import arenas_of  # noqa: PLC0415
+        from taihu.worker.reporting.compression_log import CompressionLog  # noqa: PLC0415
+
+        self._job, self._model, self._batches = job, model, batches
+        per_epoch = batches[0].steps_per_epoch
+        self.per_epoch, self.steps = per_epoch, per_epoch * job.train.epochs
+        length = RunLength(per_epoch * _WORKERS * _BATCH, per_epoch, self.steps)
+        plan = first_plan(job, model.layout, one_host=True)
+        self._groups = range(len(plan.groups))
+        self._arenas = arenas_of(job, model.layout.elements)
+        model.bind(self._arenas.parameters, self._arenas.gradients)
+        model.initialize(job.train.seed)
+        self._optimizer = OptimizerShard(in_steps(job.server_optimizer, length), self._arenas.parameters)
+        is_dense = job.compression.method.key == "none"
+        self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
+        self._total = np.zeros(model.layout.elements, dtype=np.float32)
+        self._log = CompressionLog()
+        self._selected = 0
+
+    def run(self, dataset: Dataset) -> dict[str, Any]:
+        """Train to the end."""
+        from taihu.worker.training.evaluation import evaluate  # noqa: PLC0415
+        from taihu.worker.training.hashing import parameters_sha256  # noqa: PLC0415
+
+        epochs: list[dict[str, float]] = []
+        losses = []
+        for step in range(1, self.steps + 1):
+            losses.append(self._step(step))
+            if step % self.per_epoch == 0:
+                scores = evaluate(self._model, dataset)
+                row = {"test_accuracy": scores.metrics["accuracy"], "test_loss": scores.loss}
+                epochs.append({**row, "train_loss": fmean(losses[-self.per_epoch :])})
+        thresholds = self._log.results() or {"units": None}
+        sent = self._selected / (self.steps * _WORKERS * self._model.layout.elements)
+        return {
+            "test_accuracy": epochs[-1]["test_accuracy"],
+            "epochs": epochs,
+            "selected_ratio": sent if self._compressors else 1.0,
+            "thresholds": thresholds["units"],
+            "parameters_sha256": parameters_sha256(self._arenas.parameters),
+        }
+
+    def _step(self, step: int) -> float:
+        from taihu.worker.engine import StepContext, StepHooks  # noqa: PLC0415
+
+        buffers = {name: array.copy() for name, array in self._model.buffers().items()}
+        seed, losses = self._job.train.seed, []
+        sums = []
+        for rank, batches in enumerate(self._batches):
+            images, labels = batches.batch(step)
+            context = StepContext(training=True, seed=seed, step=step, first_sample=rank * _BATCH)
+            losses.append(self._model.train(images, labels, context, StepHooks()))
+            if rank == 0:  # Whose statistics of batches the model is tested with.
+                kept = {name: array.copy() for name, array in self._model.buffers().items()}
+            self._model.load_buffers(buffers)
+            sums.append(self._pushed(rank, step))
+        self._model.load_buffers(kept)
+        if not self._compressors:
+            for pushed in sums:
+                self._total += pushed[1]
+            self._optimizer.update(0, len(self._total), self._total, step, scale=1 / _WORKERS)
+        else:
+            for indices, values in sums:
+                self._total[indices] += values
+            union = np.unique(np.concatenate([indices for indices, _ in sums]))
+            self._optimizer.update_sparse(union, self._total[union], step, scale=1 / _WORKERS)
+        self._total[:] = 0.0
+        return losses[0]
+
+    def _pushed(self, rank: int, step: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """The positions and values that a worker sends; no positions where it sends everything."""
+        if not self._compressors:
+            return np.zeros(0, dtype=np.int32), self._arenas.gradients.copy()
+        parts = []
+        for group in self._groups:
+            selection = self._compressors[rank].compress(group, step)
+            parts.append((selection.indices.copy(), selection.values.copy()))
+            if rank == 0:
+                self._log.add(selection.outcome)
+            self._selected += len(selection.indices)
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+
+def told(rows: Sequence[dict[str, Any]]) -> str:
+    """The number of cells and their table, as the page has them."""
+    total = sum(1 for _ in cells(list(_JOBS), _DENSITIES, _SEEDS))
+    return f"{len(rows)} of {total} cells have been trained; `-` is what has not.\n\n{table(rows)}"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Final accuracies as Markdown: means over the seeds, and by how much they differ from what everything gives."""
+    lines = [
+        "| model | density | method | accuracy by seed, % | mean | to none | falling: by seed, % | mean | to none |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        dense = _accuracies(rows, model, "none", 1.0, falls=False)
+        if dense:
+            lines.append(f"| {model} | 1 | none | {_seeds(dense)} | - | | | |")
+        for density in sorted({row["density"] for row in rows if row["method"] != "none"}, reverse=True):
+            for method, threshold in _METHODS:
+                label = Cell(model, method, threshold, density, falls=False, seed=0).label
+                columns = (
+                    _column(_accuracies(rows, model, label, density, falls=falls), dense) for falls in (False, True)
+                )
+                lines.append(f"| {model} | {density:g} | {label} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return Cell(row["model"], row["method"], row["threshold"], row["density"], row["falls"], row["seed"]).label
+
+
+def _accuracies(
+    rows: Sequence[dict[str, Any]], model: str, label: str, density: float, *, falls: bool
+) -> list[float]:
+    chosen = (model, label, density, falls)
+    found = [row for row in rows if (row["model"], _label(row), row["density"], row["falls"]) == chosen]
+    return [100 * row["test_accuracy"] for row in sorted(found, key=lambda row: int(row["seed"]))]
+
+
+def _seeds(accuracies: Sequence[float]) -> str:
+    return f"{', '.join(f'{each:.2f}' for each in accuracies)} | {fmean(accuracies):.2f}"
+
+
+def _column(accuracies: Sequence[float], dense: Sequence[float]) -> str:
+    if not accuracies:
+        return "- | - | -"
+    return f"{_seeds(accuracies)} | {fmean(accuracies) - fmean(dense):+.2f}" if dense else f"{_seeds(accuracies)} | -"
+
+
+def drifts(rows: Sequence[dict[str, Any]]) -> str:
+    """The thresholds of DLGS by layer as Markdown: how often they were made anew, and how much had changed."""
+    lines = [
+        "| model | density | layer or group | elements | updates per exact threshold | median drift | largest |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["method"] == "dlgs" and row["seed"] == 1 and not row["falls"]:
+            for unit in row["thresholds"]:
+                each = unit["updates"] / max(1, unit["refreshes"])
+                drift = f"{unit['median_drift']:.3f} | {unit['largest_drift']:.2f}" if unit["refreshes"] else "- | -"
+                name = f"{row['model']} | {row['density']:g} | {unit['name']}"
+                lines.append(f"| {name} | {unit['elements']:,} | {each:.1f} | {drift} |")
+    return "\n".join(lines)
+
+
+def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
+    """Accuracy over the epochs, a panel for each model and density; thin lines are those of densities that fall."""
+    import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    densities = sorted({row["density"] for row in rows if row["method"] != "none"}, reverse=True)
+    inches = 5 * len(densities), 3.6 * len(models)
+    figure, axes = plt.subplots(len(models), len(densities), figsize=inches, layout="constrained", squeeze=False)
+    for axes_of_model, model in zip(axes, models, strict=True):
+        for axis, density in zip(axes_of_model, densities, strict=True):
+            chosen = [row for row in rows if row["model"] == model and row["density"] in (1.0, density)]
+            for number, label in enumerate(dict.fromkeys(map(_label, chosen))):
+                for falls in (False, True):
+                    runs = [row for row in chosen if _label(row) == label and row["falls"] == falls]
+                    if runs:
+                        curves = [[100 * epoch["test_accuracy"] for epoch in row["epochs"]] for row in runs]
+                        means = [fmean(values) for values in zip(*curves, strict=True)]
+                        width, name = (0.8, "") if falls else (1.8, label)
+                        axis.plot(range(1, len(means) + 1), means, label=name, color=f"C{number}", linewidth=width)
+            axis.set(title=f"{model}, density {density:g}", xlabel="epoch", ylabel="test accuracy, %")
+            axis.grid(alpha=0.3)
+            axis.legend()
+    figure.savefig(picture, dpi=110)
+
+
+def check(method: str, threshold: str) -> bool:
+    """Train on the digits for an epoch here and by `taihu train`; whether both end with the same bits."""
+    from taihu.worker.data.batches import Batches  # noqa: PLC0415
+    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
+    from taihu.worker.engine import build_model  # noqa: PLC0415
+
+    settings = {
+        "model.name": "resnet20",
+        "data.name": "digits",
+        "train.batch": _BATCH,
+        "train.epochs": 1,
+        "optimizer.weight_decay": 1e-4,
+        "compression.method": method,
+        "compression.threshold": threshold,
+        "exchange.plan": "single" if method == "topk" else "bucket:100kB",
+        "cluster.servers": 1,
+        "cluster.workers": _WORKERS,
+        "cluster.threads": 1,
+    }
+    assignments = [f"{key}={value}" for key, value in settings.items()]
+    job = load_job(None, parse_assignments(assignments))
+    dataset = load_dataset(job.data)
+    model = build_model("resnet20", dataset.input_shape, dataset.outputs)
+    model.use_threads(1)
+    batches = [Batches(dataset, batch=_BATCH, workers=_WORKERS, rank=r, seed=job.train.seed) for r in range(_WORKERS)]
+    own = _Workers(job, model, batches).run(dataset)["parameters_sha256"]
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        flags = [*(f"--set={each}" for each in assignments), "--json", str(result), "--run-dir", "none"]
+        command = [sys.executable, "-P", "-m", "taihu", "train", *flags]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        theirs = json.loads(result.read_text())["parameters_sha256"]
+    print(f"{method}, {threshold}: {own[:16]} here, {theirs[:16]} by taihu train")
+    return bool(own == theirs)
+
+
+def main() -> None:
+    """Train the cells that are missing, or draw those that are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(_JOBS), help="comma-separated")
+    parser.add_argument("--densities", default=",".join(map(str, _DENSITIES)), help="comma-separated")
+    parser.add_argument("--seeds", type=int, default=_SEEDS)
+    parser.add_argument("--json", type=Path, help="cells that the file holds are not trained again")
+    parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the cells of --json, train nothing")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="with --draw: put the table between its marks there"
+    )
+    parser.add_argument("--path", type=Path, help="the folder of Fashion-MNIST")
+    parser.add_argument("--cell", help="train this one, an object of JSON, and print its row")
+    parser.add_argument("--check", action="store_true", help="compare the bits of an epoch with `taihu train`")
+    options = parser.parse_args()
+    if options.cell is not None:
+        print(json.dumps(train(Cell(**json.loads(options.cell)), options.path)))
+        return
+    if options.check:
+        same = [check(method, threshold) for method, threshold in (("none", "layer"), *_METHODS)]
+        raise SystemExit(0 if all(same) else 1)
+    rows = load_rows(options.json)
+    if options.draw is not None:
+        draw(rows, options.draw)
+        if options.docs is not None:
+            options.docs.write_text(in_page(options.docs.read_text(), _PAGE, told(rows)))
+        print(f"{table(rows)}\n\n{drifts(rows)}")
+        return
+    done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows]
+    for cell in cells(
+        options.models.split(","), [float(each) for each in options.densities.split(",")], options.seeds
+    ):
+        if cell not in done:
+            rows.append(row_of_a_cell("accuracy_by_method", asdict(cell), options.path))
+            save_rows(options.json, rows)
+            print(f"{cell}: {100 * rows[-1]['test_accuracy']:.2f} %", flush=True)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

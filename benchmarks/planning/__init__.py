@@ -1,0 +1,1 @@
+"""Plans, searches and simulations beside what was measured and what papers say."""

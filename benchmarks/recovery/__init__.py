@@ -1,0 +1,1 @@
+"""Faults: kills, containers, ends, and what the explorer finds."""

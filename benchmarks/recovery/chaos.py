@@ -1,0 +1,187 @@
+"""Processes of one run killed at random, again and again: `python -m benchmarks chaos --help`.
+
+`taihu train` of each kind runs on this machine, and every few seconds one of its processes, drawn by a seed over all
+servers (the coordinator is server 0, in a ring worker 0) and workers, gets SIGKILL, whatever it does: it starts, or
+takes a step, or writes a checkpoint. When so many have been killed, the run is left alone until it ends: it needs
+enough steps for that. Then the same job runs undisturbed. What counts is whether both end with the same parameters,
+to the bit.
+
+Rows that the file of --json holds are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.base.rows import load_rows, publish, save_rows
+
+__all__ = ["KINDS", "daemons_of", "disturbed", "table"]
+
+_PAGE: Final = "measured by benchmarks.recovery.chaos"
+_MODEL: Final = ("--model", "cifar10_quick", "--data", "synthetic:3x32x32:samples=2048", "--batch", "8")
+_WORLD: Final = ("--workers", "3", "--set", "cluster.threads=1", "--set", "train.evaluate=false")
+_SERVERS: Final = ("--servers", "2")
+KINDS: Final = MappingProxyType(
+    {
+        "servers": _SERVERS,
+        "ring": ("--exchange", "ring"),
+        "dlgs by a named plan": (
+            *(*_SERVERS, "--compression", "dlgs", "--density", "0.01"),
+            *("--set", "exchange.plan=bucket:100kB", "--set", "compression.threshold=group"),
+        ),
+        "Adam + bf16 + stage 3": (*_SERVERS, "--optimizer", "adam", "--precision", "bf16", "--zero", "3"),
+        "spread layers + Adam": (
+            *_SERVERS,
+            "--fc",
+            "shard",
+            "--optimizer",
+            "adam",
+            "--set",
+            "exchange.fc_inputs=own",
+        ),
+        "spread layers in a ring + stage 3": ("--exchange", "ring", "--fc", "shard", "--zero", "3"),
+    }
+)
+"""Flags of the runs by what they are."""
+
+
+def disturbed(flags: Sequence[str], *, kills: int, every_s: float, seed: int, folder: Path) -> dict[str, Any]:
+    """One run of which so many processes are killed, `every_s` apart in the mean; its results and what was killed."""
+    generator = np.random.default_rng(seed)
+    victims: Counter[str] = Counter()
+    killed_s: list[float] = []
+    start = time.monotonic()
+    with _training(folder, flags) as process:
+        while process.poll() is None and sum(victims.values()) < kills:
+            time.sleep(generator.exponential(every_s))
+            daemons = daemons_of(process.pid)
+            if daemons and process.poll() is None:
+                name = str(generator.choice(sorted(daemons)))
+                try:
+                    os.kill(daemons[name], signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                victims[name] += 1
+                killed_s.append(time.time())
+        code = process.wait()
+    if code:
+        raise SystemExit(f"error: the run ended with exit code {code} after {sum(victims.values())} kills")
+    events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
+    resumed = [datetime.fromisoformat(each["time"]).timestamp() for each in events if each["event"] == "resumed"]
+    return {
+        "kills": dict(sorted(victims.items())),
+        "generations": 1 + sum(each["event"] == "training" for each in events[1:]),
+        "recovery_seconds": recoveries(killed_s, resumed),
+        "seconds": time.monotonic() - start,
+        **_results(folder),
+    }
+
+
+def recoveries(killed_s: Sequence[float], resumed_s: Sequence[float]) -> list[float]:
+    """Seconds from each kill to the first step after it, of kills between which and that step there was no other."""
+    found = []
+    for killed, following in zip(killed_s, [*killed_s[1:], math.inf], strict=True):
+        first = min((each for each in resumed_s if each > killed), default=math.inf)
+        if first < following:
+            found.append(round(first - killed, 3))
+    return found
+
+
+def _training(folder: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "taihu", "train", *_MODEL, *_WORLD, *flags]
+    command += ["--run-dir", str(folder / "run"), "--json", str(folder / "results.json"), "--quiet"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def daemons_of(pid: int) -> dict[str, int]:
+    """The pids of a run's processes by name."""
+    found: dict[str, int] = {}
+    for child in sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
+        words = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode().split()
+        for module, role in (("taihu.ps_server", "server"), ("taihu.worker", "worker")):
+            if module in words and "--rank" in words:
+                found[f"{role} {words[words.index('--rank') + 1]}"] = child
+    return found
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    results = json.loads((folder / "results.json").read_text())
+    return {"steps": results["steps"], "sha256": results["parameters_sha256"]}
+
+
+def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kept: int) -> dict[str, Any]:
+    """One row: the disturbed run of a kind, and whether the undisturbed one ends with the same parameters."""
+    common = (*KINDS[kind], "--steps", str(steps))
+    keeping = ("--set", f"checkpoint.every_steps={kept}", "--set", f"checkpoint.restarts={10 * kills}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a").mkdir()
+        (folder / "b").mkdir()
+        row = disturbed((*common, *keeping), kills=kills, every_s=every_s, seed=seed, folder=folder / "a")
+        start = time.monotonic()
+        if _training(folder / "b", common).wait():
+            raise SystemExit("error: the undisturbed run failed")
+        undisturbed = time.monotonic() - start
+        same = _results(folder / "b")["sha256"] == row["sha256"]
+    return {"kind": kind, "seed": seed, "every_steps": kept, **row, "undisturbed_s": undisturbed, "same": same}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| run | killed | steps | seconds | undisturbed | kill to next step, s: median, 95 %, most | parameters |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        killed = ", ".join(f"{name} {count}" for name, count in row["kills"].items())
+        same = "the same bits" if row["same"] else "**differ**"
+        seconds = row["recovery_seconds"]
+        took = np.quantile(seconds, (0.5, 0.95, 1.0)) if seconds else ()
+        shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(seconds)}" if seconds else "none alone"
+        lines.append(
+            f"| {row['kind']} | {sum(row['kills'].values())}: {killed} | {row['steps']} "
+            f"| {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {shown} | {same} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is asked for, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="comma-separated")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="from kill to kill, in the mean")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--kept", type=int, default=10, metavar="STEPS", help="from checkpoint to checkpoint")
+    parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    options = parser.parse_args()
+    rows = load_rows(options.json)
+    for kind in options.kinds.split(","):
+        if kind not in [row["kind"] for row in rows]:
+            own = {"kills": options.kills, "every_s": options.every, "seed": options.seed}
+            rows.append(measure(kind, **own, steps=options.steps, kept=options.kept))
+            save_rows(options.json, rows)
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
+    publish(table(rows), _PAGE, options.docs)
+
+
+if __name__ == "__main__":
+    main()

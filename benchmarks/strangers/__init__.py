@@ -1,1 +1,0 @@
-"""A job beside strangers who send what nobody can read: `python -m benchmarks.strangers`."""
