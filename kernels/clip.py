@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from taihu.kernels.jit import kernel, kernel_reassociating
 
-__all__ = ["add_squares", "clip_norm", "clip_values"]
+__all__ = ["add_squares", "clip_norm", "clip_values", "scale", "squared_norm"]
 
 _LANE: Final = 2.0**30
 _TOP: Final = 2.0**120
@@ -25,9 +25,9 @@ def clip_norm(values: Values, largest: float) -> float:
 
     The norm is summed in fp64. Values that are not finite stay as they are.
     """
-    norm = float(np.sqrt(_squared(values)))
+    norm = float(np.sqrt(squared_norm(values)))
     if np.isfinite(norm) and norm > largest:
-        _scale(values, np.float32(largest / norm))
+        scale(values, np.float32(largest / norm))
     return norm
 
 
@@ -46,7 +46,8 @@ def clip_values(values: Values, scale: float, largest: float, out: Values) -> No
 
 
 @kernel_reassociating
-def _squared(values: Values) -> float:
+def squared_norm(values: Values) -> float:
+    """The sum of the squares of `values`, in fp64."""
     total = 0.0
     for i in range(len(values)):
         value = np.float64(values[i])
@@ -55,7 +56,8 @@ def _squared(values: Values) -> float:
 
 
 @kernel
-def _scale(values: Values, factor: np.float32) -> None:
+def scale(values: Values, factor: np.float32) -> None:
+    """Multiply `values` in place."""
     for i in range(len(values)):
         values[i] *= factor
 

@@ -103,7 +103,7 @@ def opened(who: Who) -> Iterator[Opened]:
         run_log = RunLog(
             writers,
             steps_per_epoch=batches.steps_per_epoch,
-            learning_rate=partial(learning_rate, in_steps(job.optimizer, length)),
+            learning_rate=partial(learning_rate, in_steps(job.applied_optimizer, length)),
             wall=options.wall,
             say=options.notices.say,
         )

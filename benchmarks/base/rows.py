@@ -31,12 +31,12 @@ def save_picture(figure: Any, path: Path) -> None:
 
 
 def row_of_a_cell(benchmark: str, cell: Mapping[str, object], data: Path | None) -> dict[str, Any]:
-    """The row that `python -m benchmarks.BENCHMARK --cell CELL` prints, as a process of its own.
+    """The row that `python -m benchmarks BENCHMARK --cell CELL` prints, as a process of its own.
 
     Raises:
         CalledProcessError: it failed.
     """
-    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--cell", json.dumps(cell)]
+    command = [sys.executable, "-m", "benchmarks", benchmark, "--cell", json.dumps(cell)]
     command += ["--path", str(data.resolve())] if data is not None else []
     # Benchmarks are not installed: Python finds them from the folder that holds them.
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])

@@ -25,7 +25,14 @@ _KEYS = ("test_accuracy", "evaluations", "steps", "selected_ratio", "thresholds"
 
 def train(job: Path, method: str, density: float, seed: int, extra: Sequence[str]) -> dict[str, Any]:
     """One whole run."""
-    compression = [] if method == "none" else ["--compression", method, "--density", str(density)]
+    compression = (
+        []
+        if method == "none"
+        else [
+            *("--compression", method, "--density", str(density)),
+            *("--set", "compression.momentum_at=workers"),  # as the papers have it
+        ]
+    )
     if method in _PRECISIONS:
         compression = ["--precision", method]
     with tempfile.TemporaryDirectory() as folder:

@@ -27,17 +27,13 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
+from benchmarks.learning.workers_in_turns import WorkersInTurns
 from taihu.core.job import Job
 from taihu.core.job.reading import load_job, parse_assignments
 
 if TYPE_CHECKING:
-    from taihu.worker.data.base.dataset import Dataset
-    from taihu.worker.data.batches import Batches
-    from taihu.worker.engine import Model
+    pass
 
 __all__ = ["Cell", "cells", "told", "train"]
 
@@ -127,6 +123,8 @@ def job_of(cell: Cell) -> Job:
         "threshold": cell.threshold,
         "density_warmup_steps": steps if cell.falls else 0,
     }
+    if cell.method != "none":
+        compression["momentum_at"] = "workers"  # as the papers have it
     return Job.model_validate(
         {
             **sections,
@@ -159,98 +157,7 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
     batches = [
         Batches(dataset, batch=_BATCH, workers=_WORKERS, rank=rank, seed=cell.seed) for rank in range(_WORKERS)
     ]
-    return {**asdict(cell), **_Workers(job, model, batches).run(dataset)}
-
-
-class _Workers:
-    """The workers of a job and its server, in turns: one model stands for all replicas, which are the same bits."""
-
-    def __init__(self, job: Job, model: Model, batches: Sequence[Batches]) -> None:
-        from taihu.core.coordination.planning import first_plan  # noqa: PLC0415
-        from taihu.core.model.run_length import RunLength  # noqa: PLC0415
-        from taihu.core.optimization import OptimizerShard, in_steps  # noqa: PLC0415
-        from taihu.worker.exchange.making import compressor_of  # noqa: PLC0415
-        from taihu.worker.memory.arenas import arenas_of  # noqa: PLC0415
-        from taihu.worker.reporting.compression_log import CompressionLog  # noqa: PLC0415
-
-        self._job, self._model, self._batches = job, model, batches
-        per_epoch = batches[0].steps_per_epoch
-        self.per_epoch, self.steps = per_epoch, per_epoch * job.train.epochs
-        length = RunLength(per_epoch * _WORKERS * _BATCH, per_epoch, self.steps)
-        plan = first_plan(job, model.layout, one_host=True)
-        self._groups = range(len(plan.groups))
-        self._arenas = arenas_of(job, model.layout.elements)
-        model.bind(self._arenas.parameters, self._arenas.gradients)
-        model.initialize(job.train.seed)
-        self._optimizer = OptimizerShard(in_steps(job.server_optimizer, length), self._arenas.parameters)
-        is_dense = job.compression.method.key == "none"
-        self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
-        self._total = np.zeros(model.layout.elements, dtype=np.float32)
-        self._log = CompressionLog()
-        self._selected = 0
-
-    def run(self, dataset: Dataset) -> dict[str, Any]:
-        """Train to the end."""
-        from taihu.worker.training.evaluation import evaluate  # noqa: PLC0415
-        from taihu.worker.training.hashing import parameters_sha256  # noqa: PLC0415
-
-        epochs: list[dict[str, float]] = []
-        losses = []
-        for step in range(1, self.steps + 1):
-            losses.append(self._step(step))
-            if step % self.per_epoch == 0:
-                scores = evaluate(self._model, dataset)
-                row = {"test_accuracy": scores.metrics["accuracy"], "test_loss": scores.loss}
-                epochs.append({**row, "train_loss": fmean(losses[-self.per_epoch :])})
-        thresholds = self._log.results() or {"units": None}
-        sent = self._selected / (self.steps * _WORKERS * self._model.layout.elements)
-        return {
-            "test_accuracy": epochs[-1]["test_accuracy"],
-            "epochs": epochs,
-            "selected_ratio": sent if self._compressors else 1.0,
-            "thresholds": thresholds["units"],
-            "parameters_sha256": parameters_sha256(self._arenas.parameters),
-        }
-
-    def _step(self, step: int) -> float:
-        from taihu.worker.engine import StepContext, StepHooks  # noqa: PLC0415
-
-        buffers = {name: array.copy() for name, array in self._model.buffers().items()}
-        seed, losses = self._job.train.seed, []
-        sums = []
-        for rank, batches in enumerate(self._batches):
-            images, labels = batches.batch(step)
-            context = StepContext(training=True, seed=seed, step=step, first_sample=rank * _BATCH)
-            losses.append(self._model.train(images, labels, context, StepHooks()))
-            if rank == 0:  # Whose statistics of batches the model is tested with.
-                kept = {name: array.copy() for name, array in self._model.buffers().items()}
-            self._model.load_buffers(buffers)
-            sums.append(self._pushed(rank, step))
-        self._model.load_buffers(kept)
-        if not self._compressors:
-            for pushed in sums:
-                self._total += pushed[1]
-            self._optimizer.update(0, len(self._total), self._total, step, scale=1 / _WORKERS)
-        else:
-            for indices, values in sums:
-                self._total[indices] += values
-            union = np.unique(np.concatenate([indices for indices, _ in sums]))
-            self._optimizer.update_sparse(union, self._total[union], step, scale=1 / _WORKERS)
-        self._total[:] = 0.0
-        return losses[0]
-
-    def _pushed(self, rank: int, step: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """The positions and values that a worker sends; no positions where it sends everything."""
-        if not self._compressors:
-            return np.zeros(0, dtype=np.int32), self._arenas.gradients.copy()
-        parts = []
-        for group in self._groups:
-            selection = self._compressors[rank].compress(group, step)
-            parts.append((selection.indices.copy(), selection.values.copy()))
-            if rank == 0:
-                self._log.add(selection.outcome)
-            self._selected += len(selection.indices)
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+    return {**asdict(cell), **WorkersInTurns(job, model, batches).run(dataset)}
 
 
 def told(rows: Sequence[dict[str, Any]]) -> str:
@@ -359,6 +266,7 @@ def check(method: str, threshold: str) -> bool:
         "optimizer.weight_decay": 1e-4,
         "compression.method": method,
         "compression.threshold": threshold,
+        "compression.momentum_at": "auto" if method == "none" else "workers",
         "exchange.plan": "single" if method == "topk" else "bucket:100kB",
         "cluster.servers": 1,
         "cluster.workers": _WORKERS,
@@ -370,7 +278,7 @@ def check(method: str, threshold: str) -> bool:
     model = build_model("resnet20", dataset.input_shape, dataset.outputs)
     model.use_threads(1)
     batches = [Batches(dataset, batch=_BATCH, workers=_WORKERS, rank=r, seed=job.train.seed) for r in range(_WORKERS)]
-    own = _Workers(job, model, batches).run(dataset)["parameters_sha256"]
+    own = WorkersInTurns(job, model, batches).run(dataset)["parameters_sha256"]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         flags = [*(f"--set={each}" for each in assignments), "--json", str(result), "--run-dir", "none"]

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -30,16 +30,20 @@ __all__ = ["draw", "table", "trained"]
 _PAGE: Final = "measured by benchmarks.pytorch.torch_curves"
 _ROOT: Final = Path(__file__).parents[2]
 _LINE: Final = re.compile(r"step (\d+): loss ([\d.]+), ([\d.]+) s")
-_DLGS: Final = ("--compression", "dlgs", "--density")
-_WARM_UP: Final = ("--set", "compression.density_warmup_steps=100")
-_WAYS: Final = MappingProxyType(
+_DLGS: Final = ("--compression", "dlgs", "--density", "0.01")
+_CLIPPED: Final = ("--set", "compression.clip=whole", "--set", "compression.clip_norm=1")
+_FASTER: Final = ("--lr", "2e-3")
+_NEWEST: Final = ("--beta1", "0", *_FASTER)
+_WAYS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
     {
-        "dense": (),
-        "dlgs, 0.01": (*_DLGS, "0.01"),
-        "dlgs, 0.01, warm-up": (*_DLGS, "0.01", *_WARM_UP),
-        "dlgs, 0.05, warm-up": (*_DLGS, "0.05", *_WARM_UP),
+        "dense": ((), ()),
+        "dense, twice the rate": ((), _FASTER),
+        "dlgs 0.01, beta1 0.9": (_DLGS, ()),
+        "dlgs 0.01, beta1 0, twice the rate": (_DLGS, _NEWEST),
+        "the same, clipped": ((*_DLGS, *_CLIPPED), _NEWEST),
     }
 )
+"""By way: what `taihu run` is given, and what the script is."""
 _SIZES: Final = ("--batch", "12", "--context", "64", "--width", "96")
 
 
@@ -49,8 +53,10 @@ def trained(way: str, steps: int, workers: int = 3) -> dict[str, Any]:
     Raises:
         SystemExit: the run failed; with its last words.
     """
-    script = [str(_ROOT / "examples" / "torch" / "transformer_text.py"), "--steps", str(steps), *_SIZES]
-    flags = ["--workers", str(workers), "--run-dir", "none", "--quiet", *_WAYS[way]]
+    of_run, of_script = _WAYS[way]
+    example = str(_ROOT / "examples" / "torch" / "transformer_text.py")
+    script = [example, "--steps", str(steps), *_SIZES, *of_script]
+    flags = ["--workers", str(workers), "--run-dir", "none", "--quiet", *of_run]
     command = [sys.executable, "-m", "taihu", "run", *flags, *script]
     told = []
     with (

@@ -22,12 +22,14 @@ from taihu.core.compression.selecting import Select, accumulate
 from taihu.core.compression.state import CompressionState, Outcome, Unit
 from taihu.core.settings import CompressionSettings, OptimizerSettings
 from taihu.core.traits.methods import Method, Threshold, UnitKind
+from taihu.kernels.clip import scale, squared_norm
 from taihu.kernels.select import clear, take_rounded
 from taihu.kernels.unit_select import Arenas, Rule, most_of
 
 __all__ = ["Compressor", "kept_elements", "make_compressor"]
 
 Values = NDArray[np.float32]
+Clip = Literal["unit", "whole"]
 
 
 def kept_elements(density: float, elements: int) -> int:
@@ -49,8 +51,9 @@ class Compressor:
             3.2); all zero when the servers do it.
         factor_masking: forget the velocity of what was sent (section 3.3 there). Without it density 1 is momentum
             SGD; with it, momentum ends wherever something is sent, so that at density 1 none is left.
-        clip_norm: bound of the L2 norm of a unit's gradient, None for none (section 3.2 there; the norm of the whole
-            gradient is known only after backward, so every unit is clipped on its own).
+        clip_norm: bound of the L2 norm of what is clipped together, None for none (section 3.2 there).
+        clip: whether each unit's gradient is clipped on its own, or the whole one: its norm is known only after
+            backward, when most of it has been sent, so that the norm of the step before stands for it.
     """
 
     method: Method
@@ -63,6 +66,7 @@ class Compressor:
     nesterov: bool = False
     factor_masking: bool = False
     clip_norm: float | None = None
+    clip: Clip = "unit"
     threshold: Threshold = "layer"
 
     @property
@@ -84,6 +88,8 @@ class Compressor:
     def init(self, elements: int, units: Sequence[Unit]) -> CompressionState:
         """State before the first step, for an arena of `elements` values."""
         velocity = elements if self.momentum or self.weight_decay else 0
+        if self.clip == "whole":  # kernels are compiled, or loaded, before the first step
+            scale(np.zeros(1, dtype=np.float32), np.float32(squared_norm(np.zeros(1, dtype=np.float32))))
         return CompressionState(
             tuple(units), np.zeros(elements, dtype=np.float32), np.zeros(velocity, dtype=np.float32)
         )
@@ -127,7 +133,10 @@ class Compressor:
             How many were selected, and the thresholds. Values that are not finite are always selected.
         """
         if self.clip_norm is not None:
-            self._clip(state.units[units.start : units.stop], gradient, self.clip_norm)
+            if self.clip == "whole":
+                _clip_by_step_before(state, units, step, gradient, self.clip_norm)
+            else:
+                _clip_each(state.units[units.start : units.stop], gradient, self.clip_norm)
         count = self._select(
             state,
             units,
@@ -160,20 +169,36 @@ class Compressor:
             return self.density
         return float(self.density ** ((step - 1) / self.density_warmup_steps))
 
-    @staticmethod
-    def _clip(units: Sequence[Unit], gradient: Values, bound: float) -> None:
-        for unit in units:
-            part = gradient[unit.start : unit.stop]
-            norm = math.sqrt(float(np.dot(part, part)))
-            if norm > bound:
-                part *= np.float32(bound / norm)
+
+def _clip_each(units: Sequence[Unit], gradient: Values, bound: float) -> None:
+    for unit in units:
+        part = gradient[unit.start : unit.stop]
+        norm = math.sqrt(float(np.dot(part, part)))
+        if norm > bound:
+            part *= np.float32(bound / norm)
+
+
+def _clip_by_step_before(state: CompressionState, places: range, step: int, gradient: Values, bound: float) -> None:
+    """Scale units as if the norm of the whole gradient were that of the step before; in the first step, their own.
+
+    Which units come first does not matter: a step reads the norms of the one before, and writes its own.
+    """
+    before = state.norm_before(step)
+    for place in places:
+        unit = state.units[place]
+        part = gradient[unit.start : unit.stop]
+        squared = squared_norm(part)
+        state.squares[step % 2, place] = squared if math.isfinite(squared) else 0.0
+        norm = before or math.sqrt(squared)
+        if math.isfinite(norm) and norm > bound:
+            scale(part, np.float32(bound / norm))
 
 
 def make_compressor(
     settings: CompressionSettings, optimizer: OptimizerSettings, *, workers: int, momentum_here: bool
 ) -> Compressor:
     """The compressor of a job; `momentum_here` says whether the workers apply momentum and weight decay."""
-    clip = settings.clip_norm
+    bound, together = settings.clip_norm, 1.0 if settings.clip == "whole" else math.sqrt(workers)
     return Compressor(
         method=settings.method,
         density=settings.share,
@@ -184,6 +209,7 @@ def make_compressor(
         weight_decay=optimizer.weight_decay if momentum_here else 0.0,
         nesterov=optimizer.nesterov and momentum_here,
         factor_masking=settings.factor_masking,
-        clip_norm=None if clip is None else clip / math.sqrt(workers),
+        clip_norm=None if bound is None else bound / together,
+        clip=settings.clip,
         threshold=settings.threshold,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,6 +101,8 @@ class CompressionState:
         velocity: shape (n,), fp32, or of length 0 when momentum is not applied here.
         table: the threshold of each unit, its age, and what it was made for.
         outcomes: of the last update of each unit.
+        squares: shape (2, units), fp64: the squared norm of each unit's gradient at its last even and odd step, where
+            the whole gradient is clipped.
     """
 
     units: tuple[Unit, ...]
@@ -107,6 +110,7 @@ class CompressionState:
     velocity: NDArray[np.float32]
     table: Thresholds = field(init=False)
     outcomes: Outcomes = field(init=False)
+    squares: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
         units, self.units = self.units, ()
@@ -130,8 +134,9 @@ class CompressionState:
     def rebind(self, units: Sequence[Unit]) -> None:
         """Go on with other units: residual and velocity stay, and the thresholds of units that are there still."""
         places = {(unit.start, unit.stop): place for place, unit in enumerate(self.units)}
-        before = self.table
+        before, squares = self.table, self._sums_of_squares()
         self._make(tuple(units))
+        self._take_squares(squares)
         for place, unit in enumerate(self.units):
             if (old := places.get((unit.start, unit.stop))) is not None:
                 self.table.values[place] = before.values[old]
@@ -139,25 +144,35 @@ class CompressionState:
                 self.table.made_for[place] = before.made_for[old]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Live views of all that outlasts a step, by name; `bounds`, shape (units, 2), says what each unit covers."""
+        """All that outlasts a step, by name, live views but for `squares`, shape (2,), of all units together.
+
+        `bounds`, shape (units, 2), says what each unit covers.
+        """
         table: dict[str, NDArray[Any]] = {
             "bounds": self.table.bounds,
             "thresholds": self.thresholds,
             "ages": self.ages,
             "kept": self.kept,
         }
-        return {"residual": self.residual, "velocity": self.velocity, **table}
+        squares = self._sums_of_squares()
+        return {"residual": self.residual, "velocity": self.velocity, **table, "squares": squares}
 
     def resume(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Go on from what `arrays` gave; units that are others now begin with new thresholds."""
         np.copyto(self.residual, arrays["residual"])
         np.copyto(self.velocity, arrays["velocity"])
+        if "squares" in arrays:
+            self._take_squares(arrays["squares"])
         places = {tuple(bounds): place for place, bounds in enumerate(arrays["bounds"].tolist())}
         for place, unit in enumerate(self.units):
             if (old := places.get((unit.start, unit.stop))) is not None:
                 self.thresholds[place] = arrays["thresholds"][old]
                 self.ages[place] = arrays["ages"][old]
                 self.kept[place] = arrays["kept"][old]
+
+    def norm_before(self, step: int) -> float:
+        """The norm of the whole gradient of the step before `step`, 0 where that is not known."""
+        return math.sqrt(math.fsum(self.squares[(step - 1) % 2]))
 
     def outcome(self, step: int, units: range) -> Outcome:
         """The outcome of the last update of these units."""
@@ -175,8 +190,17 @@ class CompressionState:
             refreshed=refreshed[part],
         )
 
+    def _sums_of_squares(self) -> NDArray[np.float64]:
+        """Rounded once, so that the order of units does not matter."""
+        return np.array([math.fsum(row) for row in self.squares])
+
+    def _take_squares(self, squares: NDArray[np.float64]) -> None:
+        """Squared norms of the gradient that other units had: the next update of each writes over its own."""
+        self.squares[:, :1] = squares.reshape(2, 1)
+
     def _make(self, units: tuple[Unit, ...]) -> None:
         count = len(units)
+        self.squares = np.zeros((2, count))
         self.units = units
         self.table = Thresholds(
             bounds=np.array([(unit.start, unit.stop) for unit in units], dtype=np.int64).reshape(-1, 2),

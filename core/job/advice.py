@@ -117,9 +117,15 @@ RULES: Final = (
     ),
     Rule(
         "compression.density compression.refresh_every compression.factor_masking compression.density_warmup_steps "
-        "compression.clip_norm compression.value_type compression.momentum_at compression.threshold",
+        "compression.clip_norm compression.clip compression.value_type compression.momentum_at "
+        "compression.threshold",
         lambda job: not job.compression.method.selects,
         "needs a compression.method",
+    ),
+    Rule(
+        "compression.clip",
+        lambda job: job.compression.method.selects and job.compression.clip_norm is None,
+        "needs a compression.clip_norm",
     ),
     Rule(
         "compression.refresh_every compression.threshold",
@@ -142,7 +148,7 @@ def advice(job: Job, length: RunLength | None = None) -> tuple[str, ...]:
     """Lines for whoever started `job`, to be said before it runs; `length` as far as it is known."""
     settings = dict(without_effect(job))
     idle = [f"{key} = {written(_value(job, key))} has no effect: it {because}" for key, because in settings.items()]
-    return (*idle, *advice_on_schedule(job, length))
+    return (*idle, *advice_on_momentum(job), *advice_on_schedule(job, length))
 
 
 def without_effect(job: Job) -> Iterator[tuple[str, str]]:
@@ -163,6 +169,20 @@ def _is_given(job: Job, key: str) -> bool:
 def _value(job: Job, key: str) -> object:
     section, _, name = key.partition(".")
     return getattr(getattr(job, section), name)
+
+
+def advice_on_momentum(job: Job) -> Iterator[str]:
+    """A line about momentum that is dropped."""
+    given, applied, key = job.optimizer, job.applied_optimizer, job.optimizer.rule.momentum
+    if given == applied or job.compression.momentum_at == "none":
+        return
+    rate, applying = "", "servers" if job.downlink == "dense" else "workers"
+    if applied.learning_rate != given.learning_rate:
+        rate = f", and the learning rate is {applied.learning_rate:g} in place of {given.learning_rate:g}"
+    yield (
+        f"optimizer.{key} {getattr(given, key):g} is not applied: what compression holds back acts as momentum"
+        f"{rate}; compression.momentum_at = {applying!r} applies it"
+    )
 
 
 def advice_on_schedule(job: Job, length: RunLength | None) -> Iterator[str]:

@@ -338,11 +338,26 @@ class Job(Section):
         return changes_selected or self.compression.momentum_at == "workers"
 
     @property
+    def drops_momentum(self) -> bool:
+        """Whether nobody applies momentum: gradients that were held back act as one already (docs/compression.md)."""
+        compression = self.compression
+        if not compression.method.selects or self.exchange.returns != "parameters":
+            return False
+        is_left = compression.acts_as_momentum and not compression.factor_masking
+        return compression.momentum_at == "none" or (compression.momentum_at == "auto" and is_left)
+
+    @property
+    def applied_optimizer(self) -> OptimizerSettings:
+        """The optimizer by which parameters change."""
+        return self.optimizer.without_momentum if self.drops_momentum else self.optimizer
+
+    @property
     def server_optimizer(self) -> OptimizerSettings:
-        """The part of the optimizer that is left to the servers."""
+        """The part of it that is left to the servers."""
+        applied = self.applied_optimizer
         if not self.momentum_on_workers:
-            return self.optimizer
-        return self.optimizer.model_copy(update={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0})
+            return applied
+        return applied.model_copy(update={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0})
 
     @property
     def digest(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from taihu.core.settings.base import Count, Section
 from taihu.core.traits.methods import METHODS, NONE, Method
 
 __all__ = ["CompressionSettings"]
+
+_ACTS_AS_MOMENTUM: Final = 0.05
 
 
 class CompressionSettings(Section):
@@ -19,10 +21,13 @@ class CompressionSettings(Section):
     its thresholds anew every `refresh_every` steps only. With `threshold` group it has one for all layers that are
     merged into a message; what a run computes then depends on its plan. `downlink` is what comes back: all
     parameters (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`).
-    `momentum_at` says who applies momentum: the workers before they select (momentum correction), or the servers.
-    `factor_masking` stops the momentum of what was sent, for densities so low that it would be stale. The density
-    falls from 1 within `density_warmup_steps`. `clip_norm`, divided by the square root of the number of workers,
-    bounds the norm of the gradients that share a threshold.
+    `momentum_at` says who applies momentum: nobody, the workers before they select (momentum correction), or the
+    servers. With `auto` nobody does at densities up to 0.05: what is held back acts as momentum, and the rate of sgd
+    grows by 1 / (2 (1 - momentum)) for what it loses. `factor_masking` stops the momentum of what was sent, for
+    densities so low that it would be stale. The density falls from 1 within `density_warmup_steps`. `clip_norm`
+    bounds gradients before they are added to what is held back: with `clip` unit the norm of those that share a
+    threshold, divided by the square root of the number of workers; with `clip` whole the norm of all of a worker's,
+    for which the norm of the step before stands.
     """
 
     method: Annotated[Method, METHODS] = Field(default=NONE, description="how gradients are made sparse")
@@ -40,8 +45,8 @@ class CompressionSettings(Section):
         default="auto",
         description="what comes back: all parameters, those that were pushed, or as many as one worker pushed",
     )
-    momentum_at: Literal["auto", "workers", "servers"] = Field(
-        default="auto", description="who applies momentum: workers before they select, or servers after"
+    momentum_at: Literal["auto", "none", "workers", "servers"] = Field(
+        default="auto", description="who applies momentum: nobody, workers before they select, or servers after"
     )
     factor_masking: bool = Field(default=False, description="stop the momentum of what was sent")
     density_warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = Field(
@@ -49,8 +54,19 @@ class CompressionSettings(Section):
     )
     clip_norm: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
         default=None,
-        description="the largest norm of what shares a threshold, times the root of the number of workers",
+        description="the largest norm of a worker's gradient before it is added to what is held back: what "
+        "compression.clip says",
     )
+    clip: Literal["unit", "whole"] = Field(
+        default="unit",
+        description="what clip_norm bounds: what shares a threshold, by the norm divided by the root of the number "
+        "of workers, or each worker's whole gradient",
+    )
+
+    @property
+    def acts_as_momentum(self) -> bool:
+        """Whether so much is held back that it stands in for a momentum of 0.9 (docs/adr/0061)."""
+        return self.method.selects and self.density <= _ACTS_AS_MOMENTUM
 
     @property
     def share(self) -> float:

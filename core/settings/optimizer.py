@@ -97,6 +97,20 @@ class OptimizerSettings(Section):
         return self.name
 
     @property
+    def without_momentum(self) -> OptimizerSettings:
+        """The same rule by the newest gradient alone, at the rate that goes with it.
+
+        Of a linear rule momentum m makes an update 1 / (1 - m) times as large in the end. The rate takes over half of
+        that: with all of it some runs diverge (docs/adr/0061). Others take means of gradients, as large as these.
+        """
+        key = self.rule.momentum
+        if not key or not getattr(self, key):
+            return self
+        grown = max(1.0, 0.5 / (1.0 - getattr(self, key))) if self.rule.is_linear else 1.0
+        rates = {each: getattr(self, each) * grown for each in ("learning_rate", "final_learning_rate")}
+        return self.model_copy(update={key: 0.0, "nesterov": False, **rates})
+
+    @property
     def state(self) -> tuple[str, ...]:
         """Names of the arrays that the rule keeps by these settings, each of a number per parameter."""
         needed = self.rule.state_needs

@@ -25,6 +25,7 @@ class Optimizer:
         is_linear: whether an update is a linear function of the gradients. Workers may then apply its momentum before
             they select, and without momentum and decay a parameter without a gradient stays.
         learning_rate: of a job that gives none; None where that is the model's.
+        momentum: the key of `reads` by which earlier gradients go on in an update; "" where none do.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Optimizer:
     state_needs: str = ""
     is_linear: bool = False
     learning_rate: float | None = _ADAPTIVE_RATE
+    momentum: str = ""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r})"
@@ -53,8 +55,9 @@ SGD: Final = Optimizer(
     update="taihu.core.optimization.rules:sgd",
     is_linear=True,
     learning_rate=None,
+    momentum="momentum",
 )
-ADAM: Final = Optimizer("adam", _MOMENTS, _MOMENT_ARRAYS, "taihu.core.optimization.rules:adam")
-ADAMW: Final = Optimizer("adamw", _MOMENTS, _MOMENT_ARRAYS, "taihu.core.optimization.rules:adamw")
+ADAM: Final = Optimizer("adam", _MOMENTS, _MOMENT_ARRAYS, "taihu.core.optimization.rules:adam", momentum="beta1")
+ADAMW: Final = Optimizer("adamw", _MOMENTS, _MOMENT_ARRAYS, "taihu.core.optimization.rules:adamw", momentum="beta1")
 
 OPTIMIZERS: Final = Registry(Optimizer, "taihu.optimizers", (SGD, ADAM, ADAMW))

@@ -2,7 +2,7 @@
 
 One process:      python examples/torch/transformer_text.py
 Three workers:    taihu run --workers 3 examples/torch/transformer_text.py
-Sparse:           taihu run --workers 3 --compression dlgs --density 0.01 examples/torch/transformer_text.py
+Sparse:           taihu run --workers 3 --compression dlgs examples/torch/transformer_text.py --beta1 0 --lr 2e-3
 """
 
 import argparse
@@ -23,6 +23,7 @@ class Transformer(nn.Module):
     def __init__(self, width: int, layers: int, context: int) -> None:
         super().__init__()
         self.bytes = nn.Embedding(256, width)
+        nn.init.normal_(self.bytes.weight, std=width**-0.5)  # scores begin at about 1
         self.places = nn.Parameter(torch.zeros(context, width))
         layer = nn.TransformerEncoderLayer(
             width, width // 32, 4 * width, dropout=0.0, batch_first=True, norm_first=True
@@ -48,13 +49,15 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--beta1", type=float, default=0.9, help="0 behind compression, which acts as momentum")
     parser.add_argument("--bytes", type=int, default=4_000_000, help="of text")
     options = parser.parse_args()
     torch.manual_seed(0)
 
     text = read_sources(options.bytes)
     model = Transformer(options.width, options.layers, options.context)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(options.beta1, 0.999), weight_decay=0.01)
     optimizer = taihu.torch.DistributedOptimizer(optimizer, model)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
 

@@ -169,7 +169,7 @@ def _shaped(chance: Random, servers: int, workers: int, exchange: dict[str, Any]
     settings["train"] = {"batch": 4, "seed": chance.randrange(1, 4)}
     settings["optimizer"] = {"name": chance.choice(("sgd", "adam"))}
     if chance.random() < 0.35 and exchange.get("fc") is None and exchange["zero"] <= 1:
-        settings["compression"] = _compression(chance, servers)
+        settings["compression"] = _compression(chance, servers, str(settings["optimizer"]["name"]))
         exchange["plan"] = "bucket:40kB"
     elif chance.random() < 0.2 and exchange.get("fc") is None:
         settings["train"]["precision"] = chance.choice(("bf16", "fp16"))
@@ -185,10 +185,15 @@ def _shaped(chance: Random, servers: int, workers: int, exchange: dict[str, Any]
     return Shape(servers, workers, steps, every_steps, settings, chance.choice((0.0, 0.0, 0.02, 0.2)))
 
 
-def _compression(chance: Random, servers: int) -> dict[str, Any]:
+def _compression(chance: Random, servers: int, optimizer: str) -> dict[str, Any]:
+    """Draw a method and what comes back; each method has state of its own that must outlive its process."""
     own: dict[str, Any] = {"method": chance.choice(("topk", "lags", "dlgs")), "density": 0.05}
     if servers:
         own["downlink"] = chance.choice(("dense", "exact", "doublesqueeze"))
+    if own["method"] == "topk" and optimizer == "sgd" and own.get("downlink") != "dense":
+        own["momentum_at"] = "workers"
+    if own["method"] == "lags":
+        own |= {"clip": "whole", "clip_norm": 0.5}
     return own
 
 

@@ -130,9 +130,10 @@ def test_a_job_file_and_the_number_of_workers(memory: Memory, tmp_path: Path) ->
     ("of", "worker", "server"),
     [
         (("compression.method=lags", "optimizer.momentum=0"), 1, 0),
-        (("compression.method=lags", "optimizer.momentum=0.9"), 2, 0),
+        (("compression.method=lags", "optimizer.momentum=0.9"), 1, 0),
+        (("compression.method=lags", "compression.momentum_at=workers"), 2, 0),
         (("compression.method=lags", "compression.momentum_at=servers", "compression.downlink=dense"), 1, 0),
-        (("compression.method=dlgs", "compression.downlink=doublesqueeze"), 2, 2),
+        (("compression.method=dlgs", "compression.downlink=doublesqueeze"), 1, 2),
     ],
 )
 def test_residuals_are_counted(memory: Memory, of: tuple[str, ...], worker: int, server: int) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from random import Random
 from typing import Literal
 
 import numpy as np
@@ -319,6 +320,46 @@ def test_a_clipped_gradient_has_the_norm_of_the_bound(elements: int, clip: float
     np.testing.assert_allclose(np.linalg.norm(sent), min(norm, clip), rtol=1e-4)
 
 
+@quick
+@given(SIZES, st.floats(0.1, 10), st.integers(0, 2**32), st.randoms(use_true_random=False))
+def test_a_whole_gradient_is_clipped_by_the_norm_of_the_step_before(
+    sizes: list[int], bound: float, seed: int, order: Random
+) -> None:
+    """In the first step each unit by its own; whichever unit comes first, and through other units or a checkpoint."""
+    compressor = Compressor(METHODS["lags"], 1.0, clip_norm=bound, clip="whole")
+    run = Run(compressor, units_of(sizes))
+    before = 0.0
+    for step, drawn in enumerate(gradients_of(seed, run.elements, 6, zeros=False), 1):
+        gradient = drawn * np.float32(step)
+        for place in order.sample(range(len(run.state.units)), len(run.state.units)):
+            unit = run.state.units[place]
+            part = gradient[unit.start : unit.stop]
+            norm = before or float(np.linalg.norm(part.astype(np.float64)))
+            _, indices, sent = run.update(place, step, gradient.copy())
+            expected = np.float32(min(1.0, bound / norm)) * gradient[indices]
+            np.testing.assert_allclose(sent, expected, rtol=1e-6)
+        before = float(np.linalg.norm(gradient.astype(np.float64)))
+        if step == 2:
+            run.state.rebind((Unit(0, run.elements, 0),))
+        if step == 4:
+            kept = {name: array.copy() for name, array in run.state.arrays().items()}
+            run = Run(compressor, units_of(sizes))
+            run.state.resume(kept)
+
+
+def test_norms_of_no_number_and_those_of_before_there_were_any_do_not_count() -> None:
+    run = Run(Compressor(METHODS["lags"], 1.0, clip_norm=1.0, clip="whole"), units_of([2, 1]))
+    run.update(0, 1, np.array([np.inf, 3.0, 4.0], dtype=np.float32))
+    run.update(1, 1, np.array([np.inf, 3.0, 4.0], dtype=np.float32))
+    run.state.residual[:] = 0.0
+    _, _, sent = run.update(0, 2, np.array([8.0, 16.0, 0.0], dtype=np.float32))
+    assert sent.tolist() == [2.0, 4.0]
+    old = {name: array for name, array in run.state.arrays().items() if name != "squares"}
+    fresh = Run(run.compressor, units_of([2, 1]))
+    fresh.state.resume(old)
+    assert fresh.state.norm_before(3) == 0.0
+
+
 def test_units_that_are_there_still_keep_their_thresholds() -> None:
     """A plan that merges layers otherwise changes nothing of thresholds by layer, nor of when they are due."""
     random = np.random.default_rng(1)
@@ -413,6 +454,9 @@ def test_a_job_gives_momentum_to_the_side_that_applies_it() -> None:
         settings_.model_copy(update={"method": METHODS["lags"]}), optimizer, workers=1, momentum_here=True
     )
     assert exact.refresh_every == 1
+    whole = settings_.model_copy(update={"clip": "whole"})
+    clipping = make_compressor(whole, optimizer, workers=9, momentum_here=True)
+    assert (clipping.clip, clipping.clip_norm, here.clip) == ("whole", 3.0, "unit")
 
 
 @quick

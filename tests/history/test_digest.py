@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from taihu.core.history.digest import _FACTORS, _WEIGHTS, Values, bits_of, digest_at, digest_of
@@ -19,9 +19,11 @@ def drawn(seed: int, size: int) -> Values:
 
 
 @given(SEEDS, st.integers(1, 3000), STARTS)
+@example(1887, 1146, 0)  # the last value drawn is -0.0, which counts as 0.0
 def test_a_digest_is_a_sum_over_elements(seed: int, size: int, start: int) -> None:
     values = drawn(seed, size)
-    bits = sum(int(word) * int(_FACTORS[(start + place) % 1021]) for place, word in enumerate(values.view(np.uint32)))
+    words = np.where(values == 0, np.float32(0.0), values).view(np.uint32)
+    bits = sum(int(word) * int(_FACTORS[(start + place) % 1021]) for place, word in enumerate(words))
     total = sum(float(value) * float(_WEIGHTS[(start + place) % 1021]) for place, value in enumerate(values))
     digest = digest_of(values, [(start, start + size)])
     assert digest.bits == bits_of(values, [(start, start + size)]) == bits % 2**64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,7 @@ VALUES: dict[str, Any] = {
     "compression.factor_masking": True,
     "compression.density_warmup_steps": 5,
     "compression.clip_norm": 1.0,
+    "compression.clip": "whole",
     "compression.value_type": "fp16",
     "compression.momentum_at": "servers",
     "cluster.servers": 4,
@@ -88,7 +90,8 @@ CASES: list[tuple[list[str], list[str]]] = [
     (["exchange.plan=single"], ["exchange.plan=greedy"]),
     (["exchange.kind=ring"], []),
     (["exchange.kind=ring"], []),
-    ([], ["compression.method=dlgs", "compression.downlink=dense"]),
+    ([], ["compression.method=dlgs", "compression.downlink=dense", "compression.clip_norm=1"]),
+    (["compression.method=dlgs"], ["compression.method=dlgs", "compression.clip_norm=1"]),
     (["compression.method=lags"], ["compression.method=dlgs"]),
     (
         ["compression.method=dlgs", "optimizer.momentum=0"],
@@ -141,6 +144,45 @@ def test_nothing_is_said_of_the_default_job_nor_of_what_switches_off() -> None:
     assert advice(Job()) == ()
     off = ["optimizer.name=adam", "optimizer.momentum=0", "optimizer.nesterov=false", "exchange.live_bytes=0"]
     assert advice(load_job(None, parse_assignments([*off, "data.task=auto", "compression.momentum_at=auto"]))) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "momentum", "rate", "words"),
+    [
+        (
+            [],
+            0.0,
+            0.25,
+            "optimizer.momentum 0.9 is not applied: .*the learning rate is 0.25 in place of 0.05; .*'workers'",
+        ),
+        (["optimizer.momentum=0.3"], 0.0, 0.05, "optimizer.momentum 0.3 is not applied: .* as momentum; comp"),
+        (["compression.downlink=dense"], 0.0, 0.25, "compression.momentum_at = 'servers' applies it"),
+        (["compression.momentum_at=none"], 0.0, 0.25, None),
+        (["compression.momentum_at=workers"], 0.9, 0.05, None),
+        (["compression.density=0.06"], 0.9, 0.05, None),
+        (["compression.density=0.05"], 0.0, 0.25, "is not applied"),
+        (["compression.factor_masking=true"], 0.9, 0.05, None),
+        (["exchange.returns=gradients"], 0.9, 0.05, None),
+        (["optimizer.momentum=0"], 0.0, 0.05, None),
+        (["compression.method=none"], 0.9, 0.05, None),
+    ],
+)
+def test_momentum_behind_a_selection_is_not_applied_and_told(
+    given: list[str], momentum: float, rate: float, words: str | None
+) -> None:
+    job = load_job(None, parse_assignments(["compression.method=dlgs", *given]))
+    applied, said = job.applied_optimizer, [line for line in advice(job) if "is not applied" in line]
+    assert applied.momentum == momentum
+    assert applied.learning_rate == pytest.approx(rate)
+    assert len(said) == (words is not None)
+    assert words is None or re.search(words, said[0])
+
+
+def test_of_adam_the_newest_gradient_alone_counts() -> None:
+    job = load_job(None, parse_assignments(["compression.method=dlgs", "optimizer.name=adamw"]))
+    assert (job.applied_optimizer.beta1, job.applied_optimizer.beta2) == (0.0, 0.999)
+    assert job.applied_optimizer.learning_rate == job.optimizer.learning_rate
+    assert [line for line in advice(job) if line.startswith("optimizer.beta1 0.9 is not applied")]
 
 
 def test_only_what_was_given_is_written_for_others_to_read() -> None:

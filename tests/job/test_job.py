@@ -146,10 +146,11 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "refresh_every": COUNT,
         "value_type": st.sampled_from(["fp32", "fp16", "bf16"]),
         "downlink": st.sampled_from(["auto", "dense", "exact", "doublesqueeze"]),
-        "momentum_at": st.sampled_from(["auto", "workers", "servers"]),
+        "momentum_at": st.sampled_from(["auto", "none", "workers", "servers"]),
         "factor_masking": st.booleans(),
         "density_warmup_steps": WHOLE,
         "clip_norm": st.floats(0, 1e9, exclude_min=True),
+        "clip": st.sampled_from(["unit", "whole"]),
     },
     "cluster": {
         "servers": st.integers(1, 10**4),
@@ -698,6 +699,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "factor_masking": True,
         "density_warmup_steps": 7,
         "clip_norm": 7,
+        "clip": "whole",
     },
     "cluster": {
         "servers": 7,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from support.worker import Values, initial_parameters
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
+from taihu.core.settings import OptimizerSettings
 
 __all__ = ["expected_parameters", "group_ranges", "rounded"]
 
@@ -57,21 +58,22 @@ def group_ranges(layout: Layout, strategy: str) -> list[tuple[int, int]]:
 class _Master:
     """Parameters and the state of SGD with momentum, or of Adam (Kingma & Ba 2015, algorithm 1)."""
 
-    def __init__(self, job: Job, layout: Layout) -> None:
+    def __init__(self, layout: Layout, optimizer: OptimizerSettings) -> None:
         self.parameters = initial_parameters(layout).astype(np.float64)
-        self._job = job
+        self._optimizer = optimizer
         self._first, self._second = np.zeros(layout.elements), np.zeros(layout.elements)
 
     def update(self, mean: Exact, step: int) -> None:
-        optimizer = self._job.optimizer
+        optimizer = self._optimizer
         if optimizer.clip_norm is not None:
             assert optimizer.clip == "whole"
             mean = mean * min(1.0, optimizer.clip_norm / float(np.linalg.norm(mean)))
         if optimizer.name.key == "adam":
-            self._first = 0.9 * self._first + 0.1 * mean
+            beta1 = optimizer.beta1
+            self._first = beta1 * self._first + (1 - beta1) * mean
             self._second = 0.999 * self._second + 0.001 * mean**2
             root = np.sqrt(self._second / (1 - 0.999**step)) + 1e-8
-            self.parameters = self.parameters - optimizer.learning_rate * self._first / (1 - 0.9**step) / root
+            self.parameters = self.parameters - optimizer.learning_rate * self._first / (1 - beta1**step) / root
             return
         assert optimizer.name.key == "sgd"
         self._first = optimizer.momentum * self._first + mean + optimizer.weight_decay * self.parameters
@@ -80,7 +82,7 @@ class _Master:
 
 def _dense(job: Job, layout: Layout, gradients: Callable[[int, int], Values], steps: int) -> list[Exact]:
     """Mixed precision: Micikevicius et al. 2018; a step that overflows is skipped by all, and halves the scale."""
-    master, history = _Master(job, layout), []
+    master, history = _Master(layout, job.optimizer), []
     precision, workers = job.train.precision, job.cluster.workers
     scale = job.train.loss_scale if precision == "fp16" else 1.0
     largest = np.inf
@@ -130,13 +132,21 @@ class _Selector:
 def _sparse(
     job: Job, layout: Layout, gradients: Callable[[int, int], Values], groups: Sequence[Ranges]
 ) -> list[Exact]:
-    """Momentum correction (Lin et al. 2018) where the workers apply momentum; DoubleSqueeze (Tang et al. 2019)."""
+    """Momentum correction (Lin et al. 2018) where the workers apply momentum; DoubleSqueeze (Tang et al. 2019).
+
+    Momentum that nobody applies is none; the rate is half of 1 / (1 - momentum) times as high, at least once.
+    """
     compression, optimizer, workers = job.compression, job.optimizer, job.cluster.workers
+    is_left = compression.momentum_at == "auto" and compression.density <= 0.05 and not compression.factor_masking
+    if is_left or compression.momentum_at == "none":
+        rate = optimizer.learning_rate * max(1.0, 0.5 / (1 - optimizer.momentum))
+        newest = {"beta1": 0.0} if optimizer.name.key == "adam" else {"momentum": 0.0, "learning_rate": rate}
+        optimizer = optimizer.model_copy(update=newest)
     refresh = compression.refresh_every if compression.method.key == "dlgs" else 1
     selectors = [_Selector(layout.elements, compression.density, refresh) for _ in range(workers)]
     down = _Selector(layout.elements, compression.density, refresh)
     velocities = [np.zeros(layout.elements) for _ in range(workers)]
-    master, history = _Master(job, layout), []
+    master, history = _Master(layout, optimizer), []
     layers = group_ranges(layout, "per-layer")
     units = {"topk": [(0, layout.elements)], "lags": layers}
     if compression.threshold == "layer":

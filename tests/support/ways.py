@@ -59,7 +59,9 @@ class Way:
             "compression": {"method": self.method, "downlink": self.downlink, "threshold": self.threshold},
         }
         if not self.is_dense:
-            given["compression"] |= {"density": 0.1, "refresh_every": 3}
+            # Where velocities are kept there is more that can go wrong.
+            by = "servers" if self.downlink == "dense" else "workers"
+            given["compression"] |= {"density": 0.1, "refresh_every": 3, "momentum_at": by}
         merged = {key: {**given.get(key, {}), **sections.get(key, {})} for key in given.keys() | sections.keys()}
         return make_job(servers, workers, **merged)
 

@@ -145,7 +145,7 @@ def _exchange(  # noqa: PLR0917 - one of each
 def compressor_of(job: Job, plan: Plan, arenas: Arenas) -> GroupCompressor:
     """The compression of a worker's gradients."""
     compressor = make_compressor(
-        job.compression, job.optimizer, workers=plan.world.workers, momentum_here=job.momentum_on_workers
+        job.compression, job.applied_optimizer, workers=plan.world.workers, momentum_here=job.momentum_on_workers
     )
     return GroupCompressor(
         compressor,

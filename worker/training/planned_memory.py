@@ -99,7 +99,7 @@ def _residual_arrays(job: Job) -> int:
     if not job.compression.method.selects:
         return 0
     compressor = make_compressor(
-        job.compression, job.optimizer, workers=job.world.workers, momentum_here=job.momentum_on_workers
+        job.compression, job.applied_optimizer, workers=job.world.workers, momentum_here=job.momentum_on_workers
     )
     state = compressor.init(1, ())
     return len(state.residual) + len(state.velocity)

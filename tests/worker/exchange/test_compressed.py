@@ -43,6 +43,16 @@ def test_factor_masking_stops_the_momentum_of_what_was_sent(servers: int) -> Non
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.9}, {"momentum": 0.3, "weight_decay": 0.01}, {"name": "adam"}])
+def test_by_default_nobody_applies_momentum_behind_a_selection(servers: int, optimizer: dict[str, object]) -> None:
+    job = job_of(servers, 2, optimizer, density=0.05)
+    run = exchange_steps(job, LAYOUT, gradients, steps=STEPS)
+    expected = expected_parameters(job, LAYOUT, gradients, ["bucket:1kB"] * STEPS)
+    for seen, exact in zip(run.parameters, expected, strict=True):
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("downlink", ["exact", "doublesqueeze", "dense"])
 @pytest.mark.parametrize("value_type", ["fp16", "bf16"])
 def test_replicas_stay_equal_with_rounded_values(downlink: str, value_type: str) -> None:

@@ -1,0 +1,364 @@
+"""Loss and accuracy per byte: compressed runs beside dense ones, each at its own best rate.
+
+A cell is one training from one seed by workers that take turns in one process of one thread (as in
+`accuracy_by_method`): the transformer of examples/torch on Python's sources, or a convolutional net on Fashion-MNIST.
+Every way is trained at several rates; the table has the best of them by its mean over the seeds, against the best of
+the dense ones. Bytes are those of selections that are packed, up, and of the positions that any worker sent, down.
+Cells that the file of --json holds are not trained again, so that this may be ended and started again.
+
+Examples:
+  nice python -m benchmarks loss_per_byte --json benchmarks/results/loss_per_byte.json
+  python -m benchmarks loss_per_byte --tasks transformer --length 5000 --seeds 1 --json long.json
+  python -m benchmarks loss_per_byte --json rows.json --draw docs/loss_per_byte.png --docs docs/compression.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
+from benchmarks.learning.workers_in_turns import Sent, WorkersInTurns, selected_of
+from taihu.core.compression import GroupCompressor, make_compressor
+from taihu.core.job import Job
+from taihu.core.job.reading import load_job
+from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.planner.groups import Group
+
+__all__ = ["Cell", "cells", "table", "train"]
+
+_PAGE: Final = "measured by benchmarks.learning.loss_per_byte"
+_EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "torch" / "transformer_text.py"
+_BATCHES: Final = MappingProxyType({"transformer": 4, "cifar10_quick": 16, "resnet20": 16})
+_IMAGES: Final = MappingProxyType({"cifar10_quick": 8000, "resnet20": 768})
+_TESTED: Final = 2000
+_DLGS: Final = {"method": "dlgs", "density": 0.01}
+_WHOLE: Final = {"clip_norm": 1.0, "clip": "whole"}
+_CONVOLUTIONAL: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
+    {
+        "cifar10_quick": {
+            "data": {"name": "fashion-mnist"},
+            "optimizer": {"learning_rate": 0.02, "weight_decay": 5e-4, "schedule": "cosine", "warmup_steps": 50},
+        },
+        "resnet20": {
+            "data": {"name": "fashion-mnist", "resize": "8x8"},
+            "optimizer": {"learning_rate": 0.1, "weight_decay": 1e-4, "schedule": "step"},
+        },
+    }
+)
+_LENGTHS: Final = MappingProxyType({"transformer": 600, "cifar10_quick": 3, "resnet20": 14})
+"""Steps of the transformer, epochs of the others."""
+_WINDOW: Final = 50
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to exchange gradients.
+
+    Attributes:
+        compression: settings of `[compression]`.
+        factors: of the task's usual rate, that are tried.
+        beta1: of the transformer's AdamW, which is a script's own.
+    """
+
+    compression: Mapping[str, Any]
+    factors: tuple[float, ...]
+    beta1: float
+
+
+WAYS: Final = MappingProxyType(
+    {
+        "dense": Way({}, (0.5, 1.0, 2.0), 0.9),
+        "dlgs, momentum": Way({**_DLGS, "momentum_at": "workers"}, (0.5, 1.0, 2.0), 0.9),
+        "dlgs": Way(_DLGS, (0.5, 1.0, 2.0), 0.0),
+        "dlgs, clipped": Way({**_DLGS, **_WHOLE}, (0.5, 1.0, 2.0), 0.0),
+    }
+)
+"""All ways; `dlgs` is the default: momentum that nobody applies, at the rate that goes with it."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training, of so many steps of the transformer or epochs of another task."""
+
+    task: str
+    way: str
+    factor: float
+    workers: int
+    length: int
+    seed: int
+
+
+def cells(tasks: Sequence[str], workers: int, length: int | None, seeds: int) -> Iterator[Cell]:
+    """All cells, those of the first seed first."""
+    for seed in range(1, seeds + 1):
+        for task in tasks:
+            for way, each in WAYS.items():
+                for factor in each.factors:
+                    yield Cell(task, way, factor, workers, length or _LENGTHS[task], seed)
+
+
+def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
+    """Train one cell: its curve and end, and the shares of bytes.
+
+    The files of Fashion-MNIST are in the folder `path`, if they are not where the job looks.
+    """
+    trained = _of_transformer(cell) if cell.task == "transformer" else _of_images(cell, path)
+    return {**asdict(cell), **trained}
+
+
+def _of_images(cell: Cell, path: Path | None) -> dict[str, Any]:
+    """By test accuracy in percent, after every epoch."""
+    from taihu.worker.data.batches import Batches  # noqa: PLC0415 - who starts cells needs none of this
+    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
+    from taihu.worker.engine import build_model  # noqa: PLC0415
+
+    job = _job_of(cell)
+    data = job.data if path is None else job.data.model_copy(update={"path": path})
+    whole = load_dataset(data, cell.task)
+    images = _First(whole.train, _IMAGES[cell.task])
+    dataset = replace(whole, train=images, test=_First(whole.test, _TESTED))
+    model = build_model(cell.task, dataset.input_shape, dataset.outputs)
+    model.use_threads(1)
+    count, batch = cell.workers, _BATCHES[cell.task]
+    batches = [Batches(dataset, batch=batch, workers=count, rank=rank, seed=cell.seed) for rank in range(count)]
+    row = WorkersInTurns(job, model, batches).run(dataset)
+    curve = [100 * epoch["test_accuracy"] for epoch in row["epochs"]]
+    return {"curve": curve, "end": curve[-1], "up": row["up"], "down": row["down"]}
+
+
+def _job_of(cell: Cell) -> Job:
+    sections = _CONVOLUTIONAL[cell.task]
+    optimizer = {"momentum": 0.9, **sections["optimizer"]}
+    optimizer["learning_rate"] *= cell.factor
+    if optimizer["schedule"] == "step":  # the paper's, of 140 epochs
+        optimizer["milestone_epochs"] = [80 * cell.length / 140, 120 * cell.length / 140]
+    return Job.model_validate(
+        {
+            "model": {"name": cell.task},
+            "data": sections["data"],
+            "train": {"epochs": cell.length, "batch": _BATCHES[cell.task], "seed": cell.seed},
+            "optimizer": optimizer,
+            "compression": dict(WAYS[cell.way].compression),
+            "exchange": {"plan": "bucket:100kB"},
+            "cluster": {"servers": 1, "workers": cell.workers, "threads": 1},
+        }
+    )
+
+
+class _First:
+    """The first so many of some examples."""
+
+    def __init__(self, examples: Any, count: int) -> None:
+        self._count = count
+        self.read, self.targets = examples.read, examples.targets
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def _of_transformer(cell: Cell) -> dict[str, Any]:
+    """By training loss of worker 0, means of 50 steps; clipped behind the exchange, as the example does."""
+    import torch  # noqa: PLC0415 - benchmarks of images need none
+
+    torch.set_num_threads(1)
+    torch.manual_seed(cell.seed)
+    example, context, way = runpy.run_path(str(_EXAMPLE), run_name="example"), 64, WAYS[cell.way]
+    text, model = example["read_sources"](4_000_000), example["Transformer"](96, 2, context)
+    replicas = _Replicas(model, cell.workers, way.compression)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-3 * cell.factor, weight_decay=0.01, betas=(way.beta1, 0.999)
+    )
+    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
+    drawn = torch.Generator().manual_seed(cell.seed)
+    losses = []
+    for step in range(1, cell.length + 1):
+        begins = torch.randint(len(text) - context - 1, (cell.workers * _BATCHES[cell.task],), generator=drawn)
+        for rank in range(cell.workers):
+            windows = torch.stack([text[begin : begin + context + 1] for begin in begins[rank :: cell.workers]])
+            optimizer.zero_grad(set_to_none=False)
+            scores = model(windows[:, :-1])
+            loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
+            loss.backward()
+            replicas.push(rank, step)
+            if rank == 0:
+                losses.append(loss.item())
+        replicas.take_mean()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warm_up.step()
+    curve = [fmean(losses[start : start + _WINDOW]) for start in range(0, len(losses), _WINDOW)]
+    return {"curve": curve, "end": fmean(losses[-_WINDOW:]), **replicas.shares()}
+
+
+class _Replicas:
+    """A model of PyTorch whose gradients lie in one arena, and what each of its workers holds back."""
+
+    def __init__(self, model: Any, workers: int, compression: Mapping[str, Any]) -> None:
+        import torch  # noqa: PLC0415
+
+        parameters = list(model.parameters())
+        layers = (
+            LayerSpec(str(place), (TensorSpec("weight", (each.numel(),)),)) for place, each in enumerate(parameters)
+        )
+        layout = Layout(tuple(layers))
+        self._gradients = np.zeros(layout.elements, dtype=np.float32)
+        for each, start, stop in zip(parameters, layout.offsets, layout.offsets[1:], strict=False):
+            each.grad = torch.from_numpy(self._gradients[start:stop]).view(each.shape)
+        given = {key: value for key, value in compression.items() if key != "momentum_at"}
+        job = load_job(None, {"compression": given})
+        self._workers, self._sent = workers, Sent(layout.elements)
+        self._total = np.zeros_like(self._gradients)
+        self._pushed: list[Any] = []
+        self._compressors = [
+            GroupCompressor(
+                make_compressor(job.compression, job.optimizer, workers=workers, momentum_here=False),
+                layout,
+                (Group(0, len(parameters) - 1),),
+                gradients=self._gradients,
+                parameters=self._gradients,
+            )
+            for _ in range(workers if job.compression.method.selects else 0)
+        ]
+
+    def push(self, rank: int, step: int) -> None:
+        """Add what a worker sends of the gradients to their sum."""
+        if not self._compressors:
+            self._total += self._gradients
+            return
+        self._pushed.append(selected_of(self._compressors[rank], 1, step))
+        indices, values = self._pushed[-1]
+        self._total[indices] += values
+
+    def take_mean(self) -> None:
+        """Have the mean of all workers in the place of the gradients."""
+        np.multiply(self._total, np.float32(1 / self._workers), out=self._gradients)
+        if self._pushed:
+            self._sent.add(self._pushed, np.flatnonzero(self._total).astype(np.int32))
+        self._total[:], self._pushed = 0.0, []
+
+    def shares(self) -> dict[str, float]:
+        """Bytes up and down as shares of the dense exchange's."""
+        if not self._compressors:
+            return {"up": 1.0, "down": 1.0}
+        shares = self._sent.shares()
+        return {"up": shares["up"], "down": shares["down"]}
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The rows of a way at its best rate."""
+
+    factor: float
+    rows: Sequence[dict[str, Any]]
+
+    @property
+    def mean(self) -> float:
+        """Of their ends."""
+        return fmean(row["end"] for row in self.rows)
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> _Best:
+    """Those of the best rate by the mean of the ends; a run that ends in no number is the worst."""
+    by_rate = {row["factor"]: [each for each in rows if each["factor"] == row["factor"]] for row in rows}
+    least = rows[0]["task"] == "transformer"
+
+    def worth(factor: float) -> float:
+        mean = fmean(row["end"] for row in by_rate[factor])
+        return -np.inf if not np.isfinite(mean) else (-mean if least else mean)
+
+    factor = max(by_rate, key=worth)
+    return _Best(factor, by_rate[factor])
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The ends as Markdown: means over the seeds at each way's best rate, and gaps to the dense ones."""
+    lines = [
+        "| task | workers | way | rate | by seed | mean | to dense | up | down |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    settings = dict.fromkeys((row["task"], row["workers"], row["length"]) for row in rows)
+    for task, workers, length in settings:
+        of_setting = [row for row in rows if (row["task"], row["workers"], row["length"]) == (task, workers, length)]
+        dense = _best([row for row in of_setting if row["way"] == "dense"]).mean
+        for way in dict.fromkeys(row["way"] for row in of_setting):
+            best = _best([row for row in of_setting if row["way"] == way])
+            loses = task == "transformer"
+            gap = f"{best.mean / dense - 1:+.1%}" if loses else f"{best.mean - dense:+.2f}"
+            unit, form = ("steps", "{:.3f}") if loses else ("epochs", "{:.2f}")
+            ends = ", ".join(form.format(row["end"]) for row in best.rows)
+            up, down = (fmean(row[key] for row in best.rows) for key in ("up", "down"))
+            lines.append(
+                f"| {task}, {length:,} {unit} | {workers} | {way} | x {best.factor:g} | {ends} | "
+                f"{form.format(best.mean)} | {gap} | {up:.2%} | {down:.2%} |"
+            )
+    return "\n".join(lines)
+
+
+def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
+    """The curves of each way's best rate, means over the seeds, a panel for each task."""
+    import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    settings = list(dict.fromkeys((row["task"], row["workers"], row["length"]) for row in rows))
+    size = 4.6 * len(settings), 3.4
+    figure, panels = plt.subplots(1, len(settings), figsize=size, layout="constrained", squeeze=False)
+    for panel, (task, workers, length) in zip(panels[0], settings, strict=True):
+        of_setting = [row for row in rows if (row["task"], row["workers"], row["length"]) == (task, workers, length)]
+        for way in dict.fromkeys(row["way"] for row in of_setting):
+            best = _best([row for row in of_setting if row["way"] == way])
+            means = [fmean(values) for values in zip(*(row["curve"] for row in best.rows), strict=True)]
+            each = _WINDOW if task == "transformer" else 1
+            panel.plot([each * place for place in range(1, len(means) + 1)], means, label=way)
+        worth, unit = ("training loss", "step") if task == "transformer" else ("test accuracy, %", "epoch")
+        panel.set(title=f"{task}, {workers} workers", xlabel=unit, ylabel=worth)
+        panel.grid(alpha=0.3)
+        panel.legend()
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    """Train the cells that are missing, or draw those that are there."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(_LENGTHS), help="comma-separated")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--length", type=int, help="steps of the transformer, epochs of others")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="cells that the file holds are not trained again")
+    parser.add_argument("--draw", type=Path, metavar="PICTURE", help="draw the cells of --json, train nothing")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    parser.add_argument("--path", type=Path, help="the folder of Fashion-MNIST")
+    parser.add_argument("--cell", help="train this one, an object of JSON, and print its row")
+    options = parser.parse_args()
+    if options.cell is not None:
+        print(json.dumps(train(Cell(**json.loads(options.cell)), options.path)))
+        return
+    rows = load_rows(options.json)
+    if options.draw is None:
+        done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows]
+        for cell in cells(options.tasks.split(","), options.workers, options.length, options.seeds):
+            if cell not in done:
+                rows.append(row_of_a_cell("loss_per_byte", asdict(cell), options.path))
+                save_rows(options.json, rows)
+                print(f"{cell}: {rows[-1]['end']:.3f}", flush=True)
+    else:
+        draw(rows, options.draw)
+    told = table(rows)
+    if options.docs is not None:
+        options.docs.write_text(in_page(options.docs.read_text(), _PAGE, told))
+    print(told)
+
+
+if __name__ == "__main__":
+    main()

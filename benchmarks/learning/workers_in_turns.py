@@ -1,0 +1,140 @@
+"""Workers of one job that take turns in one process, and what they send, with the bits of a run of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from taihu.core.compression import GroupCompressor
+from taihu.core.coordination.planning import first_plan
+from taihu.core.job import Job
+from taihu.core.model.run_length import RunLength
+from taihu.core.optimization import OptimizerShard, in_steps
+from taihu.kernels.pack import pack, packed_bound
+from taihu.worker.data.base.dataset import Dataset
+from taihu.worker.data.batches import Batches
+from taihu.worker.engine import Model, StepContext, StepHooks
+from taihu.worker.exchange.making import compressor_of
+from taihu.worker.memory.arenas import arenas_of
+from taihu.worker.reporting.compression_log import CompressionLog
+from taihu.worker.training.evaluation import evaluate
+from taihu.worker.training.hashing import parameters_sha256
+
+__all__ = ["Sent", "WorkersInTurns", "selected_of"]
+
+Positions = NDArray[np.int32]
+Values = NDArray[np.float32]
+
+
+class Sent:
+    """Bytes of selections, each way: of one worker's, and of the positions that any worker sent."""
+
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
+        self.up_bytes = self.down_bytes = self.selected = 0
+        self._rounds = 0
+
+    def add(self, selections: Sequence[tuple[Positions, Values]], union: Positions) -> None:
+        """Count the selections of all workers in a step, and what comes back to each."""
+        self._rounds += len(selections)
+        self.selected += sum(len(indices) for indices, _ in selections)
+        self.up_bytes += sum(self._bytes_of(indices) for indices, _ in selections)
+        self.down_bytes += len(selections) * self._bytes_of(union)
+
+    def shares(self) -> dict[str, float]:
+        """Selected values, and bytes up and down, as shares of the dense exchange's."""
+        whole = max(1, self._rounds) * self._elements
+        shares = (self.selected / whole, self.up_bytes / 4 / whole, self.down_bytes / 4 / whole)
+        return dict(zip(("selected_ratio", "up", "down"), shares, strict=True))
+
+    def _bytes_of(self, indices: Positions) -> int:
+        values = np.zeros(len(indices), dtype=np.float32)
+        sections = np.zeros(packed_bound(len(indices), 1), dtype=np.uint8)
+        count, size = pack(indices, values, np.array([[0, self._elements]]), values.copy(), sections)
+        return 4 * count + size
+
+
+def selected_of(
+    compressor: GroupCompressor, groups: int, step: int, log: CompressionLog | None = None
+) -> tuple[Positions, Values]:
+    """The positions and values that a worker sends of a step, ascending."""
+    parts = []
+    for group in range(groups):
+        selection = compressor.compress(group, step)
+        parts.append((selection.indices.copy(), selection.values.copy()))
+        if log is not None:
+            log.add(selection.outcome)
+    indices, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = np.argsort(indices, kind="stable")
+    return indices[order], values[order]
+
+
+class WorkersInTurns:
+    """The workers of a job and its server, in turns: one model stands for all replicas, which are the same bits."""
+
+    def __init__(self, job: Job, model: Model, batches: Sequence[Batches]) -> None:
+        self._job, self._model, self._batches = job, model, batches
+        per_epoch = batches[0].steps_per_epoch
+        self.per_epoch, self.steps = per_epoch, per_epoch * job.train.epochs
+        length = RunLength(per_epoch * len(batches) * job.train.batch, per_epoch, self.steps)
+        plan = first_plan(job, model.layout, one_host=True)
+        self._groups = len(plan.groups)
+        self._arenas = arenas_of(job, model.layout.elements)
+        model.bind(self._arenas.parameters, self._arenas.gradients)
+        model.initialize(job.train.seed)
+        self._optimizer = OptimizerShard(in_steps(job.server_optimizer, length), self._arenas.parameters)
+        is_dense = not job.compression.method.selects
+        self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
+        self._total = np.zeros(model.layout.elements, dtype=np.float32)
+        self._log, self._sent = CompressionLog(), Sent(model.layout.elements)
+
+    def run(self, dataset: Dataset) -> dict[str, Any]:
+        """Train to the end."""
+        epochs: list[dict[str, float]] = []
+        losses = []
+        for step in range(1, self.steps + 1):
+            losses.append(self._step(step))
+            if step % self.per_epoch == 0:
+                scores = evaluate(self._model, dataset)
+                row = {"test_accuracy": scores.metrics["accuracy"], "test_loss": scores.loss}
+                epochs.append({**row, "train_loss": fmean(losses[-self.per_epoch :])})
+        thresholds = self._log.results() or {"units": None}
+        return {
+            "test_accuracy": epochs[-1]["test_accuracy"],
+            "epochs": epochs,
+            **(self._sent.shares() if self._compressors else {"selected_ratio": 1.0, "up": 1.0, "down": 1.0}),
+            "thresholds": thresholds["units"],
+            "parameters_sha256": parameters_sha256(self._arenas.parameters),
+        }
+
+    def _step(self, step: int) -> float:
+        buffers = {name: array.copy() for name, array in self._model.buffers().items()}
+        seed, count, losses = self._job.train.seed, len(self._batches), []
+        pushed = []
+        for rank, batches in enumerate(self._batches):
+            images, labels = batches.batch(step)
+            context = StepContext(training=True, seed=seed, step=step, first_sample=rank * self._job.train.batch)
+            losses.append(self._model.train(images, labels, context, StepHooks()))
+            if rank == 0:  # Whose statistics of batches the model is tested with.
+                kept = {name: array.copy() for name, array in self._model.buffers().items()}
+            self._model.load_buffers(buffers)
+            if self._compressors:
+                log = self._log if rank == 0 else None
+                pushed.append(selected_of(self._compressors[rank], self._groups, step, log))
+            else:
+                self._total += self._arenas.gradients
+        self._model.load_buffers(kept)
+        if self._compressors:
+            for indices, values in pushed:
+                self._total[indices] += values
+            union = np.unique(np.concatenate([indices for indices, _ in pushed]))
+            self._sent.add(pushed, union)
+            self._optimizer.update_sparse(union, self._total[union], step, scale=1 / count)
+        else:
+            self._optimizer.update(0, len(self._total), self._total, step, scale=1 / count)
+        self._total[:] = 0.0
+        return losses[0]
