@@ -30,6 +30,12 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     DATA_TYPE_FLOAT16: _DataType.ValueType  # 2
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 3
     DATA_TYPE_FLOAT64: _DataType.ValueType  # 4
+    DATA_TYPE_INT8: _DataType.ValueType  # 5
+    """Sparse values of a few bits, see kernels/few_bits.py: codes packed into bytes; before the sections there is a step
+    for each of them, a bfloat16.
+    """
+    DATA_TYPE_INT4: _DataType.ValueType  # 6
+    DATA_TYPE_INT2: _DataType.ValueType  # 7
 
 class DataType(_DataType, metaclass=_DataTypeEnumTypeWrapper):
     """Element type of a payload. Values are little-endian."""
@@ -39,6 +45,12 @@ DATA_TYPE_FLOAT32: DataType.ValueType  # 1
 DATA_TYPE_FLOAT16: DataType.ValueType  # 2
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 3
 DATA_TYPE_FLOAT64: DataType.ValueType  # 4
+DATA_TYPE_INT8: DataType.ValueType  # 5
+"""Sparse values of a few bits, see kernels/few_bits.py: codes packed into bytes; before the sections there is a step
+for each of them, a bfloat16.
+"""
+DATA_TYPE_INT4: DataType.ValueType  # 6
+DATA_TYPE_INT2: DataType.ValueType  # 7
 Global___DataType: _TypeAlias = DataType  # noqa: Y015
 
 class _Encoding:

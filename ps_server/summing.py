@@ -24,6 +24,7 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import Frame, ValueType, dense_values
 from taihu.core.wire.kinds import Encoding, Gradients
+from taihu.kernels.few_bits import STEP_BYTES, read_codes
 from taihu.kernels.half import HalfKind, from_half
 from taihu.kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
 from taihu.kernels.pack import packed_bound, unpack
@@ -327,13 +328,26 @@ def _decode_sparse(frame: Frame, spec: FrameSpec) -> SparseContribution:
     if header.encoding is not Encoding.SPARSE:
         kind = header.encoding.name.lower()
         raise FrameError(f"frame of {header.sender.label}: expected a sparse one, got a {kind} one")
-    values = _decoded_values(frame)
-    indices = np.empty(len(values), dtype=np.int32)
+    bounds, bits = spec.shard_bounds, header.value_type.few_bits
+    steps_bytes = len(bounds) * STEP_BYTES if bits else 0
+    indices = np.empty(header.selected, dtype=np.int32)
     try:
-        unpack(frame.sections, spec.shard_bounds, len(values), indices)
+        unpack(frame.sections[steps_bytes:], bounds, header.selected, indices)
+        values = _of_few_bits(frame, bits, indices, bounds) if bits else _decoded_values(frame)
     except ValueError as error:
         raise FrameError(f"frame of {header.sender.label}, group {spec.group}: {error}") from None
     return SparseContribution(indices, values)
+
+
+def _of_few_bits(
+    frame: Frame, bits: int, indices: NDArray[np.int32], bounds: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """Values of a few bits, whose steps come before the sections; raises ValueError where they are none."""
+    told = frame.sections[: len(bounds) * STEP_BYTES]
+    steps, values = np.empty(len(told) // STEP_BYTES, dtype=np.float32), np.empty(len(indices), dtype=np.float32)
+    from_half(np.frombuffer(told.tobytes(), dtype="<u2"), "bf16", steps)
+    read_codes(frame.values, bits, indices, bounds, steps, values)
+    return values
 
 
 def _decoded_values(frame: Frame) -> NDArray[np.float32]:

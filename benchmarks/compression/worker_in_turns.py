@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 from taihu.core.process.preparation import prepare_process
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from taihu.core.compression import GroupCompressor, Selection
+    from taihu.core.compression import GroupCompressor, Packed, Selection
     from taihu.core.coordination.plan import Plan
     from taihu.core.job import Job
     from taihu.core.planner.groups import Group
@@ -53,7 +50,7 @@ class InTurns:
         self._now = self._compressors[turn_of(step)]
         return self._now.compress(group, step)
 
-    def pack(self, selection: Selection, frame: FrameSpec) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    def pack(self, selection: Selection, frame: FrameSpec) -> Packed:
         """Pack what was selected last."""
         return self._now.pack(selection, frame)
 

@@ -33,6 +33,7 @@ from taihu.core.job import Job
 from taihu.core.job.reading import load_job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
+from taihu.core.wire.headers import ValueType
 
 __all__ = ["Cell", "cells", "table", "train"]
 
@@ -81,6 +82,7 @@ WAYS: Final = MappingProxyType(
         "dlgs, momentum": Way({**_DLGS, "momentum_at": "workers"}, (0.5, 1.0, 2.0), 0.9),
         "dlgs": Way(_DLGS, (0.5, 1.0, 2.0), 0.0),
         "dlgs, clipped": Way({**_DLGS, **_WHOLE}, (0.5, 1.0, 2.0), 0.0),
+        "dlgs, clipped, int4": Way({**_DLGS, **_WHOLE, "value_type": "int4"}, (1.0, 2.0), 0.0),
     }
 )
 """All ways; `dlgs` is the default: momentum that nobody applies, at the rate that goes with it."""
@@ -216,7 +218,8 @@ class _Replicas:
             each.grad = torch.from_numpy(self._gradients[start:stop]).view(each.shape)
         given = {key: value for key, value in compression.items() if key != "momentum_at"}
         job = load_job(None, {"compression": given})
-        self._workers, self._sent = workers, Sent(layout.elements)
+        self._workers = workers
+        self._sent = Sent(layout.elements, ValueType.named(job.compression.value_type))
         self._total = np.zeros_like(self._gradients)
         self._pushed: list[Any] = []
         self._compressors = [

@@ -14,6 +14,7 @@ from taihu.core.coordination.planning import first_plan
 from taihu.core.job import Job
 from taihu.core.model.run_length import RunLength
 from taihu.core.optimization import OptimizerShard, in_steps
+from taihu.core.wire.headers import ValueType
 from taihu.kernels.pack import pack, packed_bound
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches
@@ -31,10 +32,10 @@ Values = NDArray[np.float32]
 
 
 class Sent:
-    """Bytes of selections, each way: of one worker's, and of the positions that any worker sent."""
+    """Bytes of selections, each way: of one worker's, and of values in fp32 wherever any worker sent something."""
 
-    def __init__(self, elements: int) -> None:
-        self._elements = elements
+    def __init__(self, elements: int, value_type: ValueType) -> None:
+        self._elements, self._value_type = elements, value_type
         self.up_bytes = self.down_bytes = self.selected = 0
         self._rounds = 0
 
@@ -42,8 +43,8 @@ class Sent:
         """Count the selections of all workers in a step, and what comes back to each."""
         self._rounds += len(selections)
         self.selected += sum(len(indices) for indices, _ in selections)
-        self.up_bytes += sum(self._bytes_of(indices) for indices, _ in selections)
-        self.down_bytes += len(selections) * self._bytes_of(union)
+        self.up_bytes += sum(self._bytes_of(indices, self._value_type) for indices, _ in selections)
+        self.down_bytes += len(selections) * self._bytes_of(union, ValueType.FP32)
 
     def shares(self) -> dict[str, float]:
         """Selected values, and bytes up and down, as shares of the dense exchange's."""
@@ -51,11 +52,11 @@ class Sent:
         shares = (self.selected / whole, self.up_bytes / 4 / whole, self.down_bytes / 4 / whole)
         return dict(zip(("selected_ratio", "up", "down"), shares, strict=True))
 
-    def _bytes_of(self, indices: Positions) -> int:
+    def _bytes_of(self, indices: Positions, value_type: ValueType) -> int:
         values = np.zeros(len(indices), dtype=np.float32)
         sections = np.zeros(packed_bound(len(indices), 1), dtype=np.uint8)
         count, size = pack(indices, values, np.array([[0, self._elements]]), values.copy(), sections)
-        return 4 * count + size
+        return value_type.bytes_of(count) + size
 
 
 def selected_of(
@@ -65,7 +66,7 @@ def selected_of(
     parts = []
     for group in range(groups):
         selection = compressor.compress(group, step)
-        parts.append((selection.indices.copy(), selection.values.copy()))
+        parts.append((selection.indices.copy(), compressor.decoded(selection).copy()))
         if log is not None:
             log.add(selection.outcome)
     indices, values = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -90,7 +91,8 @@ class WorkersInTurns:
         is_dense = not job.compression.method.selects
         self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
         self._total = np.zeros(model.layout.elements, dtype=np.float32)
-        self._log, self._sent = CompressionLog(), Sent(model.layout.elements)
+        self._log = CompressionLog()
+        self._sent = Sent(model.layout.elements, ValueType.named(job.compression.value_type))
 
     def run(self, dataset: Dataset) -> dict[str, Any]:
         """Train to the end."""

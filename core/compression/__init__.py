@@ -1,6 +1,6 @@
 """Sparsification with error feedback behind one (init, update) interface: none, topk, lags, dlgs."""
 
-from taihu.core.compression.groups import GroupCompressor, Selection
+from taihu.core.compression.groups import GroupCompressor, Packed, Selection
 from taihu.core.compression.methods import Compressor, make_compressor
 from taihu.core.compression.state import CompressionState, Outcome, Unit, units_of_plan
 
@@ -9,6 +9,7 @@ __all__ = [
     "Compressor",
     "GroupCompressor",
     "Outcome",
+    "Packed",
     "Selection",
     "Unit",
     "make_compressor",

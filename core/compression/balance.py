@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-from taihu.kernels.half import from_half
 
 if TYPE_CHECKING:
     from taihu.core.compression.methods import Compressor
@@ -28,7 +26,7 @@ class Weighed:
         owed: the same after it was added, with nothing sent.
         after: the residual behind the selection.
         together: that, and what is sent, added.
-        rounded: whether what is sent was rounded to 16 bits.
+        rounded: whether what is sent was rounded.
         sent: what is sent, among zeros.
     """
 
@@ -53,24 +51,19 @@ class Weighing:
         self._before = state.residual[start:stop].copy()
         self._velocity = state.velocity[start:stop].copy()
 
-    def weighed(
-        self, gradient: Values, parameters: Values, indices: NDArray[np.int32], values: NDArray[Any]
-    ) -> Weighed:
-        """The balance behind the selection of `values` at `indices`.
+    def weighed(self, gradient: Values, parameters: Values, indices: NDArray[np.int32], sent: Values) -> Weighed:
+        """The balance behind the selection of what is `sent` at `indices`.
 
         Args:
             gradient: shape (elements,), the arena as the selection left it.
             parameters: shape (elements,), the arena.
             indices: shape (k,), places in the arena.
-            values: shape (k,), fp32 or codes.
+            sent: shape (k,), as who receives it decodes it.
         """
         owed = self._before.copy()
         self._compressor.accumulate(gradient[self._range], parameters[self._range], self._velocity, owed)
         after = self._state.residual[self._range].copy()
-        sent, places = values, indices - np.int32(self._range.start)
-        if self._compressor.value_type != "fp32":
-            sent = np.empty(len(values), dtype=np.float32)
-            from_half(np.ascontiguousarray(values), self._compressor.value_type, sent)
+        places = indices - np.int32(self._range.start)
         alone, together = np.zeros_like(after), after.copy()
         alone[places] = sent
         together += alone

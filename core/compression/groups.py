@@ -17,12 +17,13 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import ValueType
-from taihu.kernels.half import to_half
+from taihu.kernels.few_bits import STEP_BYTES, pack_codes
+from taihu.kernels.half import from_half, to_half
 from taihu.kernels.half_sums import all_finite_half
 from taihu.kernels.pack import pack, packed_bound
 from taihu.kernels.reduce import all_finite
 
-__all__ = ["GroupCompressor", "Selection"]
+__all__ = ["GroupCompressor", "Packed", "Selection"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,21 @@ class Selection:
     indices: NDArray[np.int32]
     values: NDArray[Any]
     outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A frame of a selection: views that are valid until the next one is packed.
+
+    Attributes:
+        count: of values.
+        values: shape (count,), in the compressor's type, or packed codes of a few bits.
+        sections: uint8, as in `taihu.core.wire.headers.Frame`.
+    """
+
+    count: int
+    values: NDArray[Any]
+    sections: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ def _room_for(compressor: Compressor, units: Sequence[Unit], groups: Sequence[Gr
         np.empty(most, dtype=np.int32),
         values,
         np.empty_like(values),
-        np.empty(packed_bound(most, largest), dtype=np.uint8),
+        np.empty(largest * STEP_BYTES + packed_bound(most, largest), dtype=np.uint8),
     )
 
 
@@ -133,31 +149,51 @@ class GroupCompressor:
         count = int(outcome.selected.sum())
         indices, values = room.indices[:count], room.values[:count]
         if weighing is not None and on_weighed is not None:
-            on_weighed(weighing.weighed(self._gradients, self._parameters, indices, values))
+            sent = self.decoded(Selection(indices, values, outcome))
+            on_weighed(weighing.weighed(self._gradients, self._parameters, indices, sent))
         if units and self._forgets_non_finite:
-            self._forget_non_finite(units[0].start, units[-1].stop, values)
+            self._forget_non_finite(places, values)
         return Selection(indices, values, outcome)
 
-    def _are_finite(self, values: NDArray[Any]) -> bool:
+    def decoded(self, selection: Selection) -> NDArray[np.float32]:
+        """The values of the group that was compressed last, shape (n,), fp32, as who receives them decodes them."""
+        values, outcome = selection.values, selection.outcome
+        if self.value_type is ValueType.FP32:
+            return values
+        decoded = np.empty(len(values), dtype=np.float32)
+        if (kind := self.value_type.half_kind) is not None:
+            from_half(np.ascontiguousarray(values), kind, decoded)
+        elif len(values):
+            places, zero = self._room.units[outcome.units[0].group], (1 << self.value_type.few_bits - 1) - 1
+            steps = np.repeat(self.state.steps[places.start : places.stop].astype(np.float64), outcome.selected)
+            np.copyto(decoded, (values.astype(np.float64) - zero) * steps, casting="same_kind")
+        return decoded
+
+    def _are_finite(self, places: range, values: NDArray[Any]) -> bool:
+        if self.value_type.few_bits:
+            return bool(np.isfinite(self.state.steps[places.start : places.stop]).all())
         kind = self.value_type.half_kind
         return all_finite(values) if kind is None else all_finite_half(values, kind)
 
-    def _forget_non_finite(self, start: int, stop: int, values: NDArray[Any]) -> None:
+    def _forget_non_finite(self, places: range, values: NDArray[Any]) -> None:
         """Hold nothing back that is not finite: there may be more of it than is sent, and it would never end."""
+        start, stop = self.state.units[places[0]].start, self.state.units[places[-1]].stop
         is_left = not all_finite(self.state.residual[start:stop])
-        is_sent = not self._are_finite(values)
+        is_sent = not self._are_finite(places, values)
         if is_left and not is_sent:
             # Equal values before it took its room. All workers are to know.
-            self._put_nan(values[:1])
+            self._put_nan(places, values[:1])
         if not is_left and not is_sent:
             return
         for kept in (self.state.residual, self.state.velocity):
             part = kept[start:stop]
             part[~np.isfinite(part)] = 0.0
 
-    def _put_nan(self, place: NDArray[Any]) -> None:
+    def _put_nan(self, places: range, place: NDArray[Any]) -> None:
         nan = np.array([np.nan], dtype=np.float32)
-        if (kind := self.value_type.half_kind) is None:
+        if self.value_type.few_bits:
+            self.state.steps[places.start : places.stop] = np.nan
+        elif (kind := self.value_type.half_kind) is None:
             np.copyto(place, nan)
         else:
             to_half(nan, kind, place)
@@ -166,8 +202,17 @@ class GroupCompressor:
         """The number that the density of step `step` keeps of so many elements."""
         return self._compressor.kept(elements, step)
 
-    def pack(self, selection: Selection, frame: FrameSpec) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-        """The values and sections of one frame; views that are valid until the next call."""
-        room = self._room
-        count, size = pack(selection.indices, selection.values, frame.arena_bounds, room.packed, room.sections)
-        return room.packed[:count], room.sections[:size]
+    def pack(self, selection: Selection, frame: FrameSpec) -> Packed:
+        """One frame of a selection."""
+        room, bounds, bits = self._room, frame.arena_bounds, self.value_type.few_bits
+        steps_bytes = len(bounds) * STEP_BYTES if bits else 0
+        sections = room.sections[steps_bytes:]
+        count, size = pack(selection.indices, selection.values, bounds, room.packed, sections)
+        if not bits:
+            return Packed(count, room.packed[:count], room.sections[:size])
+        starts = [unit.start for unit in selection.outcome.units]
+        places = room.units[frame.group].start + np.searchsorted(starts, bounds[:, 0], side="right") - 1
+        to_half(self.state.steps[places], "bf16", room.sections[:steps_bytes].view(np.uint16))
+        # A byte takes the codes of those behind it.
+        packed = pack_codes(room.packed[:count], bits, room.packed)
+        return Packed(count, room.packed[:packed], room.sections[: steps_bytes + size])

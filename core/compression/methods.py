@@ -21,8 +21,12 @@ from numpy.typing import NDArray
 from taihu.core.compression.selecting import Select, accumulate
 from taihu.core.compression.state import CompressionState, Outcome, Unit
 from taihu.core.settings import CompressionSettings, OptimizerSettings
+from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import Method, Threshold, UnitKind
+from taihu.core.wire.headers import ValueType
 from taihu.kernels.clip import scale, squared_norm
+from taihu.kernels.few_bits import FEW_BITS, take_multiples
+from taihu.kernels.half import HALF_KINDS
 from taihu.kernels.select import clear, take_rounded
 from taihu.kernels.unit_select import Arenas, Rule, most_of
 
@@ -45,7 +49,8 @@ class Compressor:
         method: its traits.
         density: share of the elements that is kept once the warm-up is over.
         refresh_every: updates between exact thresholds (s in docs/methods.md section 1.1).
-        value_type: `fp32`, `fp16` or `bf16`; what rounding takes away stays in the residual.
+        value_type: of what is sent; what rounding takes away stays in the residual. Those of a few bits are multiples
+            of a step of their unit (`taihu.kernels.few_bits`).
         density_warmup_steps: the density falls exponentially from 1 to `density` within these steps.
         momentum, weight_decay, nesterov: applied before selection (momentum correction, Lin et al. 2018, section
             3.2); all zero when the servers do it.
@@ -59,7 +64,7 @@ class Compressor:
     method: Method
     density: float
     refresh_every: int = 1
-    value_type: Literal["fp32", "fp16", "bf16"] = "fp32"
+    value_type: ValueName = "fp32"
     density_warmup_steps: int = 0
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -82,8 +87,8 @@ class Compressor:
 
     @property
     def value_dtype(self) -> np.dtype[Any]:
-        """Dtype of the selected values: fp32, or 16-bit codes."""
-        return np.dtype(np.float32) if self.value_type == "fp32" else np.dtype(np.uint16)
+        """Dtype of the selected values: fp32, 16-bit codes, or codes of a few bits, one in each byte."""
+        return np.dtype(np.uint8) if self.value_type in FEW_BITS else ValueType.named(self.value_type).dtype
 
     def init(self, elements: int, units: Sequence[Unit]) -> CompressionState:
         """State before the first step, for an arena of `elements` values."""
@@ -127,7 +132,8 @@ class Compressor:
             gradient: shape (n,), the arena; the range of a unit that is clipped is scaled in place.
             parameters: shape (n,), the arena; read for the weight decay.
             indices: room for `most_selected` positions of every unit; gets ascending positions in the arena.
-            values: room for as many values of `value_dtype`; gets the values, or 16-bit codes.
+            values: room for as many values of `value_dtype`; gets the values, or their codes. The steps of those of a
+                few bits are in `state.steps`.
 
         Returns:
             How many were selected, and the thresholds. Values that are not finite are always selected.
@@ -148,10 +154,23 @@ class Compressor:
             values if self.value_type == "fp32" else state.residual[:0],
         )
         if self.value_type != "fp32":
-            take_rounded(state.residual, indices[:count], values[:count], self.value_type)
+            self._take(state, units, indices[:count], values[:count])
         if self.factor_masking and len(state.velocity):
             clear(state.velocity, indices[:count])
         return state.outcome(step, units)
+
+    def _take(self, state: CompressionState, places: range, indices: NDArray[np.int32], codes: NDArray[Any]) -> None:
+        """Round what is selected of neighbouring units; the rest stays."""
+        if self.value_type in HALF_KINDS:
+            take_rounded(state.residual, indices, codes, self.value_type)
+            return
+        start = 0
+        for place, count in zip(places, state.outcomes.selected[places.start : places.stop].tolist(), strict=True):
+            of_unit = slice(start, start + count)
+            start += count
+            state.steps[place] = take_multiples(
+                state.residual, indices[of_unit], codes[of_unit], FEW_BITS[self.value_type]
+            )
 
     def accumulate(self, gradient: Values, parameters: Values, velocity: Values, residual: Values) -> None:
         """Add a gradient to `residual` as `update` does before it selects; arrays of shape (n,).

@@ -101,6 +101,7 @@ class CompressionState:
         velocity: shape (n,), fp32, or of length 0 when momentum is not applied here.
         table: the threshold of each unit, its age, and what it was made for.
         outcomes: of the last update of each unit.
+        steps: shape (units,), fp32: of the last update's values of each unit, where they have a few bits.
         squares: shape (2, units), fp64: the squared norm of each unit's gradient at its last even and odd step, where
             the whole gradient is clipped.
     """
@@ -110,6 +111,7 @@ class CompressionState:
     velocity: NDArray[np.float32]
     table: Thresholds = field(init=False)
     outcomes: Outcomes = field(init=False)
+    steps: NDArray[np.float32] = field(init=False)
     squares: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -200,6 +202,7 @@ class CompressionState:
 
     def _make(self, units: tuple[Unit, ...]) -> None:
         count = len(units)
+        self.steps = np.zeros(count, dtype=np.float32)
         self.squares = np.zeros((2, count))
         self.units = units
         self.table = Thresholds(

@@ -24,6 +24,7 @@ from taihu.core.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.core.planner.profile import Compression, LinkCost, Profile
 from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm, SparseWorkload, choose
 from taihu.core.wire.codec import BYTES_PER_VALUE
+from taihu.core.wire.headers import ValueType
 from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["FRAME_BYTES", "Planning", "first_plan", "is_computed"]
@@ -269,7 +270,7 @@ def planned_compression(job: Job, frame_elements: int) -> Compression:
         method=settings.method,
         density=settings.density,
         refresh_every=settings.refresh_every,
-        value_bytes=4 if settings.value_type == "fp32" else 2,
+        value_bytes=ValueType.named(settings.value_type).bytes_of(8) / 8,
         downlink=job.downlink,
         frame_bytes=frame_elements * BYTES_PER_VALUE,
         threshold=settings.threshold,

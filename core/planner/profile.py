@@ -178,7 +178,7 @@ class Compression:
         method: docs/methods.md section 1.5.
         density: share of values kept, in (0, 1].
         refresh_every: steps from one exact selection of `dlgs` to the next (the paper's s).
-        value_bytes: bytes of a kept value, 4 or 2.
+        value_bytes: bytes of a kept value: 4, 2, or 1, 1/2 or 1/4 of few bits.
         downlink: answers with every value (`dense`), with the fp32 values that any worker pushed (`exact`), or
             compressed once more (`doublesqueeze`); docs/methods.md section 1.6.
         frame_bytes: dense bytes that one frame covers at most.
@@ -193,7 +193,7 @@ class Compression:
     method: Method = DLGS
     density: float = 0.01
     refresh_every: int = 32
-    value_bytes: int = 4
+    value_bytes: float = 4
     downlink: Downlink = "exact"
     frame_bytes: int = 1 << 19
     frame_header_bytes: int = 64
@@ -203,7 +203,7 @@ class Compression:
     def __post_init__(self) -> None:
         known = {
             "downlink": get_args(Downlink),
-            "value_bytes": (2, 4),
+            "value_bytes": (0.25, 0.5, 1, 2, 4),
             "threshold": get_args(Threshold),
         }
         for name, choices in known.items():
@@ -302,7 +302,7 @@ class Compression:
             return 2.0 * (profile.workers - 1) / profile.workers * size_bytes
         return size_bytes + self._frame_headers(profile, sizes)
 
-    def _sparse_bytes(self, profile: Profile, sizes: GroupSizes, kept: Array, value_bytes: int) -> Array:
+    def _sparse_bytes(self, profile: Profile, sizes: GroupSizes, kept: Array, value_bytes: float) -> Array:
         """Values, Rice-coded indices and headers."""
         index_bytes = rice_bits_per_index(kept / np.maximum(sizes.elements, 1.0)) / 8.0
         sections = self.section_header_bytes * profile.servers * sizes.layers

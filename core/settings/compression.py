@@ -9,9 +9,11 @@ from pydantic import Field
 from taihu.core.settings.base import Count, Section
 from taihu.core.traits.methods import METHODS, NONE, Method
 
-__all__ = ["CompressionSettings"]
+__all__ = ["CompressionSettings", "ValueName"]
 
 _ACTS_AS_MOMENTUM: Final = 0.05
+
+ValueName = Literal["fp32", "fp16", "bf16", "int8", "int4", "int2"]
 
 
 class CompressionSettings(Section):
@@ -38,8 +40,10 @@ class CompressionSettings(Section):
         default="layer", description="dlgs: what shares a threshold, a layer or the layers of a message"
     )
     refresh_every: Count = Field(default=32, description="dlgs: steps after which a threshold is made anew")
-    value_type: Literal["fp32", "fp16", "bf16"] = Field(
-        default="fp32", description="what selected values are sent as"
+    value_type: ValueName = Field(
+        default="fp32",
+        description="what selected values are sent as; what rounding takes away is sent later. Those of int8, int4 "
+        "and int2 are multiples of a step, one for all that share a threshold",
     )
     downlink: Literal["auto", "dense", "exact", "doublesqueeze"] = Field(
         default="auto",

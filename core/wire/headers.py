@@ -18,6 +18,7 @@ from taihu.core.base.errors import FrameError
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import Encoding, K, Kind
 from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.kernels.few_bits import FEW_BITS, codes_bytes
 from taihu.kernels.half import HalfKind
 
 __all__ = [
@@ -40,13 +41,17 @@ class ValueType(Enum):
     """Type of the values on the wire; the 16-bit ones travel as codes of `taihu.kernels.half` (uint16).
 
     Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
-    reduce. The numbers are those of `DataType` in `protos/tensor.proto`.
+    reduce. Sparse values alone have 8, 4 or 2 bits, packed as by `taihu.kernels.few_bits` (uint8). The numbers are
+    those of `DataType` in `protos/tensor.proto`.
     """
 
     FP32 = 1
     FP16 = 2
     BF16 = 3
     FP64 = 4
+    INT8 = 5
+    INT4 = 6
+    INT2 = 7
 
     @classmethod
     def named(cls, name: str) -> ValueType:
@@ -56,7 +61,8 @@ class ValueType(Enum):
     @property
     def label(self) -> str:
         """Its common name."""
-        return {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16", self.FP64: "float64"}[self]
+        labels = {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16", self.FP64: "float64"}
+        return labels.get(self, self.name.lower())
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -66,8 +72,19 @@ class ValueType(Enum):
                 return _WIRE_TYPE
             case ValueType.FP64:
                 return np.dtype("<f8")
-            case _:
+            case ValueType.FP16 | ValueType.BF16:
                 return np.dtype("<u2")
+            case _:
+                return np.dtype(np.uint8)
+
+    @property
+    def few_bits(self) -> int:
+        """The bits of a value that has 8 or less; 0 for the others."""
+        return FEW_BITS.get(self.name.lower(), 0)
+
+    def bytes_of(self, count: int) -> int:
+        """Bytes of so many values."""
+        return codes_bytes(count, self.few_bits) if self.few_bits else count * self.dtype.itemsize
 
     @property
     def half_kind(self) -> HalfKind | None:
@@ -183,7 +200,9 @@ class FrameHeader:
         if payload_bytes > MAX_PAYLOAD_BYTES:
             raise FrameError(f"frame payload of {payload_bytes} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
         held = self.held
-        rest = payload_bytes - held * self.value_type.dtype.itemsize
+        if self.value_type.few_bits and self.encoding is not Encoding.SPARSE:
+            raise FrameError(f"frame encoding {self.encoding.name.lower()}, {self.value_type.label}: expected sparse")
+        rest = payload_bytes - self.value_type.bytes_of(held)
         if rest < 0 or (rest and self.encoding is not Encoding.SPARSE) or held > count:
             raise FrameError(
                 f"frame payload of {payload_bytes} bytes: expected {held} {self.value_type.label} values of "
@@ -199,8 +218,9 @@ class FrameHeader:
 class Frame:
     """A frame that was read; neither array may be written to.
 
-    `values` has shape (count,), or (selected,) when sparse, in the header's type; `sections`, uint8, says where the
-    values of a sparse frame belong (`taihu.kernels.pack`) and is empty in a dense one.
+    `values` has shape (count,), or (selected,) when sparse, in the header's type; where this has a few bits they are
+    packed codes. `sections`, uint8, says where the values of a sparse frame belong (`taihu.kernels.pack`), behind the
+    steps of a few bits, and is empty in a dense one.
     """
 
     header: FrameHeader
@@ -221,7 +241,7 @@ class Frame:
 def frame_of(header: FrameHeader, payload: NDArray[np.uint8]) -> Frame:
     """The frame of a payload that `header.check` found good; the arrays are views of it."""
     dtype = header.value_type.dtype
-    size = header.held * dtype.itemsize
+    size = header.value_type.bytes_of(header.held)
     return Frame(header, payload[:size].view(dtype), payload[size:])
 
 

@@ -194,6 +194,8 @@ def _compression(chance: Random, servers: int, optimizer: str) -> dict[str, Any]
         own["momentum_at"] = "workers"
     if own["method"] == "lags":
         own |= {"clip": "whole", "clip_norm": 0.5}
+    if own["method"] == "dlgs" and servers:
+        own["value_type"] = "int4"
     return own
 
 

@@ -18,6 +18,7 @@ from taihu.core.compression import Compressor, make_compressor
 from taihu.core.compression.bucket import Bucket, HeldBack
 from taihu.core.job import load_job
 from taihu.core.settings import OptimizerSettings
+from taihu.core.wire.headers import ValueType
 
 __all__ = ["ExchangeState", "exchange_hook"]
 
@@ -59,6 +60,11 @@ class ExchangeState:
             )
         tables = {"compression": {"method": method, "density": density, **settings}}
         self._settings = load_job(None, tables, sources=("ExchangeState",)).compression
+        if ValueType.named(self._settings.value_type).few_bits:
+            raise ConfigError(
+                f"ExchangeState: value_type {self._settings.value_type!r}: expected fp32, fp16 or bf16; fewer bits "
+                "go through servers"
+            )
         self._group = group
         self._step = 0
         self._buckets: dict[int, _Known] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import get_args
 
 import numpy as np
 from hypothesis import given, settings
@@ -14,9 +14,9 @@ from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import CompressionSettings
+from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import METHODS
 from taihu.core.wire.headers import ValueType
-from taihu.kernels.half import from_half
 from taihu.kernels.pack import unpack
 
 _SIZES = (7, 0, 12, 5, 20)
@@ -66,10 +66,10 @@ def test_nothing_of_a_gradient_is_lost(
             assert len(selection.indices) == selection.outcome.selected.sum()
             for own in frames:
                 if own.group == number:
-                    values, sections = compressor.pack(selection, own)
-                    positions = np.empty(len(values), dtype=np.int32)
-                    unpack(sections, own.arena_bounds, len(values), positions)
-                    sent[positions] += values
+                    packed = compressor.pack(selection, own)
+                    positions = np.empty(packed.count, dtype=np.int32)
+                    unpack(packed.sections, own.arena_bounds, packed.count, positions)
+                    sent[positions] += packed.values
     np.testing.assert_array_equal(sent + compressor.state.residual, total)
     assert compressor.kept(20, 1) == max(1, math.ceil(20 * density))
 
@@ -80,14 +80,14 @@ def test_nothing_of_a_gradient_is_lost(
     density=st.sampled_from([0.1, 0.5]),
     value=st.sampled_from([np.inf, -np.inf, np.nan]),
     bad=st.lists(st.integers(0, LAYOUT.elements - 1), min_size=1, unique=True),
-    half=st.sampled_from(["fp32", "fp16", "bf16"]),
+    kind=st.sampled_from(get_args(ValueName)),
 )
 def test_what_is_not_finite_is_sent_once_and_not_kept(
-    *, plan: int, density: float, value: float, bad: list[int], half: Literal["fp32", "fp16", "bf16"]
+    *, plan: int, density: float, value: float, bad: list[int], kind: ValueName
 ) -> None:
     """More of it than is sent would otherwise come for as many steps as there are values to one that is sent."""
     gradients = np.ones(LAYOUT.elements, dtype=np.float32)
-    compressor = Compressor(METHODS["dlgs"], density, value_type=half, momentum=0.5)
+    compressor = Compressor(METHODS["dlgs"], density, value_type=kind, momentum=0.5)
     parameters = np.zeros(LAYOUT.elements, dtype=np.float32)
     groups = GroupCompressor(
         compressor, LAYOUT, PLANS[plan], gradients=gradients, parameters=parameters, forgets_non_finite=True
@@ -105,11 +105,6 @@ def test_what_is_not_finite_is_sent_once_and_not_kept(
 
 def all_sent(groups: GroupCompressor, plan: int, step: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     """Values that all groups of a plan send in a step, in fp32."""
-    kind, sent = groups.value_type.half_kind, []
-    for number in range(len(PLANS[plan])):
-        values = groups.compress(number, step).values.copy()
-        if kind is not None:
-            codes, values = values, np.empty(len(values), dtype=np.float32)
-            from_half(codes, kind, values)
-        sent.append(values)
-    return np.concatenate(sent)
+    return np.concatenate(
+        [groups.decoded(groups.compress(number, step)).copy() for number in range(len(PLANS[plan]))]
+    )

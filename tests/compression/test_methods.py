@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -25,8 +25,10 @@ from taihu.core.compression import (
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.settings import CompressionSettings, OptimizerSettings
+from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import METHODS
-from taihu.kernels.half import from_half
+from taihu.kernels.few_bits import FEW_BITS
+from taihu.kernels.half import HALF_KINDS, from_half
 
 quick = settings(deadline=None, max_examples=60)
 
@@ -95,10 +97,13 @@ class Run:
         (of_unit,) = outcome.units
         arrays = (getattr(outcome, name) for name in OF_UNIT)
         report = UnitReport(outcome.step, of_unit, *(array.item() for array in arrays))
-        sent = values[: report.selected]
-        if self.compressor.value_type != "fp32":
+        sent, kind = values[: report.selected], self.compressor.value_type
+        if kind in FEW_BITS:
+            multiples = sent.astype(np.float64) - (2 ** (FEW_BITS[kind] - 1) - 1)
+            sent = (multiples * self.state.steps[unit]).astype(np.float32)
+        elif kind in HALF_KINDS:
             decoded = np.empty(len(sent), dtype=np.float32)
-            from_half(sent, self.compressor.value_type, decoded)
+            from_half(sent, kind, decoded)
             sent = decoded
         return report, indices[: report.selected], sent
 
@@ -108,7 +113,7 @@ class Run:
     method=st.sampled_from(["topk", "lags", "dlgs", "none"]),
     sizes=SIZES,
     density=DENSITIES,
-    value_type=st.sampled_from(["fp32", "fp16", "bf16"]),
+    value_type=st.sampled_from(get_args(ValueName)),
     refresh=st.integers(1, 5),
     seed=st.integers(0, 2**32),
     zeros=st.booleans(),
@@ -118,7 +123,7 @@ def test_what_is_sent_and_what_stays_is_the_gradient_bit_for_bit(
     method: str,
     sizes: list[int],
     density: float,
-    value_type: Literal["fp32", "fp16", "bf16"],
+    value_type: ValueName,
     refresh: int,
     seed: int,
     zeros: bool,
@@ -131,8 +136,9 @@ def test_what_is_sent_and_what_stays_is_the_gradient_bit_for_bit(
             owed = run.state.residual[part] + gradient[part]
             _, indices, sent = run.update(index, step, gradient)
             kept = run.state.residual[part].copy()
-            # What 16 bits take away stays; what they hold goes.
-            np.testing.assert_allclose(sent, owed[indices - unit.start], rtol=1 / 128, atol=1e-7)
+            # What fewer bits take away stays; what they hold goes.
+            lost = float(run.state.steps[index]) / 2 if value_type in FEW_BITS else 1e-7
+            np.testing.assert_allclose(sent, owed[indices - unit.start], rtol=1 / 128, atol=lost)
             kept[indices - unit.start] += sent
             np.testing.assert_array_equal(kept.view(np.uint32) & 0x7FFFFFFF, owed.view(np.uint32) & 0x7FFFFFFF)
             assert (np.sign(kept) == np.sign(owed)).all()

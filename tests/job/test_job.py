@@ -144,7 +144,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "density": st.floats(1e-9, 1),
         "threshold": st.sampled_from(["layer", "group"]),
         "refresh_every": COUNT,
-        "value_type": st.sampled_from(["fp32", "fp16", "bf16"]),
+        "value_type": st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4", "int2"]),
         "downlink": st.sampled_from(["auto", "dense", "exact", "doublesqueeze"]),
         "momentum_at": st.sampled_from(["auto", "none", "workers", "servers"]),
         "factor_masking": st.booleans(),

@@ -113,7 +113,7 @@ def test_costs_of_a_group_are_those_of_its_layers(
     headers = max(1, math.ceil(sum(own) * 4 / max(1, profile.servers) / compression.frame_bytes)) * profile.servers
     headers *= compression.frame_header_bytes
 
-    def sparse(count: float, value_bytes: int) -> float:
+    def sparse(count: float, value_bytes: float) -> float:
         share = count / sum(own) if sum(own) else 0.0
         indices = count * float(rice_bits_per_index(np.array([share]))[0]) / 8
         return count * value_bytes + indices + compression.section_header_bytes * len(own) * profile.servers + headers
@@ -234,7 +234,7 @@ def test_what_is_no_profile_at_all_is_refused(data: object) -> None:
     [
         ({"downlink": "auto"}, "downlink 'auto': expected one of dense, exact, doublesqueeze"),
         ({"threshold": "model"}, "threshold 'model': expected one of layer, group"),
-        ({"value_bytes": 3}, "value_bytes 3: expected one of 2, 4"),
+        ({"value_bytes": 3}, "value_bytes 3: expected one of 0.25, 0.5, 1, 2, 4"),
         ({"density": 0.0}, "density 0.0: expected a share above 0"),
         ({"density": 1.5}, "density 1.5: expected a share above 0 and at most 1"),
         ({"density": math.nan}, "density nan: expected"),

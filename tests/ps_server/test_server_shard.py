@@ -279,6 +279,50 @@ def test_selected_values_of_16_bits_count_as_what_they_stand_for() -> None:
     assert run.parameters.tobytes() == exact.parameters.tobytes()
 
 
+@pytest.mark.parametrize("kind", [ValueType.INT8, ValueType.INT4, ValueType.INT2])
+def test_selected_values_of_few_bits_count_as_multiples_of_their_steps(kind: ValueType) -> None:
+    run, exact = driven("sparse pull"), driven("sparse pull")
+    zero = 2 ** (kind.few_bits - 1) - 1
+    random = np.random.default_rng(kind.value)
+    for spec in run.frames:
+        for rank in range(2):
+            multiples = random.integers(-zero, zero + 1, spec.count)
+            steps = [0.5 * (1 + place) for place in range(len(spec.pieces))]
+            values = multiples.astype(np.float32)
+            for step, (start, stop) in zip(steps, spec.shard_bounds - spec.offset, strict=True):
+                values[start:stop] *= np.float32(step)
+            frame = run.frame(spec, rank, 1, values)
+            codes = (multiples[multiples != 0] + zero).tolist()
+            run.shard.push(few_bits_frame(frame, kind, codes, steps))
+            exact.shard.push(frame)
+    assert run.parameters.tobytes() == exact.parameters.tobytes()
+
+
+def few_bits_frame(frame: Frame, kind: ValueType, codes: list[int], steps: list[float]) -> Frame:
+    """The frame with other values: the codes of its selected ones, and a step for each of its sections."""
+    joined = sum(code << (place * kind.few_bits) for place, code in enumerate(codes))
+    packed = np.frombuffer(joined.to_bytes(kind.bytes_of(len(codes)), "little"), dtype=np.uint8)
+    upper = (np.array(steps, dtype=np.float32).view(np.uint32) >> 16).astype("<u2")
+    sections = np.concatenate([upper.view(np.uint8), frame.sections])
+    return Frame(replace(frame.header, value_type=kind), packed, sections)
+
+
+@pytest.mark.parametrize("odd", ["a code of no value", "too few steps", "too few codes"])
+def test_values_of_few_bits_that_are_none_are_an_error(odd: str) -> None:
+    run = driven("sparse pull")
+    spec = run.frames[1]
+    frame = run.frame(spec, 0, 1, np.eye(1, spec.count, dtype=np.float32)[0])
+    good = few_bits_frame(frame, ValueType.INT4, [14], [1.0] * len(spec.pieces))
+    bad = {
+        "a code of no value": replace(good, values=np.array([15], dtype=np.uint8)),
+        "too few steps": replace(good, sections=good.sections[:1]),
+        "too few codes": replace(good, values=good.values[:0]),
+    }[odd]
+    with pytest.raises(FrameError, match="frame of worker 0, group 1"):
+        run.shard.push(bad)
+    run.shard.push(good)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "sparse pull", "fp16"])
 def test_gradients_that_are_not_finite_end_the_run_unless_they_are_allowed(kind: str) -> None:
     run = driven(kind)

@@ -100,10 +100,23 @@ def _dense(job: Job, layout: Layout, gradients: Callable[[int, int], Values], st
     return history
 
 
+def nearest_multiples(values: Exact, bits: int) -> Exact:
+    """Of the least step of 8 significant bits whose largest multiple of so many bits is no less than all values."""
+    most = 2 ** (bits - 1) - 1
+    largest = float(np.abs(values).max(initial=0.0))
+    if not largest:
+        return values
+    unit = 2.0 ** (math.frexp(largest / most)[1] - 8)
+    step = math.ceil(largest / most / unit) * unit
+    multiples: Exact = np.rint(values / step) * step
+    return multiples
+
+
 class _Selector:
     """Sparsification with error feedback, and thresholds that are exact every `refresh` steps and reused between."""
 
-    def __init__(self, elements: int, density: float, refresh: int) -> None:
+    def __init__(self, elements: int, density: float, refresh: int, bits: int = 0) -> None:
+        self._bits = bits
         self._residual = np.zeros(elements)
         self._density = density
         self._refresh = refresh
@@ -124,8 +137,8 @@ class _Selector:
                 threshold, age = float(np.sort(np.abs(owed))[-k]), -1
             self._thresholds[key] = threshold, age + 1
             chosen = (np.abs(owed) >= threshold) & (owed != 0)
-            sent[slice(*key)][chosen] = owed[chosen]
-            owed[chosen] = 0.0
+            sent[slice(*key)][chosen] = nearest_multiples(owed[chosen], self._bits) if self._bits else owed[chosen]
+            owed[chosen] -= sent[slice(*key)][chosen]
         return sent
 
 
@@ -143,7 +156,8 @@ def _sparse(
         newest = {"beta1": 0.0} if optimizer.name.key == "adam" else {"momentum": 0.0, "learning_rate": rate}
         optimizer = optimizer.model_copy(update=newest)
     refresh = compression.refresh_every if compression.method.key == "dlgs" else 1
-    selectors = [_Selector(layout.elements, compression.density, refresh) for _ in range(workers)]
+    bits = int(compression.value_type.removeprefix("int")) if compression.value_type.startswith("int") else 0
+    selectors = [_Selector(layout.elements, compression.density, refresh, bits) for _ in range(workers)]
     down = _Selector(layout.elements, compression.density, refresh)
     velocities = [np.zeros(layout.elements) for _ in range(workers)]
     master, history = _Master(layout, optimizer), []

@@ -331,6 +331,8 @@ def test_ranks_with_other_settings_are_told_of_them(ranks: list[Any]) -> None:
         ({"density": 2.0}, "ExchangeState: compression.density: expected"),
         ({"method": "best"}, "ExchangeState: compression.method: expected"),
         ({"densty": 0.1}, "densty"),
+        ({"clip": "whole"}, "clip: nothing that DistributedDataParallel's hook does"),
+        ({"value_type": "int4"}, "value_type 'int4': expected fp32, fp16 or bf16"),
         ({"downlink": "dense"}, "downlink: nothing that DistributedDataParallel's hook does"),
     ],
 )

@@ -293,7 +293,8 @@ def test_values_of_a_state_follow_their_layers(
     }
     held = np.array([value for number in before for value in values[number]], dtype=np.float32)
     units = {"bounds": np.array([[0, 1]]), "thresholds": np.ones(1), "ages": np.ones(1), "kept": np.ones(1)}
-    arrays = {"residual": held, "velocity": -held if has_velocity else held[:0], **units}
+    squares = np.array([2.0, 3.0])  # of all layers together
+    arrays = {"residual": held, "velocity": -held if has_velocity else held[:0], **units, "squares": squares}
     if has_order:
         arrays[ORDER] = np.array(before)
     moved = state_in_order(arrays, layout, after)
@@ -303,7 +304,8 @@ def test_values_of_a_state_follow_their_layers(
     assert order_of_state(moved, layout) == tuple(after)
     assert set(units) <= set(moved)
     assert len(moved["bounds"]) == (before == after)
-    assert {"residual", "velocity", *units} == set(CompressionState((), held, held).arrays())
+    assert moved["squares"].tolist() == [2.0, 3.0]
+    assert {"residual", "velocity", "squares", *units} == set(CompressionState((), held, held).arrays())
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), unique=True))))

@@ -53,8 +53,22 @@ def test_by_default_nobody_applies_momentum_behind_a_selection(servers: int, opt
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("downlink", ["exact", "dense"])
+@pytest.mark.parametrize("threshold", ["layer", "group"])
+@pytest.mark.parametrize("value_type", ["int8", "int4", "int2"])
+def test_values_of_few_bits_are_multiples_and_what_is_rounded_away_is_sent_later(
+    value_type: str, threshold: str, downlink: str
+) -> None:
+    job = job_of(2, 3, {"momentum": 0.0}, downlink=downlink, value_type=value_type, threshold=threshold)
+    run = exchange_steps(job, LAYOUT, gradients, steps=STEPS)
+    expected = expected_parameters(job, LAYOUT, gradients, ["bucket:1kB"] * STEPS)
+    for seen, exact in zip(run.parameters, expected, strict=True):
+        assert len({values.tobytes() for values in seen}) == 1
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("downlink", ["exact", "doublesqueeze", "dense"])
-@pytest.mark.parametrize("value_type", ["fp16", "bf16"])
+@pytest.mark.parametrize("value_type", ["fp16", "bf16", "int8", "int4", "int2"])
 def test_replicas_stay_equal_with_rounded_values(downlink: str, value_type: str) -> None:
     run = exchange_steps(job_of(2, 3, {}, downlink=downlink, value_type=value_type), LAYOUT, gradients, steps=STEPS)
     for replicas in run.parameters:

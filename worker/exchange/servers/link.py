@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ExchangeError, TaihuError
+from taihu.core.compression.groups import Packed
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
 from taihu.core.job.security import security_of
@@ -259,15 +260,13 @@ class ServerLink:
         # Not in the window: nothing goes up, and what comes down was asked for piece by piece.
         self._link.send(header, (), urgent=True)
 
-    def push_sparse(
-        self, frame: FrameSpec, values: NDArray[Any], value_type: ValueType, sections: NDArray[np.uint8]
-    ) -> int:
+    def push_sparse(self, frame: FrameSpec, packed: Packed, value_type: ValueType) -> int:
         """Queue what was selected of `frame`; the arrays are copied. Returns its bytes, header included."""
         address = self._at.range(frame)
         header = FrameHeader(
-            self._identity.sender, address, Gradients(), Encoding.SPARSE, value_type, selected=len(values)
+            self._identity.sender, address, Gradients(), Encoding.SPARSE, value_type, selected=packed.count
         )
-        return self._send(header, (values.copy(), sections.copy()))
+        return self._send(header, (packed.values.copy(), packed.sections.copy()))
 
     def abandon(self) -> None:
         """Cut the exchange; whoever waits for it has been told why."""

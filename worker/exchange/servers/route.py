@@ -160,8 +160,7 @@ class ServerRoute(Route):
         sent = 0
         for link in self._links:
             for frame in link.frames(group):
-                values, sections = compressor.pack(selection, frame)
-                sent += link.push_sparse(frame, values, compressor.value_type, sections)
+                sent += link.push_sparse(frame, compressor.pack(selection, frame), compressor.value_type)
         return sent
 
     @override
