@@ -20,6 +20,8 @@ _HEARD_OF: Final = frozenset(
 )
 _ENDED_FROM_OUTSIDE: Final = ("takes no part any more; it is ended", "does not end; it is ended")
 _INTERRUPTED: Final = 130
+_GONE_ON_WITHIN_S: Final = 60.0
+"""Virtual seconds in which a run has got over a fault that everybody hears of at once: a supervisor may take 30."""
 
 
 def problems_of(case: Case, calm: Outcome, outcome: Outcome) -> list[str]:
@@ -34,6 +36,7 @@ def _problems(case: Case, calm: Outcome, outcome: Outcome) -> Iterator[str]:
     yield from _problems_of_stuck(case, outcome)
     if outcome.standstill:
         return
+    yield from _problems_of_time(case, calm, outcome)
     told = outcome.parameters
     if outcome.all_ended_well:
         if told != calm.parameters:
@@ -86,6 +89,15 @@ def _problems_of_stuck(case: Case, outcome: Outcome) -> Iterator[str]:
         for line in outcome.said:
             if line.endswith(_ENDED_FROM_OUTSIDE):
                 yield f"it had to be ended from outside: {line}"
+
+
+def _problems_of_time(case: Case, calm: Outcome, outcome: Outcome) -> Iterator[str]:
+    """Whoever hears of a fault goes on at once: a run that stood still until somebody noticed was not told of it."""
+    if case.supervisor == "never" or not {fault.kind for fault in case.faults} <= _HEARD_OF:
+        return
+    bound_s = calm.virtual_s + sum(_GONE_ON_WITHIN_S + fault.seconds for fault in case.faults)
+    if outcome.virtual_s > bound_s:
+        yield f"it stood still: it took {outcome.virtual_s:.0f} virtual seconds, expected at most {bound_s:.0f}"
 
 
 def _problems_of_success(case: Case, outcome: Outcome) -> Iterator[str]:
