@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pydantic.fields import FieldInfo
 
 from taihu.core.base.errors import ConfigError
+from taihu.core.base.words import one_line
 from taihu.core.job import Job, setting_keys, setting_tables, toml_value
 from taihu.core.job.flags import flags_by_key
 from taihu.core.job.mistakes import RENAMED, new_name
@@ -47,17 +48,25 @@ def defaults_toml() -> str:
 
 
 def explain(key: str) -> str:
-    """One key in some lines: type and bounds, default, meaning, and what sets it.
+    """One key in some lines: type and bounds, default, meaning, and what sets it; or what a section is, and its keys.
+
+    A key may lack its section where no other section has one of that name.
 
     Raises:
         ConfigError: there is no such key; the nearest is suggested.
     """
+    if key in setting_tables():
+        return _explain_section(key)
     fields = {"name": Job.model_fields["name"], **setting_keys()}
     if key not in fields:
         if key in RENAMED:
             raise ConfigError(f"unknown key {key}; {new_name(key)}")
-        near = difflib.get_close_matches(key, fields, n=1)
-        raise ConfigError(f"unknown key {key}; {f'did you mean {near[0]}?' if near else 'see taihu job --defaults'}")
+        near = [each for each in fields if each.endswith(f".{key}")] if key else []
+        if len(near) == 1:
+            return explain(near[0])
+        near = near or difflib.get_close_matches(key, fields, n=1)
+        meant = f"did you mean {' or '.join(near)}?" if near else "see taihu job --defaults"
+        raise ConfigError(f"unknown key {key}; {meant}")
     field = fields[key]
     flag = flags_by_key().get(key)
     rows = {
@@ -69,6 +78,19 @@ def explain(key: str) -> str:
         "variable": variable_of(key) if "." in key else "none",
     }
     return "\n".join(f"{name:<{max(map(len, rows))}}  {text}" for name, text in rows.items())
+
+
+def _explain_section(section: str) -> str:
+    """The meaning of a section, and a line for each key."""
+    table = setting_tables()[section]
+    meaning = one_line(inspect.cleandoc(table.__doc__ or "").partition(": ")[2].replace("`", ""))
+    names = {f"{section}.{key}": field.description or "" for key, field in table.model_fields.items()}
+    width = max(map(len, names))
+    lines = [
+        textwrap.fill(text, _WIDTH, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2))
+        for name, text in names.items()
+    ]
+    return "\n".join([*textwrap.wrap(meaning[:1].upper() + meaning[1:], _WIDTH), "", *lines])
 
 
 def reference_markdown() -> str:

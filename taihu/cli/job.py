@@ -20,7 +20,7 @@ def job(
     job_file: JobArgument = None,
     defaults: Annotated[bool, typer.Option("--defaults", help="Every key with its default, as a job file.")] = False,
     key: Annotated[
-        str | None, typer.Option("--explain", metavar="KEY", help="What a key means, takes and is set by.")
+        str | None, typer.Option("--explain", metavar="KEY", help="The meaning of a key, or of a section.")
     ] = None,
     *,
     assignments: SetOption = None,
@@ -32,6 +32,7 @@ def job(
       taihu job job.toml --set cluster.workers=8
       taihu job --defaults > job.toml
       taihu job --explain exchange.zero
+      taihu job --explain compression
     """  # noqa: D301
     if sum((defaults, key is not None, job_file is not None or bool(assignments))) > 1:
         raise ConfigError("taihu job: expected one of JOB.toml (with --set), --defaults and --explain KEY")

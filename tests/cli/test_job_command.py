@@ -10,7 +10,8 @@ from unittest.mock import patch
 import pytest
 
 from taihu.cli.main import make_app
-from taihu.core.job import Job, load_job, setting_keys
+from taihu.core.base.errors import ConfigError
+from taihu.core.job import Job, load_job, setting_keys, setting_tables
 from taihu.core.job.environment import without_settings
 from taihu.core.job.flags import flags_by_key
 from taihu.core.job.reference import defaults_toml, explain, reference_markdown
@@ -69,6 +70,21 @@ def test_every_key_is_explained(key: str, page: str) -> None:
     if key != "name":
         assert f"TAIHU_{key.replace('.', '__').upper()}" in told
     assert f"`{key.rpartition('.')[2]}`" in page
+
+
+@pytest.mark.parametrize("section", setting_tables())
+def test_a_section_is_explained_by_its_keys(section: str) -> None:
+    told = explain(section)
+    for key, field in setting_tables()[section].model_fields.items():
+        assert f"{section}.{key} " in told
+        assert (field.description or "").split(maxsplit=1)[0] in told
+    assert all(len(line) <= 118 for line in told.splitlines())
+
+
+def test_a_key_may_lack_its_section_where_that_is_clear() -> None:
+    assert explain("zero") == explain("exchange.zero")
+    with pytest.raises(ConfigError, match=r"did you mean optimizer.clip_norm or compression.clip_norm\?"):
+        explain("clip_norm")
 
 
 def test_what_is_asked_must_be_a_key_and_one_thing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
