@@ -147,7 +147,10 @@ class CoordinatorClient:
             if not response.again:
                 return response.generation, response.step
             self._clock.sleep(_ASK_AGAIN_S)
-        raise PeerUnreachableError(f"{self._host}: {self.member} could not take part again within {timeout_s:g} s")
+        raise PeerUnreachableError(
+            f"{self._host}: {self.member} could not take part within {timeout_s:g} s: another process has its place, "
+            "or not all members have begun again; see their logs"
+        )
 
     def _ask_to_begin(self, request: pb.BeginRequest, timeout_s: float) -> pb.BeginResponse:
         try:

@@ -437,10 +437,16 @@ class Membership:
 
     def _hold_workers(self, now: float) -> None:
         """A worker's call to join is held until every peer is there; it cannot send heartbeats before."""
-        if self.peer_addresses() is None:
-            for member, record in self.members.items():
-                if member.role is Role.WORKER:
-                    record.last_seen_s = now
+        if self.peer_addresses() is not None:
+            return
+        for member, record in self.members.items():
+            if member.role is Role.WORKER:
+                record.last_seen_s = now
+        # A call that is held is no sign of life, which whoever asks for its place waits for: a host that has lost its
+        # power leaves it as it was.
+        for asking in self._asked_s:
+            if asking[0].role is Role.WORKER:
+                self._asked_s[asking] = now
 
     def _conclude(self) -> None:
         hashes = {str(m): r.parameters_sha256 for m, r in self.members.items() if m.role is Role.WORKER}
