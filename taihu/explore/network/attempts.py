@@ -36,11 +36,14 @@ class Attempt:
         self._host = host
         self._port = port
         self._done: Callable[[End | None, str], None] | None = done
+        self._opened: End | None = None
         self._again_s = _SYN_S
 
     def abandon(self) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more: what it has opened, and not been told of yet, is closed."""
         self._done = None
+        if self._opened is not None:
+            self._opened.close()
 
     def arrive(self) -> None:
         """The first word has come to the other side, or is lost and sent again."""
@@ -56,7 +59,7 @@ class Attempt:
             network.scheduler.call_at(self._again_s, self.arrive)
             self._again_s = min(2 * self._again_s, 32.0)
             return
-        end = connection.opener
+        end = self._opened = connection.opener
         end.handler = self
         # Before all that the other side says on it.
         end.peer.out.send(lambda: self._end(end, ""))
@@ -79,7 +82,7 @@ class Attempt:
         return network.connected(self._kind, self._process, listener, self._port)
 
     def _end(self, end: End | None, why: str) -> None:
-        done, self._done = self._done, None
+        done, self._done, self._opened = self._done, None, None
         if done is None or self._process.is_dead:
             if end is not None:
                 end.close()
