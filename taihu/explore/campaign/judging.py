@@ -20,8 +20,10 @@ _HEARD_OF: Final = frozenset(
 )
 _ENDED_FROM_OUTSIDE: Final = ("takes no part any more; it is ended", "does not end; it is ended")
 _INTERRUPTED: Final = 130
-_GONE_ON_WITHIN_S: Final = 60.0
-"""Virtual seconds in which a run has got over a fault that everybody hears of at once: a supervisor may take 30."""
+_GONE_ON_WITHIN_S: Final = 30.0
+"""Virtual seconds in which a run has got over a fault that everybody hears of at once: a supervisor may take them."""
+_PATIENCE_S: Final = 60.0
+"""Virtual seconds for which a process that has come in vain looks for a coordinator."""
 
 
 def problems_of(case: Case, calm: Outcome, outcome: Outcome) -> list[str]:
@@ -95,8 +97,8 @@ def _problems_of_time(case: Case, calm: Outcome, outcome: Outcome) -> Iterator[s
     """Whoever hears of a fault goes on at once: a run that stood still until somebody noticed was not told of it."""
     if case.supervisor == "never" or not {fault.kind for fault in case.faults} <= _HEARD_OF:
         return
-    lasting_s = sum(fault.seconds for fault in case.faults)
-    bound_s = calm.virtual_s + lasting_s + _GONE_ON_WITHIN_S * max(1, len(case.faults))
+    own_s = sum(_GONE_ON_WITHIN_S + fault.seconds for fault in case.faults)
+    bound_s = calm.virtual_s + _PATIENCE_S + own_s
     if outcome.virtual_s > bound_s:
         yield f"it stood still: it took {outcome.virtual_s:.0f} virtual seconds, expected at most {bound_s:.0f}"
 
