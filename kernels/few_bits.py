@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from taihu.kernels.bits import integer, read_only
 from taihu.kernels.jit import kernel, kernel_part
 
-__all__ = ["FEW_BITS", "STEP_BYTES", "codes_bytes", "pack_codes", "read_codes", "take_multiples", "warm_up"]
+__all__ = [
+    "FEW_BITS",
+    "STEP_BYTES",
+    "codes_bytes",
+    "largest_multiple",
+    "pack_codes",
+    "read_codes",
+    "take_multiples",
+    "warm_up",
+]
 
 FEW_BITS: Final = MappingProxyType({"int8": 8, "int4": 4, "int2": 2})
 """The number of bits of each type."""
@@ -38,6 +47,12 @@ def codes_bytes(count: int, bits: int) -> int:
 
 
 @kernel
+def largest_multiple(bits: int) -> int:
+    """L, which is also the code of 0."""
+    return (1 << (bits - 1)) - 1
+
+
+@kernel
 def take_multiples(residual: Values, indices: Indices, codes: Octets, bits: int) -> np.float32:
     """Move what a few bits hold of the entries at `indices` to `codes`, and keep the rest in `residual`.
 
@@ -54,7 +69,7 @@ def take_multiples(residual: Values, indices: Indices, codes: Octets, bits: int)
     Returns:
         The step; a value below half of it has the code of 0, and stays.
     """
-    most = (1 << (bits - 1)) - 1
+    most = largest_multiple(bits)
     largest = np.float32(0.0)
     for j in range(len(indices)):
         magnitude = abs(residual[np.uint32(indices[j])])
@@ -136,7 +151,7 @@ def _read(  # noqa: PLR0917 - kernels take no keywords
 ) -> bool:
     per_byte = 8 // bits
     mask = (1 << bits) - 1
-    most = (1 << (bits - 1)) - 1
+    most = largest_multiple(bits)
     piece = 0
     for i in range(len(indices)):
         while piece < len(bounds) - 1 and integer(indices, i) >= integer(bounds[piece], 1):

@@ -17,7 +17,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import ValueType
-from taihu.kernels.few_bits import STEP_BYTES, pack_codes
+from taihu.kernels.few_bits import STEP_BYTES, largest_multiple, pack_codes
 from taihu.kernels.half import from_half, to_half
 from taihu.kernels.half_sums import all_finite_half
 from taihu.kernels.pack import pack, packed_bound
@@ -164,7 +164,7 @@ class GroupCompressor:
         if (kind := self.value_type.half_kind) is not None:
             from_half(np.ascontiguousarray(values), kind, decoded)
         elif len(values):
-            places, zero = self._room.units[outcome.units[0].group], (1 << self.value_type.few_bits - 1) - 1
+            places, zero = self._room.units[outcome.units[0].group], largest_multiple(self.value_type.few_bits)
             steps = np.repeat(self.state.steps[places.start : places.stop].astype(np.float64), outcome.selected)
             np.copyto(decoded, (values.astype(np.float64) - zero) * steps, casting="same_kind")
         return decoded

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.base.errors import CheckpointError
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.traits.methods import UnitKind
@@ -160,9 +161,21 @@ class CompressionState:
         return {"residual": self.residual, "velocity": self.velocity, **table, "squares": squares}
 
     def resume(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from what `arrays` gave; units that are others now begin with new thresholds."""
+        """Go on from what `arrays` gave; units that are others now begin with new thresholds.
+
+        A velocity that nobody applies any more is left out: runs of before had one by default.
+
+        Raises:
+            CheckpointError: there is no velocity, and momentum is applied here now.
+        """
+        if len(self.velocity) and not len(arrays["velocity"]):
+            raise CheckpointError(
+                "no momentum was applied before gradients were selected: set compression.momentum_at = 'none' and "
+                "optimizer.weight_decay = 0, as it was"
+            )
         np.copyto(self.residual, arrays["residual"])
-        np.copyto(self.velocity, arrays["velocity"])
+        if len(self.velocity):
+            np.copyto(self.velocity, arrays["velocity"])
         if "squares" in arrays:
             self._take_squares(arrays["squares"])
         places = {tuple(bounds): place for place, bounds in enumerate(arrays["bounds"].tolist())}

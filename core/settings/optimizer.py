@@ -9,12 +9,21 @@ from pydantic import Field, model_validator
 from taihu.core.settings.base import Count, Section
 from taihu.core.traits.optimizers import OPTIMIZERS, SGD, Optimizer
 
-__all__ = ["OptimizerSettings"]
+__all__ = ["OptimizerSettings", "rate_without"]
 
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[float, Field(gt=0, le=10**6)]
 Steps = Annotated[int, Field(ge=0, le=10**9)]
+
+
+def rate_without(momentum: float) -> float:
+    """The factor of SGD's rate behind a selection when its momentum goes.
+
+    Momentum m makes an update 1 / (1 - m) times as large in the end. The rate takes over half of that: with all of it
+    some runs diverge (docs/adr/0061).
+    """
+    return max(1.0, 0.5 / (1.0 - momentum))
 
 
 class OptimizerSettings(Section):
@@ -100,13 +109,12 @@ class OptimizerSettings(Section):
     def without_momentum(self) -> OptimizerSettings:
         """The same rule by the newest gradient alone, at the rate that goes with it.
 
-        Of a linear rule momentum m makes an update 1 / (1 - m) times as large in the end. The rate takes over half of
-        that: with all of it some runs diverge (docs/adr/0061). Others take means of gradients, as large as these.
+        Of a linear rule momentum makes updates larger, which the rate takes over; others take means of gradients.
         """
         key = self.rule.momentum
         if not key or not getattr(self, key):
             return self
-        grown = max(1.0, 0.5 / (1.0 - getattr(self, key))) if self.rule.is_linear else 1.0
+        grown = rate_without(getattr(self, key)) if self.rule.is_linear else 1.0
         rates = {each: getattr(self, each) * grown for each in ("learning_rate", "final_learning_rate")}
         return self.model_copy(update={key: 0.0, "nesterov": False, **rates})
 

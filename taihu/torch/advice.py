@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from taihu.core.job import Job
+from taihu.core.settings.optimizer import rate_without
 
 __all__ = ["advice_on_momentum"]
 
@@ -22,7 +23,7 @@ def advice_on_momentum(job: Job, optimizer: torch.optim.Optimizer) -> Iterator[s
             rest = ", ".join(f"{beta:g}" for beta in betas[1:])
             has, write = f"betas={tuple(betas)}", f"betas=(0.0, {rest}) and a learning rate 2 to 3 times as high"
         elif momentum:
-            faster = max(1.0, 0.5 / (1.0 - momentum))
+            faster = rate_without(momentum)
             has, write = f"momentum={momentum:g}", "momentum=0.0"
             if faster > 1:
                 write += f" and a learning rate {faster:g} times as high"

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from taihu.core.base.errors import CheckpointError
 from taihu.core.compression import (
     CompressionState,
     Compressor,
@@ -351,6 +352,18 @@ def test_a_whole_gradient_is_clipped_by_the_norm_of_the_step_before(
             kept = {name: array.copy() for name, array in run.state.arrays().items()}
             run = Run(compressor, units_of(sizes))
             run.state.resume(kept)
+
+
+def test_a_velocity_of_before_is_left_out_and_one_that_is_missing_is_told() -> None:
+    velocities = [Compressor(METHODS["lags"], 1.0, momentum=m).init(3, units_of([3])) for m in (0.9, 0.0)]
+    with_one, without = velocities
+    with_one.residual[:], with_one.velocity[:] = 2.0, 5.0
+    without.resume(with_one.arrays())
+    assert (without.residual.tolist(), without.velocity.tolist()) == ([2.0] * 3, [])
+    with_one.residual[:] = 7.0
+    with pytest.raises(CheckpointError, match="no momentum was applied"):
+        with_one.resume(without.arrays())
+    assert with_one.residual.tolist() == [7.0] * 3
 
 
 def test_norms_of_no_number_and_those_of_before_there_were_any_do_not_count() -> None:
