@@ -21,28 +21,24 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
-from benchmarks.learning.workers_in_turns import WorkersInTurns
+from benchmarks.learning.workers_in_turns import WorkersInTurns, train_on_first
 from taihu.core.job import Job
 from taihu.core.job.reading import load_job, parse_assignments
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["Cell", "cells", "told", "train"]
+__all__ = ["JOBS", "Cell", "cells", "told", "train"]
 
 _PAGE = "measured by benchmarks.learning.accuracy_by_method"
 _WORKERS = 3
 _BATCH = 16
-_TESTED = 2000
 _DATA: dict[str, Any] = {"name": "fashion-mnist"}
-_JOBS: Mapping[str, tuple[int, dict[str, Any]]] = MappingProxyType(
+JOBS: Mapping[str, tuple[int, dict[str, Any]]] = MappingProxyType(
     {
         "cifar10_quick": (
             8000,
@@ -101,20 +97,9 @@ def cells(models: Sequence[str], densities: Sequence[float], seeds: int) -> Iter
             yield Cell(model, method, threshold, density, falls, 1 + seed)
 
 
-class First:
-    """The first so many of some examples."""
-
-    def __init__(self, examples: Any, count: int) -> None:
-        self._count = count
-        self.read, self.targets = examples.read, examples.targets
-
-    def __len__(self) -> int:
-        return self._count
-
-
 def job_of(cell: Cell) -> Job:
     """The job of a cell; where groups share thresholds they are named, so that runs repeat."""
-    images, sections = _JOBS[cell.model]
+    images, sections = JOBS[cell.model]
     steps = images // (_WORKERS * _BATCH)
     optimizer = {"momentum": 0.9, **sections["optimizer"]}
     compression = {
@@ -143,26 +128,12 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
 
     The data set's files are in the folder `path`, if they are not where the job looks.
     """
-    from taihu.worker.data.batches import Batches  # noqa: PLC0415 - who starts cells needs none of this
-    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
-    from taihu.worker.engine import build_model  # noqa: PLC0415
-
-    job = job_of(cell)
-    data = job.data if path is None else job.data.model_copy(update={"path": path})
-    whole = load_dataset(data, cell.model)
-    images = _JOBS[cell.model][0]
-    dataset = replace(whole, train=First(whole.train, images), test=First(whole.test, _TESTED))
-    model = build_model(cell.model, dataset.input_shape, dataset.outputs)
-    model.use_threads(1)
-    batches = [
-        Batches(dataset, batch=_BATCH, workers=_WORKERS, rank=rank, seed=cell.seed) for rank in range(_WORKERS)
-    ]
-    return {**asdict(cell), **WorkersInTurns(job, model, batches).run(dataset)}
+    return {**asdict(cell), **train_on_first(job_of(cell), JOBS[cell.model][0], path)}
 
 
 def told(rows: Sequence[dict[str, Any]]) -> str:
     """The number of cells and their table, as the page has them."""
-    total = sum(1 for _ in cells(list(_JOBS), _DENSITIES, _SEEDS))
+    total = sum(1 for _ in cells(list(JOBS), _DENSITIES, _SEEDS))
     return f"{len(rows)} of {total} cells have been trained; `-` is what has not.\n\n{table(rows)}"
 
 
@@ -292,7 +263,7 @@ def check(method: str, threshold: str) -> bool:
 def main() -> None:
     """Train the cells that are missing, or draw those that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(_JOBS), help="comma-separated")
+    parser.add_argument("--models", default=",".join(JOBS), help="comma-separated")
     parser.add_argument("--densities", default=",".join(map(str, _DENSITIES)), help="comma-separated")
     parser.add_argument("--seeds", type=int, default=_SEEDS)
     parser.add_argument("--json", type=Path, help="cells that the file holds are not trained again")

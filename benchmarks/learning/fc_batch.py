@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
-from benchmarks.learning.accuracy_by_method import First
+from benchmarks.learning.workers_in_turns import First
 from taihu.core.job import Job
 from taihu.worker.fc.passes import Scheme, plan_passes
 

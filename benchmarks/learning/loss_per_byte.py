@@ -18,7 +18,7 @@ import argparse
 import json
 import runpy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -27,7 +27,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
-from benchmarks.learning.workers_in_turns import Sent, WorkersInTurns, selected_of
+from benchmarks.learning.accuracy_by_method import JOBS
+from benchmarks.learning.workers_in_turns import Sent, selected_of, train_on_first
 from taihu.core.compression import GroupCompressor, make_compressor
 from taihu.core.job import Job
 from taihu.core.job.reading import load_job
@@ -40,22 +41,8 @@ __all__ = ["Cell", "cells", "table", "train"]
 _PAGE: Final = "measured by benchmarks.learning.loss_per_byte"
 _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "torch" / "transformer_text.py"
 _BATCHES: Final = MappingProxyType({"transformer": 4, "cifar10_quick": 16, "resnet20": 16})
-_IMAGES: Final = MappingProxyType({"cifar10_quick": 8000, "resnet20": 768})
-_TESTED: Final = 2000
 _DLGS: Final = {"method": "dlgs", "density": 0.01}
 _WHOLE: Final = {"clip_norm": 1.0, "clip": "whole"}
-_CONVOLUTIONAL: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
-    {
-        "cifar10_quick": {
-            "data": {"name": "fashion-mnist"},
-            "optimizer": {"learning_rate": 0.02, "weight_decay": 5e-4, "schedule": "cosine", "warmup_steps": 50},
-        },
-        "resnet20": {
-            "data": {"name": "fashion-mnist", "resize": "8x8"},
-            "optimizer": {"learning_rate": 0.1, "weight_decay": 1e-4, "schedule": "step"},
-        },
-    }
-)
 _LENGTHS: Final = MappingProxyType({"transformer": 600, "cifar10_quick": 3, "resnet20": 14})
 """Steps of the transformer, epochs of the others."""
 _WINDOW: Final = 50
@@ -120,30 +107,18 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
 
 def _of_images(cell: Cell, path: Path | None) -> dict[str, Any]:
     """By test accuracy in percent, after every epoch."""
-    from taihu.worker.data.batches import Batches  # noqa: PLC0415 - who starts cells needs none of this
-    from taihu.worker.data.load import load_dataset  # noqa: PLC0415
-    from taihu.worker.engine import build_model  # noqa: PLC0415
-
-    job = _job_of(cell)
-    data = job.data if path is None else job.data.model_copy(update={"path": path})
-    whole = load_dataset(data, cell.task)
-    images = _First(whole.train, _IMAGES[cell.task])
-    dataset = replace(whole, train=images, test=_First(whole.test, _TESTED))
-    model = build_model(cell.task, dataset.input_shape, dataset.outputs)
-    model.use_threads(1)
-    count, batch = cell.workers, _BATCHES[cell.task]
-    batches = [Batches(dataset, batch=batch, workers=count, rank=rank, seed=cell.seed) for rank in range(count)]
-    row = WorkersInTurns(job, model, batches).run(dataset)
+    row = train_on_first(_job_of(cell), JOBS[cell.task][0], path)
     curve = [100 * epoch["test_accuracy"] for epoch in row["epochs"]]
     return {"curve": curve, "end": curve[-1], "up": row["up"], "down": row["down"]}
 
 
 def _job_of(cell: Cell) -> Job:
-    sections = _CONVOLUTIONAL[cell.task]
+    _, sections = JOBS[cell.task]
     optimizer = {"momentum": 0.9, **sections["optimizer"]}
     optimizer["learning_rate"] *= cell.factor
-    if optimizer["schedule"] == "step":  # the paper's, of 140 epochs
-        optimizer["milestone_epochs"] = [80 * cell.length / 140, 120 * cell.length / 140]
+    if "milestone_epochs" in optimizer:
+        scaled = cell.length / sections["train"]["epochs"]
+        optimizer["milestone_epochs"] = [epoch * scaled for epoch in optimizer["milestone_epochs"]]
     return Job.model_validate(
         {
             "model": {"name": cell.task},
@@ -155,17 +130,6 @@ def _job_of(cell: Cell) -> Job:
             "cluster": {"servers": 1, "workers": cell.workers, "threads": 1},
         }
     )
-
-
-class _First:
-    """The first so many of some examples."""
-
-    def __init__(self, examples: Any, count: int) -> None:
-        self._count = count
-        self.read, self.targets = examples.read, examples.targets
-
-    def __len__(self) -> int:
-        return self._count
 
 
 def _of_transformer(cell: Cell) -> dict[str, Any]:

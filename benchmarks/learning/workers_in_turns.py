@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +20,17 @@ from taihu.core.wire.headers import ValueType
 from taihu.kernels.pack import pack, packed_bound
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches
-from taihu.worker.engine import Model, StepContext, StepHooks
+from taihu.worker.data.load import load_dataset
+from taihu.worker.engine import Model, StepContext, StepHooks, build_model
 from taihu.worker.exchange.making import compressor_of
 from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.reporting.compression_log import CompressionLog
 from taihu.worker.training.evaluation import evaluate
 from taihu.worker.training.hashing import parameters_sha256
 
-__all__ = ["Sent", "WorkersInTurns", "selected_of"]
+__all__ = ["First", "Sent", "WorkersInTurns", "selected_of", "train_on_first"]
+
+_TESTED: Final = 2000
 
 Positions = NDArray[np.int32]
 Values = NDArray[np.float32]
@@ -140,3 +145,29 @@ class WorkersInTurns:
             self._optimizer.update(0, len(self._total), self._total, step, scale=1 / count)
         self._total[:] = 0.0
         return losses[0]
+
+
+class First:
+    """The first so many of some examples."""
+
+    def __init__(self, examples: Any, count: int) -> None:
+        self._count = count
+        self.read, self.targets = examples.read, examples.targets
+
+    def __len__(self) -> int:
+        return self._count
+
+
+def train_on_first(job: Job, images: int, path: Path | None = None) -> dict[str, Any]:
+    """Train on the first so many images of a job's data, test on 2,000, and tell what `WorkersInTurns.run` does.
+
+    The data set's files are in the folder `path`, if they are not where the job looks.
+    """
+    data = job.data if path is None else job.data.model_copy(update={"path": path})
+    whole = load_dataset(data, job.model.name)
+    dataset = replace(whole, train=First(whole.train, images), test=First(whole.test, _TESTED))
+    model = build_model(job.model.name, dataset.input_shape, dataset.outputs)
+    model.use_threads(1)
+    count, batch, seed = job.cluster.workers, job.train.batch, job.train.seed
+    batches = [Batches(dataset, batch=batch, workers=count, rank=rank, seed=seed) for rank in range(count)]
+    return WorkersInTurns(job, model, batches).run(dataset)

@@ -25,7 +25,7 @@ from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import Method, Threshold, UnitKind
 from taihu.core.wire.headers import ValueType
 from taihu.kernels.clip import scale, squared_norm
-from taihu.kernels.few_bits import FEW_BITS, take_multiples
+from taihu.kernels.few_bits import FEW_BITS, take_multiples, warm_up
 from taihu.kernels.half import HALF_KINDS
 from taihu.kernels.select import clear, take_rounded
 from taihu.kernels.unit_select import Arenas, Rule, most_of
@@ -93,7 +93,10 @@ class Compressor:
     def init(self, elements: int, units: Sequence[Unit]) -> CompressionState:
         """State before the first step, for an arena of `elements` values."""
         velocity = elements if self.momentum or self.weight_decay else 0
-        if self.clip == "whole":  # kernels are compiled, or loaded, before the first step
+        # Kernels are compiled, or loaded, before the first step.
+        if self.value_type in FEW_BITS:
+            warm_up()
+        if self.clip == "whole":
             scale(np.zeros(1, dtype=np.float32), np.float32(squared_norm(np.zeros(1, dtype=np.float32))))
         return CompressionState(
             tuple(units), np.zeros(elements, dtype=np.float32), np.zeros(velocity, dtype=np.float32)

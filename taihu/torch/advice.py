@@ -9,10 +9,10 @@ import torch
 from taihu.core.job import Job
 from taihu.core.settings.optimizer import rate_without
 
-__all__ = ["advice_on_momentum"]
+__all__ = ["advice_on_optimizer"]
 
 
-def advice_on_momentum(job: Job, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+def advice_on_optimizer(job: Job, optimizer: torch.optim.Optimizer) -> Iterator[str]:
     """A line about momentum behind a selection: what compression holds back acts as one already (docs/adr/0061)."""
     if not job.compression.acts_as_momentum or job.compression.momentum_at != "auto":
         return

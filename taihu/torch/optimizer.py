@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from taihu.core.base.errors import ConfigError
-from taihu.torch.advice import advice_on_momentum
+from taihu.torch.advice import advice_on_optimizer
 from taihu.torch.exchanged import Optimized
 from taihu.torch.gradients import check_parameters, layout_of, trained
 from taihu.torch.rules import ScriptOptimizer
@@ -71,7 +71,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
             updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout_of(named), parameters)
         if world.rank == 0:
-            for line in advice_on_momentum(world.job, optimizer):
+            for line in advice_on_optimizer(world.job, optimizer):
                 warnings.warn(line, stacklevel=3)
         self._steps = world.train(self._optimized, self._brings, updates)
         if self._serves:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from taihu.core.job.reading import load_job, parse_assignments
-from taihu.torch.advice import advice_on_momentum
+from taihu.torch.advice import advice_on_optimizer
 
 DLGS = "compression.method=dlgs"
 SCRIPT = """
@@ -28,7 +28,7 @@ for _ in range(3):
 
 def said(optimizer: type[torch.optim.Optimizer], given: list[str], **options: object) -> list[str]:
     job = load_job(None, parse_assignments(given))
-    return list(advice_on_momentum(job, optimizer([torch.zeros(3, requires_grad=True)], lr=0.1, **options)))
+    return list(advice_on_optimizer(job, optimizer([torch.zeros(3, requires_grad=True)], lr=0.1, **options)))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from taihu.core.wire.kinds import ActivationPart, Encoding, Farewell, Gradients,
 from taihu.core.wire.patience import Patience
 from taihu.core.wire.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared
 from taihu.core.wire.sink import Origin, Sink
+from taihu.kernels.few_bits import read_codes
 from taihu.kernels.pack import pack, packed_bound, unpack
 from taihu.protos import parameter_server_pb2, tensor_pb2
 
@@ -176,6 +177,18 @@ def _unpack(_: Path) -> Callable[[bytes], object]:
     return call
 
 
+def _few_bits(_: Path) -> Callable[[bytes], object]:
+    places, steps = _sections()[2], np.array([0.5, 1.0, 2.0], dtype=np.float32)
+
+    def call(data: bytes) -> object:
+        out = np.empty(len(places), dtype=np.float32)
+        read_codes(np.frombuffer(data, dtype=np.uint8), 4, places, _BOUNDS, steps, out)
+        assert (np.abs(out) <= 7 * 2.0).all()  # noqa: S101
+        return out
+
+    return call
+
+
 def _shared(_: Path) -> Callable[[bytes], object]:
     def call(data: bytes) -> object:
         try:
@@ -239,6 +252,7 @@ TARGETS: Final = (
     Target("direct_header", _direct_header, (FrameError,), _DIRECT),
     Target("connection", _connection, (TaihuError,), _DIRECT),
     Target("sections", _unpack, (ValueError,), [bytes((6,)) + _sections()[1].tobytes()]),
+    Target("few_bits", _few_bits, (ValueError,), [bytes((0x70, 0xE1, 0x7C))]),
     Target("ring", _ring, (FrameError,), _frames()),
     Target("shared_buffer", _shared, (SharedMemoryError,), [buffer_to_message(_descriptors()).SerializeToString()]),
     Target("descriptor", _descriptor, (SharedMemoryError,), [encode_descriptor(_descriptors()).tobytes()]),
