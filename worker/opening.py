@@ -103,7 +103,7 @@ def opened(who: Who) -> Iterator[Opened]:
         run_log = RunLog(
             writers,
             steps_per_epoch=batches.steps_per_epoch,
-            learning_rate=partial(learning_rate, in_steps(job.applied_optimizer, length)),
+            learning_rate=partial(learning_rate, in_steps(job.optimizer_of_rate, length)),
             wall=options.wall,
             say=options.notices.say,
         )
@@ -119,5 +119,6 @@ def _batches(who: Who, stack: ExitStack) -> BatchSource:
         rank=who.options.rank,
         seed=job.train.seed,
         augment=job.data.augment,
+        in_step=job.exchange.local_steps,
     )
     return stack.enter_context(LoadAhead(batches)) if who.dataset.load_ahead else batches

@@ -44,6 +44,7 @@ from taihu.worker.steps import TrainingLoop
 from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.checkpoints import Keeper
 from taihu.worker.training.clipping import LayerClipping
+from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.objective import model_for
 from taihu.worker.training.plan_follower import PlanFollower
 from taihu.worker.training.planned_memory import PlannedMemory
@@ -107,7 +108,7 @@ class Participant:
         observer = Observer(
             rank,
             total_steps=total,
-            batch=train.batch,
+            batch=train.batch * self._job.exchange.local_steps,
             metrics=self._metrics,
             run_log=self._opened.run_log,
             activity=self._activity,
@@ -209,9 +210,12 @@ class Participant:
 
     def _make_steps(self, session: Session, observer: Observer, replica: Replica, last: LastStep, made: _Made) -> int:
         """Make all steps, from the checkpoint that the run goes on from, and keep more; returns the last one."""
+        local = self._local_steps(replica)
         if self._opened.begun is not None:
             session.exchange.resume(self._opened.begun, self._options.rank)
             replica.resume(self._opened.begun)
+            if local is not None:
+                local.resume(self._opened.begun, self._options.rank, self._job.world.workers)
 
         def stored(step: int, file: PartFile) -> None:
             # Where the run goes on from here, its tables have all steps before.
@@ -229,8 +233,9 @@ class Participant:
                     partial(describe_model, self._job, self._dataset, replica.model),
                     writer=writer,
                     begun_after=self._opened.begun_after,
+                    local=local,
                 )
-                return self._train(session, observer, replica, last, keeper, made.modelled)
+                return self._train(session, observer, replica, last, keeper, local, made.modelled)
         finally:
             self._write_trace(session.client.coordinator_clock)
 
@@ -241,6 +246,7 @@ class Participant:
         replica: Replica,
         last: LastStep,
         keeper: Keeper,
+        local: LocalSteps | None,
         modelled: ModelledCompute | None,
     ) -> int:
         """Make all steps; returns the last one."""
@@ -269,6 +275,7 @@ class Participant:
             on_step=on_step,
             on_move=self._activity.moved,
             clipping=self._clipping(replica),
+            local=local,
         )
         loop = TrainingLoop(
             job=self._job,
@@ -286,7 +293,7 @@ class Participant:
             activity=self._activity,
             chaos=self._options.chaos,
             clock=self._clock,
-            per_epoch=self._opened.batches.steps_per_epoch,
+            per_epoch=self._opened.length.steps_per_epoch,
             begun_after=self._opened.begun_after,
         )
         return loop.run()
@@ -316,9 +323,16 @@ class Participant:
 
     def _clipping(self, replica: Replica) -> LayerClipping | None:
         largest, exchanged = self._job.optimizer.clip_norm, replica.exchanged
-        if largest is None or self._job.clips_whole:
+        if largest is None or self._job.local_norm is not None:
             return None
         return LayerClipping(exchanged.layout, exchanged.arenas.gradients, largest)
+
+    def _local_steps(self, replica: Replica) -> LocalSteps | None:
+        job, exchanged = self._job, replica.exchanged
+        if not job.updates_locally:
+            return None
+        settings, count = in_steps(job.optimizer, self._opened.length), job.exchange.local_steps
+        return LocalSteps(exchanged.layout, exchanged.arenas, settings, count, job.local_norm)
 
     def _results(self, session: Session, ending: Ending, made: _Made, *, stopped: bool) -> dict[str, Any]:
         """The results but for those of steps and replica."""

@@ -41,7 +41,7 @@ def check_inputs(job: Job) -> None:
         )
     samples = count_training_samples(job.data)
     if samples is not None:
-        check_batch(job.data.name, samples, job.train.batch, job.world.workers)
+        check_batch(job.data.name, samples, job.train.batch, job.world.workers, job.exchange.local_steps)
     data = built_in_data(job.data.name)
     if data is None:
         return

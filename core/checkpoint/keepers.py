@@ -123,7 +123,7 @@ def keepers(job: Job) -> tuple[str, ...]:
     """
     servers = job.servers if job.stage.divides_optimizer else 0
     sharded = not job.servers and job.stage.divides_optimizer
-    have_own = job.compression.method.selects or sharded or job.exchange.fc != "data"
+    have_own = job.compression.method.selects or sharded or job.exchange.fc != "data" or job.updates_locally
     workers = job.world.workers if have_own else 1
     return (*(f"server {index}" for index in range(servers)), *(f"worker {rank}" for rank in range(workers)))
 

@@ -109,6 +109,11 @@ RULES: Final = (
         lambda job: job.exchange.plan not in {"auto", "greedy", "exact"},
         "is for plans that are computed: exchange.plan auto, greedy or exact",
     ),
+    Rule(
+        "exchange.outer_learning_rate exchange.outer_momentum",
+        lambda job: not job.updates_locally,
+        "is for exchange.local_steps above 1",
+    ),
     Rule("exchange.window_frames", lambda job: not job.servers, "is for exchange.kind server"),
     Rule(
         "exchange.frame_bytes",
@@ -134,8 +139,12 @@ RULES: Final = (
     ),
     Rule(
         "compression.factor_masking compression.momentum_at",
-        lambda job: job.compression.method.selects and job.optimizer.rule.is_linear and not job.optimizer.momentum,
-        "needs a momentum",
+        lambda job: (
+            job.compression.method.selects
+            and job.exchanged_optimizer.rule.is_linear
+            and not job.exchanged_optimizer.momentum
+        ),
+        "needs a momentum of what is exchanged",
     ),
     Rule("cluster.servers", lambda job: not job.servers, "is for exchange.kind server; a ring has none"),
     Rule("cluster.core_groups", lambda job: not job.models_compute, "is for cluster.compute sw26010"),
@@ -173,7 +182,8 @@ def _value(job: Job, key: str) -> object:
 
 def advice_on_momentum(job: Job) -> Iterator[str]:
     """A line about momentum that is dropped."""
-    given, applied, key = job.optimizer, job.applied_optimizer, job.optimizer.rule.momentum
+    given, applied = job.exchanged_optimizer, job.applied_optimizer
+    key = given.rule.momentum
     if given == applied or job.compression.momentum_at == "none":
         return
     rate, applying = "", "servers" if job.downlink == "dense" else "workers"

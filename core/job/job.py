@@ -28,6 +28,7 @@ from taihu.core.settings import (
     TrainSettings,
 )
 from taihu.core.settings.base import Form
+from taihu.core.traits.optimizers import SGD
 from taihu.core.traits.stages import STAGES, Stage
 from taihu.core.wire.patience import Patience
 
@@ -42,6 +43,8 @@ _FP32_BYTES: Final = 4
 _BUCKET_BYTES: Final = 16 << 20
 _LEAST_USUAL_BUCKET_BYTES: Final = 1 << 20
 _BUCKETS: Final = 8
+# Of DiLoCo (Douillard et al. 2023, section 3.1).
+_OUTER_RATE_OF_MOMENTUM: Final = 0.7
 
 
 class Job(Section):
@@ -88,7 +91,7 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _compression_fits(self) -> Job:
-        compression, optimizer = self.compression, self.optimizer
+        compression, optimizer = self.compression, self.exchanged_optimizer
         # Sums that come back leave the parameters to whoever updates them.
         sparse = self.downlink != "dense" and self.exchange.returns == "parameters"
         if not self.exchange.kind.sums_halves and compression.value_type != "fp32":
@@ -162,7 +165,7 @@ class Job(Section):
         key = "clip_norm" if self.optimizer.clip_norm is not None else "clip_value"
         if getattr(self.optimizer, key) is None:
             return self
-        if self.compression.method.selects:
+        if self.compression.method.selects and not self.updates_locally:
             raise ValueError(
                 f"optimizer.{key} clips dense gradients: leave it out, or set compression.clip_norm in its place"
             )
@@ -172,6 +175,35 @@ class Job(Section):
             raise ValueError(
                 "optimizer.clip 'whole' needs all sums before the first update, and each server has a part of them: "
                 "set exchange.zero = 0, or exchange.kind = 'ring'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _local_steps_fit(self) -> Job:
+        if not self.updates_locally:
+            return self
+        exchange, compression = self.exchange, self.compression
+        if self.stage.divides_gradients:
+            raise ValueError(
+                f"exchange.local_steps {exchange.local_steps} keeps parameters and gradients on every worker, which "
+                f"zero {self.stage} divides: leave exchange.zero and train.precision out"
+            )
+        if exchange.fc != "data":
+            raise ValueError(
+                f"exchange.local_steps {exchange.local_steps} exchanges differences of whole layers: set "
+                "exchange.fc = 'data'"
+            )
+        if self.models_compute:
+            raise ValueError(f"compute {self.cluster.compute} models steps of one batch: set exchange.local_steps = 1")
+        if compression.clip_norm is not None:
+            raise ValueError(
+                "compression.clip_norm bounds what is exchanged, which are differences behind local steps: set "
+                "optimizer.clip_norm in its place"
+            )
+        if compression.method.selects and exchange.outer_momentum:
+            raise ValueError(
+                "exchange.outer_momentum is of dense differences, and what compression holds back acts as momentum "
+                "already: leave one of the two out"
             )
         return self
 
@@ -249,6 +281,11 @@ class Job(Section):
     @property
     def whole_norm(self) -> float | None:
         """The largest norm of the whole mean gradient, where that is clipped."""
+        return None if self.updates_locally else self.local_norm
+
+    @property
+    def local_norm(self) -> float | None:
+        """The largest norm of a worker's own whole gradient, where that is clipped before a local update."""
         return self.optimizer.clip_norm if self.optimizer.clip == "whole" else None
 
     @property
@@ -317,7 +354,7 @@ class Job(Section):
         if self.exchange.returns != "parameters":
             # Servers answer with the sums of what was selected; in a ring it is spread over all elements.
             return "exact" if self.servers else "dense"
-        exact = self.optimizer.rule.is_linear and self.compression.momentum_at != "servers"
+        exact = self.exchanged_optimizer.rule.is_linear and self.compression.momentum_at != "servers"
         return "exact" if exact else "dense"
 
     @property
@@ -347,9 +384,32 @@ class Job(Section):
         return compression.momentum_at == "none" or (compression.momentum_at == "auto" and is_left)
 
     @property
+    def updates_locally(self) -> bool:
+        """Whether a step has several updates of each worker's own copy, and their difference is exchanged."""
+        return self.exchange.local_steps > 1
+
+    @property
+    def exchanged_optimizer(self) -> OptimizerSettings:
+        """The rule by which parameters change by what is exchanged: gradients, or differences of local steps."""
+        if not self.updates_locally:
+            return self.optimizer
+        momentum, rate = self.exchange.outer_momentum, self.exchange.outer_learning_rate
+        return OptimizerSettings(
+            name=SGD,
+            learning_rate=rate or (_OUTER_RATE_OF_MOMENTUM if momentum else 1.0),
+            momentum=momentum,
+            nesterov=bool(momentum),
+        )
+
+    @property
     def applied_optimizer(self) -> OptimizerSettings:
-        """The optimizer by which parameters change."""
-        return self.optimizer.without_momentum if self.drops_momentum else self.optimizer
+        """The same without the momentum that is dropped."""
+        return self.exchanged_optimizer.without_momentum if self.drops_momentum else self.exchanged_optimizer
+
+    @property
+    def optimizer_of_rate(self) -> OptimizerSettings:
+        """The optimizer whose learning rate is that of the run: of local updates, where there are some."""
+        return self.optimizer if self.updates_locally else self.applied_optimizer
 
     @property
     def server_optimizer(self) -> OptimizerSettings:

@@ -56,6 +56,8 @@ class MemoryJob:
         residual_arrays: fp32 values per parameter that a worker's compression keeps: the residual, and the velocity
             where workers apply momentum.
         server_residual_arrays: the same for a server's compression of its answers.
+        local_arrays: fp32 values per parameter that a worker keeps for local steps: the parameters that all have, and
+            the state of its own optimizer.
         window_frames: frames that a worker may have on their way to one server.
         frame_bytes: of the largest frame.
         spread_elements: of every layer that is spread over the workers, the parameters of the worker with the most.
@@ -81,6 +83,7 @@ class MemoryJob:
     live_bytes: int = 0
     residual_arrays: int = 0
     server_residual_arrays: int = 0
+    local_arrays: int = 0
     window_frames: int = 6
     frame_bytes: int = 1 << 19
     holds_gradients: bool = False
@@ -200,7 +203,9 @@ def worker_memory(job: MemoryJob) -> MemoryUse:
     return MemoryUse(
         parameters=job.value_bytes * stored + (window if job.stage.divides_parameters else 0) + spread + copied,
         gradients=gradients + own_gradient + copied,
-        optimizer=job.owner_bytes_per_parameter * owned + job.optimizer_arrays * spread,
+        optimizer=job.owner_bytes_per_parameter * owned
+        + job.optimizer_arrays * spread
+        + _FP32_BYTES * job.local_arrays * whole,
         residuals=_FP32_BYTES * job.residual_arrays * whole,
         buffers=job.widened_bytes if job.mixed else 0,
         activations=job.activation_bytes,

@@ -66,6 +66,12 @@ class ExchangeSettings(Section):
     `fc` is not data an eighth of what is exchanged if that is less, but at least 1 MiB. In stage 3 a worker holds
     `live_bytes` of fp32 parameters, or two groups if that is more; what it can keep from forward to backward is
     fetched once in a step.
+
+    With `local_steps` H a step has H batches of every worker: it updates its own copy of the parameters H times, by
+    `[optimizer]`, and only the difference from the parameters that all began with is exchanged, as gradients are.
+    They change by the outer step: the mean difference times `outer_learning_rate`, with Nesterov's `outer_momentum`.
+    Everything that counts steps counts exchanges: train.steps, schedules, checkpoints; an epoch has as many samples
+    as before. Workers keep all parameters, and optimizer state each of its own (zero 0 or 1).
     """
 
     kind: Annotated[ExchangeKind, EXCHANGES] = Field(
@@ -101,6 +107,16 @@ class ExchangeSettings(Section):
     returns: Literal["parameters", "gradients", "script"] = Field(
         default="parameters",
         description="what comes back: parameters, mean gradients for whoever updates, or what the script says",
+    )
+    local_steps: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=1, description="updates of each worker's own copy of the parameters, a batch each, in one step"
+    )
+    outer_learning_rate: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        default=None,
+        description="local steps: what the mean difference is multiplied by; by default 1, with a momentum 0.7",
+    )
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="local steps: Nesterov's momentum of the outer step, for example 0.9 (DiLoCo)"
     )
     bucket_bytes: Annotated[int, Field(ge=4096, le=1 << 40)] | None = Field(
         default=None,

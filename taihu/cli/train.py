@@ -150,10 +150,11 @@ def opening(job: Job) -> str:
     """The line that a run begins with."""
     workers = counted(job.world.workers, "worker")
     members = f"{counted(job.servers, 'server')}, {workers}" if job.servers else f"a ring of {workers}"
+    local = f", {job.exchange.local_steps} local steps in a step" if job.updates_locally else ""
     modelled = f", planned for an {_chip(job.cluster)}" if job.models_compute else ""
     return (
         f"training {job.model.name} on {job.data.name}{_resized(job)}: {members}, "
-        f"batch {job.train.batch} each{modelled}"
+        f"batch {job.train.batch} each{local}{modelled}"
     )
 
 

@@ -13,8 +13,11 @@ __all__ = ["advice_on_optimizer"]
 
 
 def advice_on_optimizer(job: Job, optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """A line about momentum behind a selection: what compression holds back acts as one already (docs/adr/0061)."""
-    if not job.compression.acts_as_momentum or job.compression.momentum_at != "auto":
+    """A line about momentum behind a selection: what compression holds back acts as one already (docs/adr/0061).
+
+    That of local updates is before it.
+    """
+    if not job.compression.acts_as_momentum or job.compression.momentum_at != "auto" or job.updates_locally:
         return
     kind = type(optimizer).__name__
     for group in optimizer.param_groups:

@@ -16,6 +16,8 @@ from taihu.core.base.errors import ConfigError
 from taihu.torch.advice import advice_on_optimizer
 from taihu.torch.exchanged import Optimized
 from taihu.torch.gradients import check_parameters, layout_of, trained
+from taihu.torch.local_steps import PREFIX as LOCAL
+from taihu.torch.local_steps import LocalSteps
 from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.server_updates import ServerUpdates
 from taihu.torch.steps import BackwardSteps
@@ -54,6 +56,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._world = world
         self._brings: list[torch.Tensor] = []
         self._steps: BackwardSteps | None = None
+        self._local: LocalSteps | None = None
         self._serves = update == "servers" and not world.is_alone
         self._optimized = Optimized(optimizer, model, has_others=not self._serves)
         if world.is_alone:
@@ -62,6 +65,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parameters = [parameter for _, parameter in reversed(named)]
         self._brings = parameters if model is None else [*model.parameters(), *model.buffers()]
         updates = None
+        if self._serves and world.job.updates_locally:
+            raise ConfigError(
+                'update="servers": the optimizer updates here in local steps; give update="workers", or set '
+                "exchange.local_steps = 1"
+            )
         if self._serves:
             if not named:
                 raise ConfigError(
@@ -74,6 +82,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for line in advice_on_optimizer(world.job, optimizer):
                 warnings.warn(line, stacklevel=3)
         self._steps = world.train(self._optimized, self._brings, updates)
+        if world.job.updates_locally:
+            self._local = LocalSteps(world.job, self._optimized, self._steps)
+            self._steps.adds_up |= {self._optimized}
+            self._steps.is_apart = partial(getattr, self._local, "is_pending")
         if self._serves:
             by_servers = set(map(id, parameters))
             self._brings = [each for each in self._brings if id(each) not in by_servers]
@@ -97,7 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update by the mean gradients, as the optimizer inside does.
+        """Update by the mean gradients, as the optimizer inside does; with local steps by this worker's own.
 
         Gradients that no backward has exchanged, because they were set by hand, are exchanged first. A closure
         returns the mean of all workers' losses to the optimizer inside. Where servers update they have begun to, and
@@ -109,6 +121,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._steps is None:
             return self._stepped(closure)
+        if self._local is not None:
+            self._local.follow()
+            loss = self._stepped(closure)
+            self._local.updated()
+            return loss
         if self._serves:
             value = None
             if closure is not None:
@@ -151,6 +168,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         added = [(name, p) for name, p in self._optimized.named() if id(p) not in known]
         check_parameters(added, self._optimized.model)
         self._world.bring([p for _, p in added])
+        if self._local is not None:
+            self._local.follow()
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -175,7 +194,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         state: dict[str, Any] = self.optimizer.state_dict()
         own = self._steps.state() if self._steps is not None and self._steps.is_first(self._optimized) else {}
-        return {**state, **{_OURS + name: torch.from_numpy(array.copy()) for name, array in own.items()}}
+        local = {} if self._local is None else self._local.state()
+        held_back = {name: torch.from_numpy(array.copy()) for name, array in own.items()}
+        return {**state, **{_OURS + name: each for name, each in {**held_back, **local}.items()}}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -188,9 +209,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 'update="servers": servers begin without state of the optimizer, and take none; give update="workers"'
             )
-        own = {name.removeprefix(_OURS): each.numpy() for name, each in state_dict.items() if name.startswith(_OURS)}
+        ours = {name.removeprefix(_OURS): each for name, each in state_dict.items() if name.startswith(_OURS)}
+        own = {name: each.numpy() for name, each in ours.items() if not name.startswith(LOCAL)}
         if self._steps is not None and own:
             self._steps.resume(own)
+        if self._local is not None:
+            self._local.resume(ours)
         self.optimizer.load_state_dict(
             {name: each for name, each in state_dict.items() if not name.startswith(_OURS)}
         )
@@ -200,8 +224,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Where workers update, gradients are means as soon as backward has returned. Those that no backward has
         exchanged, which were set by hand or added up in `no_sync()`, become means here; all workers call this then.
+        With local steps all workers call this before they test or save: what they have updated since the last
+        exchange is exchanged.
         """
-        if self._serves and self._steps is not None:
+        if self._local is not None:
+            if self._local.is_pending:
+                self._local.exchange()
+        elif self._serves and self._steps is not None:
             self._steps.settle()
         elif self._steps is not None:
             self._steps.before_update(self._optimized, is_asked_for=True)
@@ -240,6 +269,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 f"join(): the script has {self._steps.optimizers} optimizers, and which of them steps behind a "
                 "backward of others is not known here; give each worker as many batches"
+            )
+        if self._local is not None:
+            raise ConfigError(
+                "join(): workers exchange after so many local steps, and nobody steps for who has fewer; give each "
+                "as many batches, or set exchange.local_steps = 1"
             )
         self._steps.is_joined = True
         try:

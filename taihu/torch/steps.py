@@ -101,6 +101,8 @@ class BackwardSteps:
         """The number of backward passes whose gradients were exchanged."""
         self.adds_up: frozenset[Optimized] = frozenset()
         """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
+        self.is_apart: Callable[[], bool] = lambda: False
+        """Whether this worker's parameters are its own, since updates that no exchange has brought to others."""
         self.is_joined = False
         """Whether workers may have different numbers of backwards, and tell each other of one before each."""
         self._own = 0
@@ -185,7 +187,7 @@ class BackwardSteps:
 
     def checksums(self) -> str:
         """The checksums of all parameters with their names, as all workers must have them in the end; "" of none."""
-        if self._opened is None or self.updates is not None:
+        if self._opened is None or self.updates is not None or self.is_apart():
             return ""
         own = zip(self._set.names, map(int, self._set.checksums().tolist()), strict=True)
         return checksums_in_words(list(own)[::-1])
@@ -301,7 +303,7 @@ class BackwardSteps:
                 f"step(): the gradient of {names[id(rest[0])]} was set by hand behind a backward that has brought "
                 "others, and with compression each is exchanged once: set all of them, or compression.method = 'none'"
             )
-        self._exchange_now(rest)
+        self.exchange_now(rest)
 
     def updated(self, optimized: Optimized) -> None:
         """The optimizer has stepped: gradients from now on are not exchanged yet."""
@@ -316,7 +318,8 @@ class BackwardSteps:
         heard = self._calls.begin(Word(Call.LOSS, self.step + 1, number=value), np.zeros(self.flags))()
         return sum(word.number for word in heard.words) / self._size
 
-    def _exchange_now(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def exchange_now(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Exchange the gradients of these, as they are, in a step of their own; all workers call this together."""
         record = self._begin()
         for parameter in parameters:
             self._came[id(parameter)] = None

@@ -128,6 +128,9 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "fc_update": st.sampled_from(["step", "pass"]),
         "fc_inputs": st.sampled_from(["all", "own", "spilled"]),
         "zero": st.integers(0, 3),
+        "local_steps": st.integers(1, 10_000),
+        "outer_learning_rate": st.floats(1e-9, 100),
+        "outer_momentum": st.floats(0, 0.999),
         "bucket_bytes": st.integers(4096, 10**12),
         "live_bytes": st.just(0) | st.integers(4096, 10**12),
         "plan": st.sampled_from(["auto", "greedy", "exact", "per-layer", "single", "bucket:0.5kB", "bucket:1GB"]),
@@ -242,18 +245,32 @@ def fits(job: Tables) -> bool:
     if of["train.label_smoothing"] and of["train.loss"] in {"mse", "bce"}:
         return False
     clips = of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None
-    if clips and (of["compression.method"] != "none" or of["exchange.fc"] != "data"):
+    if clips and (of["compression.method"] != "none" and of["exchange.local_steps"] == 1):
+        return False
+    if clips and of["exchange.fc"] != "data":
+        return False
+    if of["exchange.local_steps"] > 1 and not steps_locally(of, usual_stage(of)):
         return False
     # Each server has a part of all sums.
     whole_norm = of["optimizer.clip"] == "whole" and of["optimizer.clip_norm"] is not None
-    usual = 0 if of["exchange.returns"] == "gradients" else 2 if of["train.precision"] != "fp32" else 1
-    if (
-        whole_norm
-        and of["exchange.kind"] == "server"
-        and (usual if of["exchange.zero"] is None else of["exchange.zero"])
-    ):
+    if whole_norm and of["exchange.local_steps"] == 1 and of["exchange.kind"] == "server" and usual_stage(of):
         return False
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
+
+
+def usual_stage(of: dict[str, Any]) -> int:
+    """The stage of ZeRO with servers."""
+    usual = 0 if of["exchange.returns"] == "gradients" else 2 if of["train.precision"] != "fp32" else 1
+    return usual if of["exchange.zero"] is None else int(of["exchange.zero"])
+
+
+def steps_locally(of: dict[str, Any], stage: int) -> bool:
+    """Whether workers keep whole copies that they can update, and one thing acts as momentum of their difference."""
+    if stage > 1 or of["train.precision"] != "fp32" or of["exchange.fc"] != "data":
+        return False
+    if of["cluster.compute"] != "cpu" or of["compression.clip_norm"] is not None:
+        return False
+    return of["compression.method"] == "none" or not of["exchange.outer_momentum"]
 
 
 def leaves_updates(of: dict[str, Any]) -> bool:
@@ -304,6 +321,8 @@ def compression_fits(of: dict[str, Any]) -> bool:
         return False
     if of["compression.method"] == "topk" and of["exchange.plan"] not in ("auto", "single"):
         return False
+    if of["exchange.local_steps"] > 1:
+        return True
     if of["optimizer.name"] != "sgd":
         return not sparse and not by_workers
     return not (sparse and of["compression.momentum_at"] == "servers" and of["optimizer.momentum"] > 0)
@@ -316,8 +335,8 @@ RULED = {
         *("clip", "clip_norm", "clip_value", "milestone_epochs", "milestones", "momentum", "name", "nesterov"),
         *("schedule", "warmup_epochs", "warmup_steps"),
     },
-    "exchange": {"fc", "kind", "plan", "returns", "transport", "zero"},
-    "compression": {"downlink", "method", "momentum_at", "value_type"},
+    "exchange": {"fc", "kind", "local_steps", "outer_momentum", "plan", "returns", "transport", "zero"},
+    "compression": {"clip_norm", "downlink", "method", "momentum_at", "value_type"},
     "cluster": {"compute", "heartbeat_s", "lost_after_s"},
     "checkpoint": {"dir", "resume"},
     "security": {"ca", "certificate", "clients", "key"},
@@ -512,6 +531,23 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
             "[train]\nrecompute = 'spill'\n[cluster]\ncompute = 'sw26010'",
             ["compute sw26010", "train.recompute = 'none'"],
         ),
+        (
+            "[exchange]\nlocal_steps = 4\nzero = 2",
+            ["exchange.local_steps 4", "zero 2", "leave exchange.zero and train.precision out"],
+        ),
+        ("[exchange]\nlocal_steps = 4\nfc = 'auto'", ["exchange.local_steps 4", "exchange.fc = 'data'"]),
+        (
+            "[exchange]\nlocal_steps = 4\n[cluster]\ncompute = 'sw26010'",
+            ["steps of one batch", "exchange.local_steps = 1"],
+        ),
+        (
+            "[exchange]\nlocal_steps = 4\n[compression]\nmethod = 'dlgs'\nclip_norm = 1.0",
+            ["compression.clip_norm", "optimizer.clip_norm in its place"],
+        ),
+        (
+            "[exchange]\nlocal_steps = 4\nouter_momentum = 0.9\n[compression]\nmethod = 'dlgs'",
+            ["exchange.outer_momentum", "acts as momentum"],
+        ),
         ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu' or 'sw26010'", "'gpu'"]),
         (
             "[cluster]\ncompute = 'sw26010-functional'",
@@ -561,6 +597,9 @@ def test_what_is_wrong_is_said_in_one_line(toml: str | bytes, words: list[str]) 
         ("exchange.timeout_s", ["0", "inf", "nan", "1e10", "86401"], ["0.5", "86400"]),
         ("exchange.bucket_bytes", ["8", "4095"], ["4096"]),
         ("exchange.window_frames", ["0", "1025"], ["1", "1024"]),
+        ("exchange.local_steps", ["0", "-1", "10001"], ["1", "10000"]),
+        ("exchange.outer_learning_rate", ["0", "101", "nan"], ["0.7", "100"]),
+        ("exchange.outer_momentum", ["-0.1", "1"], ["0", "0.9"]),
         ("optimizer.epsilon", ["0", "1e-45", "2"], ["1e-30", "1"]),
         ("cluster.threads", ["-1", "4097"], ["0", "4096"]),
         ("cluster.heartbeat_s", ["1e-9", "0"], ["0.01", "14"]),
@@ -678,6 +717,9 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "fc_update": "pass",
         "fc_inputs": "own",
         "zero": 0,
+        "local_steps": 7,
+        "outer_learning_rate": 0.5,
+        "outer_momentum": 0.5,
         "bucket_bytes": 8192,
         "live_bytes": 8192,
         "calibration_steps": 7,

@@ -36,24 +36,34 @@ class BatchSource(Protocol):
 
 
 class Batches:
-    """The batches of one rank; a pure function of (seed, step), with steps counted from 1.
+    """The batches of one rank; a pure function of (seed, number), with numbers from 1, of the step where it has one.
 
     The global batch of G = workers * batch samples is cut from the epoch's random order, and rank r gets its rows
     r*batch..(r+1)*batch: 1 worker with batch 3b sees the same samples, augmented alike, as 3 workers with batch b.
-    What does not fill a global batch at the end of an epoch is left out of that epoch.
+    What does not fill a global batch at the end of an epoch is left out of that epoch, and so are global batches that
+    are fewer than the `in_step` that a step has.
 
     Attributes:
         shape: of the inputs of a batch, (batch, *input_shape).
 
     Raises:
         ConfigError: `batch` or `workers` is below 1, `rank` is not in 0..workers-1, or `augment` is unknown.
-        DataError: the training set has fewer than G examples, or what is no image is to be augmented.
+        DataError: the training set has fewer examples than a step takes, or what is no image is to be augmented.
     """
 
     def __init__(
-        self, dataset: Dataset, *, batch: int, workers: int, rank: int, seed: int, augment: Augment = "none"
+        self,
+        dataset: Dataset,
+        *,
+        batch: int,
+        workers: int,
+        rank: int,
+        seed: int,
+        augment: Augment = "none",
+        in_step: int = 1,
     ) -> None:
-        _check(dataset, batch, workers, rank, augment)
+        _check(dataset, batch, workers, rank, augment, in_step)
+        self._in_step = in_step
         self._dataset = dataset
         self._global_batch = batch * workers
         self._share = slice(rank * batch, (rank + 1) * batch)
@@ -64,8 +74,8 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of global batches in one pass over the training set."""
-        return len(self._dataset.train) // self._global_batch
+        """Number of steps in one pass over the training set."""
+        return len(self._dataset.train) // (self._global_batch * self._in_step)
 
     def batch(self, step: int, out: NDArray[np.float32] | None = None) -> tuple[NDArray[np.float32], Targets]:
         """Return this rank's normalised inputs (batch, *input_shape) float32 and the targets of `step`.
@@ -88,7 +98,7 @@ class Batches:
         return inputs, self._dataset.train.targets(rows)
 
     def _rows(self, step: int) -> Rows:
-        epoch, index = divmod(step - 1, self.steps_per_epoch)
+        epoch, index = divmod(step - 1, self.steps_per_epoch * self._in_step)
         # Read once and replaced as a whole: a thread that loads ahead may be in another epoch.
         known = self._order
         if known is None or known[0] != epoch:
@@ -133,7 +143,9 @@ def _overlap(shift: int, size: int) -> tuple[slice, slice]:
     return slice(start, start + length), slice(target, target + length)
 
 
-def _check(dataset: Dataset, batch: int, workers: int, rank: int, augment: str) -> None:
+def _check(  # noqa: PLR0917 - what `Batches` is given
+    dataset: Dataset, batch: int, workers: int, rank: int, augment: str, in_step: int
+) -> None:
     if batch < 1:
         raise ConfigError(f"batch {batch}: must be at least 1")
     if workers < 1:
@@ -148,4 +160,4 @@ def _check(dataset: Dataset, batch: int, workers: int, rank: int, augment: str) 
             f"{dataset.name}: data.augment '{augment}' moves images of (height, width, channels), its inputs are "
             f"vectors of {shape}; set data.augment = 'none'"
         )
-    check_batch(dataset.name, len(dataset.train), batch, workers)
+    check_batch(dataset.name, len(dataset.train), batch, workers, in_step)

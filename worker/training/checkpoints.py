@@ -16,6 +16,7 @@ from taihu.worker.exchange.shell import Exchange
 from taihu.worker.saved.exporting import description_of
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.writing import BUFFER_PREFIX
+from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.replica import Replica
 
 __all__ = ["Keeper"]
@@ -32,6 +33,7 @@ class Keeper:
         describe: says of the model what builds it again, after so many steps.
         writer: takes the part; None where the job keeps no checkpoints.
         begun_after: the step that the run goes on from, or 0.
+        local: this worker's local steps, whose state is its own.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Keeper:
         *,
         writer: PartWriter | None,
         begun_after: int,
+        local: LocalSteps | None = None,
     ) -> None:
         self._member = str(client.member)
         self._is_first = client.member.rank == 0
@@ -53,6 +56,7 @@ class Keeper:
         self._replica = replica
         self._describe = describe
         self._writer = writer
+        self._local = local
         self._next_step = -1 if writer is None else client.decide_checkpoint(begun_after).next_step
 
     def asks_behind(self, step: int, *, is_last: bool) -> bool:
@@ -77,6 +81,8 @@ class Keeper:
 
     def _state(self, step: int) -> State:
         state = replace(self._exchange.state(is_first=self._is_first), columns=self._replica.columns())
+        if self._local is not None:
+            state = replace(state, own={**state.own, **self._local.arrays()})
         if not self._is_first:
             return state
         moments = {f"{BUFFER_PREFIX}{name}": values for name, values in self._replica.model.buffers().items()}

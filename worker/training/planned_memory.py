@@ -72,6 +72,7 @@ def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob
         residual_arrays=_residual_arrays(job),
         # The residual, and the sums that it belongs to.
         server_residual_arrays=2 if job.downlink == "doublesqueeze" else 0,
+        local_arrays=_local_arrays(job),
         window_frames=exchange.window_frames,
         frame_bytes=exchange.frame_bytes or FRAME_BYTES,
         spread_elements=tuple(sum(_columns(tensor, workers) for tensor in layer.tensors) for layer in spread),
@@ -92,6 +93,13 @@ def _columns(tensor: TensorSpec, workers: int) -> int:
     """Values of the columns of the worker that has the most."""
     columns = tensor.shape[-1]
     return tensor.elements // columns * -(-columns // workers)
+
+
+def _local_arrays(job: Job) -> int:
+    """fp32 values that a worker keeps of every parameter for its local steps."""
+    if not job.updates_locally:
+        return 0
+    return 1 + OptimizerState(job.optimizer, 1).state_bytes // BYTES_PER_VALUE
 
 
 def _residual_arrays(job: Job) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from statistics import fmean
 from typing import Protocol
 
 from taihu.core.base.errors import RunError
@@ -16,6 +18,7 @@ from taihu.worker.engine import Array, StepContext, StepHooks
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.clipping import LayerClipping
+from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.step_driver import StepDriver, Wait
 from taihu.worker.training.step_record import StepRecord
 
@@ -35,7 +38,8 @@ class TrainedModel(Protocol):
 class Trainer:
     """Trains one worker's replica.
 
-    `on_step(record)` follows every step whose exchange has ended, `on_move` every layer of it.
+    `on_step(record)` follows every step whose exchange has ended, `on_move` every layer of it. With `local` steps a
+    step has several forwards and backwards; everything before the last backward counts to its forward.
     """
 
     def __init__(
@@ -52,9 +56,12 @@ class Trainer:
         on_step: Callable[[StepRecord], None],
         on_move: Callable[[], None] = lambda: None,
         clipping: LayerClipping | None = None,
+        local: LocalSteps | None = None,
     ) -> None:
         self._on_move = on_move
         self._clipping = clipping
+        self._local = local
+        self._turns = 1 if local is None else local.count
         self._job = job
         self._rank = rank
         self._model = model
@@ -76,26 +83,47 @@ class Trainer:
         """Run one step; its last pulls end during the next step's forward, or in `finish`."""
         serial = self._measuring.is_serial(step) and not self._job.updates_together
         record = self._record = StepRecord(step, serial, self._measuring.is_steady(step), self._clock.now())
-        images, labels = self._batches.batch(step)
-        context = StepContext(
-            training=True, seed=self._job.train.seed, step=step, first_sample=self._rank * self._job.train.batch
-        )
-        hooks = StepHooks(
-            self._driver.read,
-            self._forwarded,
-            self._gradient_ready,
-            self._driver.prepare,
-            self._driver.read_again,
-            loss_scale=lambda: self._exchange.loss_scale,
-        )
-        record.loss = self._model.train(images, labels, context, hooks)
-        self._check(record.loss, step)
+        losses = [self._pass(step, turn) for turn in range(1, self._turns + 1)]
+        record.loss = fmean(losses)
         record.backward_end_s = self._clock.now()
         self._driver.end_backward()
         record.end_s = self._clock.now()
         self._tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=step)
         self._tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=step)
         self._open = record
+
+    def _pass(self, step: int, turn: int) -> float:
+        """Forward and backward of one batch, of several in a step with local steps; returns the loss."""
+        number = (step - 1) * self._turns + turn
+        images, labels = self._batches.batch(number)
+        context = StepContext(
+            training=True, seed=self._job.train.seed, step=number, first_sample=self._rank * self._job.train.batch
+        )
+        hooks = StepHooks(
+            self._read if turn == 1 else self._keep,
+            partial(self._forwarded, turn),
+            partial(self._gradient_ready, turn),
+            self._driver.prepare,
+            self._driver.read_again,
+            loss_scale=lambda: self._exchange.loss_scale,
+        )
+        loss = self._model.train(images, labels, context, hooks)
+        self._check(loss, step)
+        if self._local is not None and self._local.waits_for_norm:
+            scale = self._local.scale()
+            for layer in self._local.layers:
+                self._update(self._local, layer, turn, scale)
+        return loss
+
+    def _read(self, layer: int) -> None:
+        """Return when the forward that begins a step may read the parameters of a layer."""
+        self._driver.read(layer)
+        if self._local is not None:
+            self._local.begun(layer)
+
+    def _keep(self, layer: int) -> None:
+        """Go on with the parameters of a layer as this worker has updated them."""
+        self._on_move()
 
     def finish(self) -> None:
         """Wait until the parameters of the last step are in the arena."""
@@ -131,22 +159,39 @@ class Trainer:
         if stop - start > _SHORTEST_TRACED_WAIT_S:
             self._tracer.add("compute", "wait", start, stop, step=record.step, group=group)
 
-    def _forwarded(self, loss: float | None) -> None:
+    def _forwarded(self, turn: int, loss: float | None) -> None:
         record = self._record
         assert record is not None  # noqa: S101
         if loss is not None:
             self._check(loss, record.step)
         self._close_record()
+        if turn < self._turns:
+            return
         record.forward_end_s = self._clock.now()
         record.waited_in_forward_s = record.waited_s
         self._driver.begin(record.step, one_by_one=record.serial)
 
-    def _gradient_ready(self, layer: int) -> None:
-        record = self._record
-        assert record is not None  # noqa: S101
+    def _gradient_ready(self, turn: int, layer: int) -> None:
         self._on_move()
         if self._clipping is not None:
             self._clipping.clip(layer, self._exchange.loss_scale)
+        if self._local is None:
+            self._push(layer)
+        elif not self._local.waits_for_norm:
+            self._update(self._local, layer, turn)
+
+    def _update(self, local: LocalSteps, layer: int, turn: int, scale: float = 1.0) -> None:
+        """Update a layer here; behind the last local step its difference goes."""
+        record = self._record
+        assert record is not None  # noqa: S101
+        local.update(layer, record.step, turn, scale)
+        if turn == self._turns:
+            local.difference(layer)
+            self._push(layer)
+
+    def _push(self, layer: int) -> None:
+        record = self._record
+        assert record is not None  # noqa: S101
         record.ready_s.append(self._clock.now() - record.waited_in_backward_s)
         self._driver.ready(layer)
 

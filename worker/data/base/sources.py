@@ -171,11 +171,17 @@ def _files(name: str, path: Path | None) -> Iterator[tuple[Path, str]]:
             yield cifar10_folder(path) / part, CIFAR10_REMEDY
 
 
-def check_batch(name: str, samples: int, batch: int, workers: int) -> None:
+def check_batch(name: str, samples: int, batch: int, workers: int, in_step: int = 1) -> None:
     """Raise DataError when the workers' batches of one step need more than the `samples` of the training set."""
-    if batch * workers <= samples:
+    if batch * workers * in_step <= samples:
         return
-    largest = samples // workers
+    largest = samples // (workers * in_step)
+    if in_step > 1:
+        raise DataError(
+            f"{name}: {in_step} local steps of {counted(workers, 'worker')} with batch {batch} need "
+            f"{counted(batch * workers * in_step, 'sample')}, the training set has {samples}; "
+            f"the largest exchange.local_steps that fits is {max(1, samples // (batch * workers))}"
+        )
     remedy = f"the largest batch that fits is {largest}" if largest else f"use at most {counted(samples, 'worker')}"
     raise DataError(
         f"{name}: batch {batch} of {counted(workers, 'worker')} needs {counted(batch * workers, 'sample')}, "

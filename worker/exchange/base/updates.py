@@ -34,8 +34,7 @@ def optimizer_of(job: Job, plan: Plan, arenas: Arenas) -> Optimizer:
     """The optimizer of all parameters on a worker that updates them; a stand-in where the user has one."""
     if job.exchange.returns == "gradients":
         return MeanGradients(arenas.parameters, arenas.gradients)
-    settings = job.server_optimizer if not job.servers else job.optimizer
-    return OptimizerShard(in_steps(settings, plan.length), arenas.parameters)
+    return OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
 
 
 class Updates(Protocol):
