@@ -195,6 +195,7 @@ class Planning:
             profile,
             fc_layers=_fully_connected(self.plan.layout),
             batch=self._job.train.batch,
+            local_steps=self._job.exchange.local_steps,
             dense_value_bytes=4 if self._job.train.precision == "fp32" else 2,
             compute=self._job.cluster.compute,
             carriage="" if self._one_host else carriage,

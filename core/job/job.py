@@ -194,7 +194,9 @@ class Job(Section):
                 "exchange.fc = 'data'"
             )
         if self.models_compute:
-            raise ValueError(f"compute {self.cluster.compute} models steps of one batch: set exchange.local_steps = 1")
+            raise ValueError(
+                f"compute {self.cluster.compute} models steps of one batch: set exchange.local_steps = 1"
+            )
         if compression.clip_norm is not None:
             raise ValueError(
                 "compression.clip_norm bounds what is exchanged, which are differences behind local steps: set "

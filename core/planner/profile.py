@@ -86,9 +86,10 @@ class Profile:
     `refresh_ratio` is the measured share of all selections of `dlgs` that were exact, 0 where it is not known: a
     threshold that selects too much or too little is made anew before its time.
     `fc_layers` are the fully connected ones, in forward order; `batch` is a worker's number of examples, 0 if
-    unknown. Where all values are sent, each has `dense_value_bytes`: 4, or 2 in mixed precision. `compute` names the
-    processor that forward and backward were modelled for; on "cpu" they were measured. `carriage` is what values
-    between machines took, "" where that is not known or there was one machine.
+    unknown; a step has `local_steps` such batches, and all but the last backward of them counts as forward. Where all
+    values are sent, each has `dense_value_bytes`: 4, or 2 in mixed precision. `compute` names the processor that
+    forward and backward were modelled for; on "cpu" they were measured. `carriage` is what values between machines
+    took, "" where that is not known or there was one machine.
     """
 
     layers: Annotated[tuple[LayerCost, ...], Field(min_length=1)]
@@ -102,6 +103,7 @@ class Profile:
     sparse_down_ratio: PositiveFloat = 1.0
     fc_layers: tuple[FcLayer, ...] = ()
     batch: Annotated[int, Field(ge=0)] = 0
+    local_steps: PositiveInt = 1
     dense_value_bytes: Literal[2, 4] = _DENSE_VALUE_BYTES
     compute: str = "cpu"
     carriage: Literal["", "grpc", "tcp", "trial"] = ""

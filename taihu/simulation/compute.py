@@ -28,16 +28,27 @@ class Compute:
         forward: of each layer, once.
         backward: of each layer, without what is run again.
         run_again: the segments whose forward is run again, before the backward of the first layer of each.
+        local_steps: batches of a step, each of which goes forward and backward once.
     """
 
     source: str
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     run_again: Segments = ()
+    local_steps: int = 1
 
     @property
     def seconds(self) -> float:
         """Forward and backward of a step, with what is run again."""
+        return self.local_steps * self._batch_seconds
+
+    @property
+    def before_last_seconds(self) -> float:
+        """All batches of a step but the last one, whose gradients go while they come."""
+        return (self.local_steps - 1) * self._batch_seconds
+
+    @property
+    def _batch_seconds(self) -> float:
         again = math.fsum(math.fsum(self.forward[first : last + 1]) for first, last in self.run_again)
         return math.fsum(self.forward) + math.fsum(self.backward) + again
 
@@ -46,14 +57,16 @@ def of_measured(profile: Profile, run_again: Segments = ()) -> Compute:
     """The times that a run measured: of forward the sum, of which each layer gets its share of backward.
 
     Where the run computed the forward of some segments again, that is in the backward of the first layer of each;
-    the compute here is without it.
+    the compute here is without it. Of several local steps a run measured the last backward, and all else as forward.
     """
     backward = [layer.backward_seconds for layer in profile.layers]
-    ratio = _forward_over_backward(profile.forward_seconds, backward, run_again)
+    others = (profile.local_steps - 1) * math.fsum(backward)
+    forward = max(0.0, profile.forward_seconds - others) / profile.local_steps
+    ratio = _forward_over_backward(forward, backward, run_again)
     for first, last in run_again:
         own = math.fsum(backward[first : last + 1]) / (1.0 + ratio)
         backward[first] = max(0.0, backward[first] - ratio * own)
-    return Compute("profile", _shared_out(profile.forward_seconds, tuple(backward)), tuple(backward))
+    return Compute("profile", _shared_out(forward, tuple(backward)), tuple(backward))
 
 
 def of_modelled(source: str, forward_seconds: float, backward: tuple[float, ...]) -> Compute:

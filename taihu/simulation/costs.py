@@ -43,13 +43,14 @@ def costs_of(
     layers = zip(layout.layers, compute.backward, strict=True)
     profile = Profile(
         layers=tuple(LayerCost(layer.name, layer.elements, seconds) for layer, seconds in layers),
-        forward_seconds=math.fsum(compute.forward),
+        forward_seconds=math.fsum(compute.forward) + compute.before_last_seconds,
         scan=_SCAN,
         top_k=_TOP_K,
         link=LinkCost(2.0 * turns * start_up, shared, shared if servers else 0.0),
         workers=workers,
         servers=servers,
         batch=job.train.batch,
+        local_steps=compute.local_steps,
         dense_value_bytes=4 if job.train.precision == "fp32" else 2,
     )
     if measured is None:

@@ -231,7 +231,9 @@ class SimulatedWorker:
             for number, group in reversed(list(enumerate(groups))):
                 if not is_replayed or self._rules.fetches:
                     yield from self._read(number)
-                yield self.seconds(step, "forward", group.first_layer, group.last_layer) * pace
+                # The batches before the last one go before its forward ends.
+                others = self._compute.before_last_seconds if number == 0 else 0.0
+                yield (self.seconds(step, "forward", group.first_layer, group.last_layer) + others) * pace
             record.forward_end_s = self.queue.now
             record.waited_in_forward_s = record.waited_s
             if not is_replayed:

@@ -244,21 +244,24 @@ def fits(job: Tables) -> bool:
         return False
     if of["train.label_smoothing"] and of["train.loss"] in {"mse", "bce"}:
         return False
-    clips = of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None
-    if clips and (of["compression.method"] != "none" and of["exchange.local_steps"] == 1):
-        return False
-    if clips and of["exchange.fc"] != "data":
-        return False
-    if of["exchange.local_steps"] > 1 and not steps_locally(of, usual_stage(of)):
-        return False
-    # Each server has a part of all sums.
-    whole_norm = of["optimizer.clip"] == "whole" and of["optimizer.clip_norm"] is not None
-    if whole_norm and of["exchange.local_steps"] == 1 and of["exchange.kind"] == "server" and usual_stage(of):
+    if not (clips_fit(of) and (of["exchange.local_steps"] == 1 or steps_locally(of, stage_of(of)))):
         return False
     return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
 
 
-def usual_stage(of: dict[str, Any]) -> int:
+def clips_fit(of: dict[str, Any]) -> bool:
+    """Whether there are the gradients that are clipped."""
+    clips = of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None
+    if not clips or of["exchange.fc"] != "data":
+        return not clips
+    if of["exchange.local_steps"] > 1:
+        return True
+    # Each server has a part of all sums.
+    whole = of["optimizer.clip"] == "whole" and of["optimizer.clip_norm"] is not None
+    return of["compression.method"] == "none" and not (whole and of["exchange.kind"] == "server" and stage_of(of))
+
+
+def stage_of(of: dict[str, Any]) -> int:
     """The stage of ZeRO with servers."""
     usual = 0 if of["exchange.returns"] == "gradients" else 2 if of["train.precision"] != "fp32" else 1
     return usual if of["exchange.zero"] is None else int(of["exchange.zero"])
@@ -315,10 +318,8 @@ def compression_fits(of: dict[str, Any]) -> bool:
     by_workers = of["compression.momentum_at"] == "workers"
     if of["exchange.kind"] == "ring" and of["compression.value_type"] != "fp32":
         return False
-    if of["compression.method"] == "none":
-        return not selects and not by_workers
-    if of["exchange.transport"] == "same-host":
-        return False
+    if of["compression.method"] == "none" or of["exchange.transport"] == "same-host":
+        return of["compression.method"] == "none" and not selects and not by_workers
     if of["compression.method"] == "topk" and of["exchange.plan"] not in ("auto", "single"):
         return False
     if of["exchange.local_steps"] > 1:

@@ -139,7 +139,7 @@ SHORT = ("train.steps=6", "train.batch=8", "exchange.local_steps=4", "optimizer.
 
 
 def in_turns(job: Job) -> np.ndarray[Any, Any]:
-    """Parameters, shape (elements,), of the workers of a dense job that take turns here: SGD, and the outer step as printed."""
+    """The parameters, shape (elements,), with which a dense job ends whose workers take turns here, by SGD."""
     dataset = load_dataset(job.data, job.model.name)
     model = model_for(job, dataset)
     parameters = np.zeros(model.layout.elements, dtype=np.float32)

@@ -1,8 +1,8 @@
 """Local steps: several updates of a worker's own parameters, and the difference that they have made.
 
-DiLoCo (Douillard et al. 2023, algorithm 1) and, where the difference is compressed with what is held back added to it,
-SparseLoCo (Sarfi et al. 2025): each worker updates its own copy by its own batches; what is exchanged in place of a
-gradient is the difference from the parameters that all began with, and the outer step changes those by the mean.
+DiLoCo (Douillard et al. 2023, algorithm 1) and, where the difference is compressed and what is held back is added to
+it, SparseLoCo (Sarfi et al. 2025): each worker updates its own copy by its own batches; the difference from the
+parameters that all began with is exchanged in place of a gradient, and the outer step changes those by the mean.
 """
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ class Work:
         return self.model.run_again(recompute, segments)
 
     def compute_of(self, job: Job) -> Compute:
-        """Compute as `job` has it, with what is computed again."""
-        return replace(self.compute, run_again=self.run_again(job.train.recompute, job.train.recompute_segments))
+        """Compute as `job` has it, with what is computed again, and as many batches as its steps have."""
+        again = self.run_again(job.train.recompute, job.train.recompute_segments)
+        return replace(self.compute, run_again=again, local_steps=job.exchange.local_steps)
 
 
 def work_of(job: Job, profile_file: Path | None) -> Work:
