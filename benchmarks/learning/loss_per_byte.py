@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import runpy
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -56,11 +57,13 @@ class Way:
         compression: settings of `[compression]`.
         factors: of the task's usual rate, that are tried.
         beta1: of the transformer's AdamW, which is a script's own.
+        exchange: settings of `[exchange]`, of local steps.
     """
 
     compression: Mapping[str, Any]
     factors: tuple[float, ...]
     beta1: float
+    exchange: Mapping[str, Any] = field(default_factory=dict)
 
 
 WAYS: Final = MappingProxyType(
@@ -70,6 +73,14 @@ WAYS: Final = MappingProxyType(
         "dlgs": Way(_DLGS, (0.5, 1.0, 2.0), 0.0),
         "dlgs, clipped": Way({**_DLGS, **_WHOLE}, (0.5, 1.0, 2.0), 0.0),
         "dlgs, clipped, int4": Way({**_DLGS, **_WHOLE, "value_type": "int4"}, (1.0, 2.0), 0.0),
+        "4 local steps": Way({}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}),
+        "4 local steps, Nesterov": Way({}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4, "outer_momentum": 0.9}),
+        "4 local steps, dlgs 0.1, int4": Way(
+            {**_DLGS, "density": 0.1, "value_type": "int4"}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}
+        ),
+        "4 local steps, dlgs 0.03, int4": Way(
+            {**_DLGS, "density": 0.03, "value_type": "int4"}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}
+        ),
     }
 )
 """All ways; `dlgs` is the default: momentum that nobody applies, at the rate that goes with it."""
@@ -126,7 +137,7 @@ def _job_of(cell: Cell) -> Job:
             "train": {"epochs": cell.length, "batch": _BATCHES[cell.task], "seed": cell.seed},
             "optimizer": optimizer,
             "compression": dict(WAYS[cell.way].compression),
-            "exchange": {"plan": "bucket:100kB"},
+            "exchange": {"plan": "bucket:100kB", **WAYS[cell.way].exchange},
             "cluster": {"servers": 1, "workers": cell.workers, "threads": 1},
         }
     )
@@ -140,67 +151,138 @@ def _of_transformer(cell: Cell) -> dict[str, Any]:
     torch.manual_seed(cell.seed)
     example, context, way = runpy.run_path(str(_EXAMPLE), run_name="example"), 64, WAYS[cell.way]
     text, model = example["read_sources"](4_000_000), example["Transformer"](96, 2, context)
-    replicas = _Replicas(model, cell.workers, way.compression)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1e-3 * cell.factor, weight_decay=0.01, betas=(way.beta1, 0.999)
-    )
-    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
     drawn = torch.Generator().manual_seed(cell.seed)
+
+    def batches() -> list[Any]:
+        """A batch for each worker."""
+        begins = torch.randint(len(text) - context - 1, (cell.workers * _BATCHES[cell.task],), generator=drawn)
+        return [
+            torch.stack([text[begin : begin + context + 1] for begin in begins[r :: cell.workers]])
+            for r in range(cell.workers)
+        ]
+
+    loop = _by_gradients if way.exchange.get("local_steps", 1) == 1 else _by_local_steps
+    losses, shares = loop(cell, model, batches)
+    curve = [fmean(losses[start : start + _WINDOW]) for start in range(0, len(losses), _WINDOW)]
+    return {"curve": curve, "end": fmean(losses[-_WINDOW:]), **shares}
+
+
+def _adamw(cell: Cell, model: Any) -> tuple[Any, Any]:
+    """The example's optimizer and the schedule of its rate."""
+    import torch  # noqa: PLC0415
+
+    betas = (WAYS[cell.way].beta1, 0.999)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * cell.factor, weight_decay=0.01, betas=betas)
+    return optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=20)
+
+
+def _backward(model: Any, windows: Any) -> float:
+    import torch  # noqa: PLC0415
+
+    scores = model(windows[:, :-1])
+    loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
+    loss.backward()
+    return float(loss.item())
+
+
+def _by_gradients(cell: Cell, model: Any, batches: Callable[[], list[Any]]) -> tuple[list[float], dict[str, float]]:
+    """The losses of worker 0, and shares of bytes: every step exchanges gradients."""
+    import torch  # noqa: PLC0415
+
+    replicas = _Replicas(model, cell.workers, WAYS[cell.way].compression)
+    replicas.bind(model)
+    optimizer, warm_up = _adamw(cell, model)
     losses = []
     for step in range(1, cell.length + 1):
-        begins = torch.randint(len(text) - context - 1, (cell.workers * _BATCHES[cell.task],), generator=drawn)
-        for rank in range(cell.workers):
-            windows = torch.stack([text[begin : begin + context + 1] for begin in begins[rank :: cell.workers]])
+        for rank, windows in enumerate(batches()):
             optimizer.zero_grad(set_to_none=False)
-            scores = model(windows[:, :-1])
-            loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
-            loss.backward()
+            loss = _backward(model, windows)
             replicas.push(rank, step)
             if rank == 0:
-                losses.append(loss.item())
+                losses.append(loss)
         replicas.take_mean()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         warm_up.step()
-    curve = [fmean(losses[start : start + _WINDOW]) for start in range(0, len(losses), _WINDOW)]
-    return {"curve": curve, "end": fmean(losses[-_WINDOW:]), **replicas.shares()}
+    return losses, replicas.shares()
+
+
+def _by_local_steps(cell: Cell, model: Any, batches: Callable[[], list[Any]]) -> tuple[list[float], dict[str, float]]:
+    """The same where workers update copies of their own, and exchange differences after so many batches."""
+    import torch  # noqa: PLC0415
+
+    exchange = WAYS[cell.way].exchange
+    count = exchange["local_steps"]
+    replicas = _Replicas(model, cell.workers, WAYS[cell.way].compression)
+    outer = load_job(None, {"exchange": dict(exchange)}).exchanged_optimizer
+    models = [deepcopy(model) for _ in range(cell.workers)]
+    inner = [_adamw(cell, each) for each in models]
+    common = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    velocity = torch.zeros_like(common)
+    losses = []
+    for step in range(1, cell.length // count + 1):
+        for _ in range(count):
+            for rank, windows in enumerate(batches()):
+                optimizer, warm_up = inner[rank]
+                optimizer.zero_grad()
+                loss = _backward(models[rank], windows)
+                torch.nn.utils.clip_grad_norm_(models[rank].parameters(), 1.0)
+                optimizer.step()
+                warm_up.step()
+                if rank == 0:
+                    losses.append(loss)
+        for rank, each in enumerate(models):
+            own = torch.nn.utils.parameters_to_vector(each.parameters()).detach()
+            replicas.gradients[:] = (common - own).numpy()
+            replicas.push(rank, step)
+        replicas.take_mean()
+        mean = torch.from_numpy(replicas.gradients)
+        velocity.mul_(outer.momentum).add_(mean)
+        common -= outer.learning_rate * (mean + outer.momentum * velocity if outer.momentum else mean)
+        for each in models:
+            torch.nn.utils.vector_to_parameters(common, each.parameters())
+    return losses, {way: share / count for way, share in replicas.shares().items()}
 
 
 class _Replicas:
-    """A model of PyTorch whose gradients lie in one arena, and what each of its workers holds back."""
+    """An arena of gradients for a model of PyTorch, and what each of its workers holds back."""
 
     def __init__(self, model: Any, workers: int, compression: Mapping[str, Any]) -> None:
-        import torch  # noqa: PLC0415
-
         parameters = list(model.parameters())
         layers = (
             LayerSpec(str(place), (TensorSpec("weight", (each.numel(),)),)) for place, each in enumerate(parameters)
         )
         layout = Layout(tuple(layers))
-        self._gradients = np.zeros(layout.elements, dtype=np.float32)
-        for each, start, stop in zip(parameters, layout.offsets, layout.offsets[1:], strict=False):
-            each.grad = torch.from_numpy(self._gradients[start:stop]).view(each.shape)
+        self._offsets = layout.offsets
+        self.gradients = np.zeros(layout.elements, dtype=np.float32)
         given = {key: value for key, value in compression.items() if key != "momentum_at"}
         job = load_job(None, {"compression": given})
         self._workers = workers
         self._sent = Sent(layout.elements, ValueType.named(job.compression.value_type))
-        self._total = np.zeros_like(self._gradients)
+        self._total = np.zeros_like(self.gradients)
         self._pushed: list[Any] = []
         self._compressors = [
             GroupCompressor(
                 make_compressor(job.compression, job.optimizer, workers=workers, momentum_here=False),
                 layout,
                 (Group(0, len(parameters) - 1),),
-                gradients=self._gradients,
-                parameters=self._gradients,
+                gradients=self.gradients,
+                parameters=self.gradients,
             )
             for _ in range(workers if job.compression.method.selects else 0)
         ]
 
+    def bind(self, model: Any) -> None:
+        """Have the gradients of a model in the arena."""
+        import torch  # noqa: PLC0415
+
+        for each, start, stop in zip(model.parameters(), self._offsets, self._offsets[1:], strict=False):
+            each.grad = torch.from_numpy(self.gradients[start:stop]).view(each.shape)
+
     def push(self, rank: int, step: int) -> None:
         """Add what a worker sends of the gradients to their sum."""
         if not self._compressors:
-            self._total += self._gradients
+            self._total += self.gradients
             return
         self._pushed.append(selected_of(self._compressors[rank], 1, step))
         indices, values = self._pushed[-1]
@@ -208,7 +290,7 @@ class _Replicas:
 
     def take_mean(self) -> None:
         """Have the mean of all workers in the place of the gradients."""
-        np.multiply(self._total, np.float32(1 / self._workers), out=self._gradients)
+        np.multiply(self._total, np.float32(1 / self._workers), out=self.gradients)
         if self._pushed:
             self._sent.add(self._pushed, np.flatnonzero(self._total).astype(np.int32))
         self._total[:], self._pushed = 0.0, []

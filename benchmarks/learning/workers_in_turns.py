@@ -27,6 +27,7 @@ from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.reporting.compression_log import CompressionLog
 from taihu.worker.training.evaluation import evaluate
 from taihu.worker.training.hashing import parameters_sha256
+from taihu.worker.training.local_steps import LocalSteps
 
 __all__ = ["First", "Sent", "WorkersInTurns", "selected_of", "train_on_first"]
 
@@ -93,6 +94,11 @@ class WorkersInTurns:
         model.bind(self._arenas.parameters, self._arenas.gradients)
         model.initialize(job.train.seed)
         self._optimizer = OptimizerShard(in_steps(job.server_optimizer, length), self._arenas.parameters)
+        self._locals = [
+            LocalSteps(model.layout, self._arenas, in_steps(job.optimizer, length), job.exchange.local_steps)
+            for _ in batches
+            if job.updates_locally
+        ]
         is_dense = not job.compression.method.selects
         self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
         self._total = np.zeros(model.layout.elements, dtype=np.float32)
@@ -113,19 +119,23 @@ class WorkersInTurns:
         return {
             "test_accuracy": epochs[-1]["test_accuracy"],
             "epochs": epochs,
-            **(self._sent.shares() if self._compressors else {"selected_ratio": 1.0, "up": 1.0, "down": 1.0}),
+            **self._shares(),
             "thresholds": thresholds["units"],
             "parameters_sha256": parameters_sha256(self._arenas.parameters),
         }
 
+    def _shares(self) -> dict[str, float]:
+        """Values and bytes of what is exchanged, as shares of an exchange of all behind every batch."""
+        whole = {"selected_ratio": 1.0, "up": 1.0, "down": 1.0}
+        shares = self._sent.shares() if self._compressors else whole
+        return {name: share / self._job.exchange.local_steps for name, share in shares.items()}
+
     def _step(self, step: int) -> float:
         buffers = {name: array.copy() for name, array in self._model.buffers().items()}
-        seed, count, losses = self._job.train.seed, len(self._batches), []
+        count, losses = len(self._batches), []
         pushed = []
-        for rank, batches in enumerate(self._batches):
-            images, labels = batches.batch(step)
-            context = StepContext(training=True, seed=seed, step=step, first_sample=rank * self._job.train.batch)
-            losses.append(self._model.train(images, labels, context, StepHooks()))
+        for rank in range(count):
+            losses.append(self._train(rank, step))
             if rank == 0:  # Whose statistics of batches the model is tested with.
                 kept = {name: array.copy() for name, array in self._model.buffers().items()}
             self._model.load_buffers(buffers)
@@ -145,6 +155,27 @@ class WorkersInTurns:
             self._optimizer.update(0, len(self._total), self._total, step, scale=1 / count)
         self._total[:] = 0.0
         return losses[0]
+
+    def _train(self, rank: int, step: int) -> float:
+        """What a worker exchanges of a step is in the arena of gradients then; returns its loss."""
+        if not self._locals:
+            return self._pass(rank, step)
+        local, losses = self._locals[rank], []
+        for layer in local.layers:
+            local.begun(layer)
+        for turn in range(1, local.count + 1):
+            losses.append(self._pass(rank, local.number(step, turn)))
+            for layer in local.layers:
+                local.update(layer, step, turn)
+        for layer in local.layers:
+            local.difference(layer)
+        return fmean(losses)
+
+    def _pass(self, rank: int, number: int) -> float:
+        train = self._job.train
+        images, labels = self._batches[rank].batch(number)
+        context = StepContext(training=True, seed=train.seed, step=number, first_sample=rank * train.batch)
+        return self._model.train(images, labels, context, StepHooks())
 
 
 class First:
@@ -169,5 +200,8 @@ def train_on_first(job: Job, images: int, path: Path | None = None) -> dict[str,
     model = build_model(job.model.name, dataset.input_shape, dataset.outputs)
     model.use_threads(1)
     count, batch, seed = job.cluster.workers, job.train.batch, job.train.seed
-    batches = [Batches(dataset, batch=batch, workers=count, rank=rank, seed=seed) for rank in range(count)]
+    in_step = job.exchange.local_steps
+    batches = [
+        Batches(dataset, batch=batch, workers=count, rank=rank, seed=seed, in_step=in_step) for rank in range(count)
+    ]
     return WorkersInTurns(job, model, batches).run(dataset)
