@@ -157,7 +157,7 @@ class WorkersInTurns:
         return losses[0]
 
     def _train(self, rank: int, step: int) -> float:
-        """What a worker exchanges of a step is in the arena of gradients then; returns its loss."""
+        """Put into the arena of gradients the values that a worker exchanges of a step; returns its loss."""
         if not self._locals:
             return self._pass(rank, step)
         local, losses = self._locals[rank], []

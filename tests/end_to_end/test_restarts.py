@@ -20,6 +20,7 @@ FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "ch
 KINDS = {
     "servers": (*FLAGS, "--optimizer", "adam", "--zero", "3", "--precision", "bf16"),
     "ring": (*FLAGS[2:], "--exchange", "ring", "--compression", "lags", "--density", "0.1"),
+    "local steps": (*FLAGS, "--compression", "dlgs", "--density", "0.1", "--set", "exchange.local_steps=2"),
     "spread layers": (*FLAGS, "--fc", "shard", "--optimizer", "adam", "--zero", "3"),
 }
 

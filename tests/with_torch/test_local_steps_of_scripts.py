@@ -48,7 +48,7 @@ def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def in_turns(size: int, rate: float, momentum: float) -> torch.Tensor:
-    """Where the workers end: PyTorch's own AdamW inside, and the outer step as printed, in double precision."""
+    """The end of workers by PyTorch's own AdamW inside, and by the outer step as printed, in double precision."""
     models = [model_of() for _ in range(size)]
     optimizers = list(map(adamw, models))
     common = values_of(models[0]).double()
