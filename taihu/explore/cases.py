@@ -20,6 +20,7 @@ __all__ = [
     "faults_of",
     "order_of",
     "shape_of",
+    "stepping_locally",
     "supervisor_of",
 ]
 
@@ -47,6 +48,8 @@ _SIZES: Final = (
 )
 # The share of jobs on one host, of those whose settings go together with that.
 _SHARING: Final = 0.25
+# The share of jobs with local steps, of those likewise.
+_STEPPING_LOCALLY: Final = 0.15
 _SMALL: Final = {"data": {"name": "synthetic:1x8x8"}, "model": {"name": "small_cnn"}}
 _MLP: Final = {"data": {"name": "synthetic:1x6x6"}, "model": {"name": "mlp"}}
 
@@ -148,6 +151,14 @@ def brought_together(shape: Shape) -> Shape:
     if Random(str(shape)).random() >= _SHARING:  # noqa: S311
         return shape
     exchange = {**shape.settings["exchange"], "transport": "same-host"}
+    return replace(shape, settings={**shape.settings, "exchange": exchange})
+
+
+def stepping_locally(shape: Shape) -> Shape:
+    """The job, or the same with two local steps in a step, which its settings may not go together with."""
+    if Random(f"local {shape}").random() >= _STEPPING_LOCALLY:  # noqa: S311
+        return shape
+    exchange = {**shape.settings["exchange"], "local_steps": 2}
     return replace(shape, settings={**shape.settings, "exchange": exchange})
 
 

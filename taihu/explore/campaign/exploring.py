@@ -12,7 +12,16 @@ from taihu.core.base.errors import ConfigError
 from taihu.explore.campaign.judging import problems_of
 from taihu.explore.campaign.work import Found, Smaller, Work
 from taihu.explore.carriers import CARRIERS
-from taihu.explore.cases import Case, Shape, brought_together, faults_of, order_of, shape_of, supervisor_of
+from taihu.explore.cases import (
+    Case,
+    Shape,
+    brought_together,
+    faults_of,
+    order_of,
+    shape_of,
+    stepping_locally,
+    supervisor_of,
+)
 from taihu.explore.faults import fault_from
 from taihu.explore.line_switches import lines_of
 from taihu.explore.outcomes import Outcome
@@ -82,7 +91,8 @@ def _valid_shape(chance: Random) -> Shape:
     """The first drawn job whose settings go together."""
     while True:
         shape = shape_of(chance)
-        for each in (brought_together(shape), shape):
+        together = brought_together(shape)
+        for each in (stepping_locally(together), together, shape):
             with suppress(ConfigError):
                 job_of(each)
                 return each
