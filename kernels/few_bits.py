@@ -24,6 +24,7 @@ __all__ = [
     "largest_multiple",
     "pack_codes",
     "read_codes",
+    "round_sums",
     "take_multiples",
     "warm_up",
 ]
@@ -108,6 +109,58 @@ def _step(largest: np.float32, most: int) -> np.float32:
 
 
 @kernel
+def round_sums(  # noqa: PLR0917 - kernels take no keywords
+    residual: Values,
+    indices: Indices,
+    sums: Values,
+    bounds: NDArray[np.int64],
+    bits: int,
+    out_indices: Indices,
+    out_values: Values,
+    codes: Octets,
+    steps: Values,
+) -> int:
+    """Add sums to `residual`, move what a few bits hold of these entries out of it, and leave zeros out.
+
+    Each piece has a step of its own, see `take_multiples`. All of a piece with an entry that is not finite stay, and
+    are NaN: whoever reads them is to know.
+
+    Args:
+        residual: shape (n,), changed in place.
+        indices: shape (m,), ascending places in it, each in a piece.
+        sums: shape (m,).
+        bounds: shape (pieces, 2): start and stop of each piece, ascending and disjoint.
+        bits: 8, 4 or 2.
+        out_indices: shape (m,), out: the places of entries that are not zero.
+        out_values: shape (m,), out: these, as whoever reads them decodes them.
+        codes: shape (m,), out: the code of each in a byte.
+        steps: shape (pieces,), out.
+
+    Returns:
+        The number of these entries.
+    """
+    count, begin = 0, 0
+    for piece in range(len(bounds)):
+        end = begin
+        while end < len(indices) and integer(indices, end) < integer(bounds[piece], 1):
+            place = np.uint32(indices[end])
+            residual[place] = residual[place] + sums[end]
+            end += 1
+        step = take_multiples(residual, indices[begin:end], codes[begin:end], bits)
+        steps[piece] = step
+        zero = largest_multiple(bits)
+        for j in range(begin, end):
+            multiple = np.int64(codes[j]) - zero
+            if multiple != 0 or np.isnan(step):
+                out_indices[count] = indices[j]
+                out_values[count] = np.float32(multiple * np.float64(step))
+                codes[count] = codes[j]
+                count += 1
+        begin = end
+    return count
+
+
+@kernel
 def pack_codes(codes: Octets, bits: int, out: Octets) -> int:
     """Pack `codes` (shape (m,), one in each byte) into `out`, of `codes_bytes(m, bits)` at least; returns these."""
     per_byte = 8 // bits
@@ -167,5 +220,7 @@ def warm_up() -> None:
     """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
     values, indices, codes = np.ones(1, dtype=np.float32), np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.uint8)
     step = take_multiples(values, indices, codes, 8)
+    bounds = np.array([[0, 1]])
+    round_sums(values, indices, values.copy(), bounds, 8, indices.copy(), values.copy(), codes, values.copy())
     pack_codes(codes, 8, codes)
-    read_codes(codes, 8, indices, np.array([[0, 1]]), np.full(1, step, dtype=np.float32), values)
+    read_codes(codes, 8, indices, bounds, np.full(1, step, dtype=np.float32), values)

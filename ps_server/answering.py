@@ -19,6 +19,7 @@ from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import FrameHeader, ValueType
 from taihu.core.wire.kinds import Encoding
 from taihu.core.wire.under_way import OutgoingFrame
+from taihu.kernels.few_bits import STEP_BYTES, pack_codes
 from taihu.kernels.half import HalfKind, to_half
 from taihu.kernels.pack import pack
 from taihu.kernels.scatter import gather
@@ -122,8 +123,33 @@ class ChangedParameters(Answering):
         return self._answers[frame.offset]
 
 
+class RoundedSums(ChangedParameters):
+    """Sums of a few bits, by which workers update as the server has; in stage 0 of ZeRO all there is."""
+
+    def __init__(self, parameters: Values, value_type: ValueType) -> None:
+        super().__init__(parameters)
+        self._value_type = value_type
+
+    @override
+    def updated(self, frame: FrameSpec, total: Total, header: FrameHeader, scratch: Scratch) -> None:
+        if not isinstance(total, SparseSum) or total.codes is None:
+            raise TypeError("an answer with values of a few bits: expected their codes")
+        codes, steps = total.codes.codes, total.codes.steps
+        own = scratch.packed.view(np.uint8)
+        steps_bytes = len(steps) * STEP_BYTES
+        count, size = pack(total.indices, codes, frame.shard_bounds, own, scratch.sections[steps_bytes:])
+        to_half(steps, "bf16", scratch.sections[:steps_bytes].view(np.uint16))
+        packed = pack_codes(own[:count], self._value_type.few_bits, own)
+        pieces = (own[:packed].copy(), scratch.sections[: steps_bytes + size].copy())
+        header = replace(header, encoding=Encoding.SPARSE, value_type=self._value_type, selected=count)
+        self._answers[frame.offset] = Answer(header, pieces)
+
+
 def make_answering(job: Job, parameters: Values) -> Answering:
     """The way that the job's parameters come back."""
     if (kind := ValueType.named(job.train.precision).half_kind) is not None:
         return HalfParameters(parameters, kind)
-    return AllParameters(parameters) if job.downlink == "dense" else ChangedParameters(parameters)
+    if job.downlink == "dense":
+        return AllParameters(parameters)
+    value_type = ValueType.named(job.compression.downlink_value_type)
+    return RoundedSums(parameters, value_type) if value_type.few_bits else ChangedParameters(parameters)

@@ -22,17 +22,19 @@ from taihu.core.compression import Compressor, Unit
 from taihu.core.compression.balance import Weighed, Weighing
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import Frame, ValueType, dense_values
+from taihu.core.wire.headers import Frame, ValueType, dense_values, selected_values
 from taihu.core.wire.kinds import Encoding, Gradients
-from taihu.kernels.few_bits import STEP_BYTES, read_codes
+from taihu.kernels.few_bits import FEW_BITS, STEP_BYTES, round_sums
+from taihu.kernels.few_bits import warm_up as warm_up_few_bits
 from taihu.kernels.half import HalfKind, from_half
 from taihu.kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
-from taihu.kernels.pack import packed_bound, unpack
+from taihu.kernels.pack import packed_bound
 from taihu.kernels.reduce import all_finite, sum_in_rank_order
 from taihu.kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
 from taihu.kernels.select import clear
 
 __all__ = [
+    "Codes",
     "Contribution",
     "DenseSum",
     "HalfContribution",
@@ -99,20 +101,25 @@ def values_of(contribution: Contribution) -> NDArray[Any]:
 class Scratch:
     """Room for one frame at a time; `total` is zero whenever nobody uses it."""
 
-    def __init__(self, elements: int, layers: int) -> None:
+    def __init__(self, elements: int, layers: int, *, few_bits: bool = False) -> None:
         self.total = np.zeros(elements, dtype=np.float32)
         self.marks = make_marks(elements)
         self.indices = np.empty(elements, dtype=np.int32)
         self.values = np.empty(elements, dtype=np.float32)
         self.chosen = np.empty(elements, dtype=np.int32)
         self.packed = np.empty(elements, dtype=np.float32)
-        self.sections = np.empty(packed_bound(elements, layers), dtype=np.uint8)
+        # Steps, and codes, of values of a few bits alone.
+        steps = layers if few_bits else 0
+        self.sections = np.empty(steps * STEP_BYTES + packed_bound(elements, layers), dtype=np.uint8)
+        self.codes = np.empty(elements if few_bits else 0, dtype=np.uint8)
+        self.steps = np.empty(steps, dtype=np.float32)
 
 
 class ScratchPool:
     """Scratches for `frames`: as many as were ever used at once, not one for each thread. Any thread may borrow."""
 
-    def __init__(self, frames: Sequence[FrameSpec]) -> None:
+    def __init__(self, frames: Sequence[FrameSpec], *, few_bits: bool = False) -> None:
+        self._few_bits = few_bits
         self._elements = max((frame.count for frame in frames), default=0)
         self._layers = max((len(frame.pieces) for frame in frames), default=0)
         self._free: SimpleQueue[Scratch] = SimpleQueue()
@@ -123,7 +130,7 @@ class ScratchPool:
         try:
             scratch = self._free.get_nowait()
         except Empty:
-            scratch = Scratch(self._elements, self._layers)
+            scratch = Scratch(self._elements, self._layers, few_bits=self._few_bits)
         yield scratch
         self._free.put(scratch)
 
@@ -137,11 +144,23 @@ class DenseSum:
 
 
 @dataclass(frozen=True, slots=True)
+class Codes:
+    """Values as multiples of steps: a code in each byte, shape (k,), and a step for each piece of the frame, fp32."""
+
+    codes: NDArray[np.uint8]
+    steps: Values
+
+
+@dataclass(frozen=True, slots=True)
 class SparseSum:
-    """Gradients, shape (k,), fp32, at ascending positions of the server's arena, shape (k,), int32; else zero."""
+    """Gradients, shape (k,), fp32, at ascending positions of the server's arena, shape (k,), int32; else zero.
+
+    `codes` are those of values that have a few bits.
+    """
 
     indices: NDArray[np.int32]
     values: Values
+    codes: Codes | None = None
 
 
 Total = DenseSum | SparseSum
@@ -323,44 +342,67 @@ class SqueezedSumming(SparseSumming):
         return squeezed
 
 
+class RoundedSumming(SparseSumming):
+    """The sum is rounded to a few bits; what that takes away waits here, and is added to the next sum of its place.
+
+    Args:
+        elements: of the shard.
+        bits: of a value.
+        on_squeezed: as `SqueezedSumming` has it.
+    """
+
+    def __init__(self, elements: int, bits: int, on_squeezed: OnSqueezed | None = None) -> None:
+        self._residual = np.zeros(elements, dtype=np.float32)
+        self._bits = bits
+        self._on_squeezed = on_squeezed
+        warm_up_few_bits()
+
+    @override
+    def state(self) -> dict[str, NDArray[Any]]:
+        return {"residual": self._residual}
+
+    @override
+    def sum(self, frame: FrameSpec, step: int, contributions: Sequence[Contribution], scratch: Scratch) -> SparseSum:
+        total = super().sum(frame, step, contributions, scratch)
+        own = self._residual[frame.offset : frame.offset + frame.count]
+        before = own.copy() if self._on_squeezed is not None else own
+        steps = scratch.steps[: len(frame.shard_bounds)]
+        count = round_sums(
+            self._residual,
+            total.indices,
+            total.values,
+            frame.shard_bounds,
+            self._bits,
+            scratch.chosen,
+            scratch.packed,
+            scratch.codes,
+            steps,
+        )
+        rounded = SparseSum(scratch.chosen[:count], scratch.packed[:count], Codes(scratch.codes[:count], steps))
+        if self._on_squeezed is not None:
+            self._on_squeezed(frame, total, _weighed(frame, total, rounded, before, own))
+        return rounded
+
+
+def _weighed(frame: FrameSpec, total: SparseSum, rounded: SparseSum, before: Values, residual: Values) -> Weighed:
+    """The balance of what rounding has left, of the frame's elements."""
+    owed, after, alone = before.copy(), residual.copy(), np.zeros_like(before)
+    owed[total.indices - np.int32(frame.offset)] += total.values
+    alone[rounded.indices - np.int32(frame.offset)] = rounded.values
+    return Weighed(before, owed, after, after + alone, alone, rounded=True)
+
+
 def _decode_sparse(frame: Frame, spec: FrameSpec) -> SparseContribution:
     header = frame.header
     if header.encoding is not Encoding.SPARSE:
         kind = header.encoding.name.lower()
         raise FrameError(f"frame of {header.sender.label}: expected a sparse one, got a {kind} one")
-    bounds, bits = spec.shard_bounds, header.value_type.few_bits
-    steps_bytes = len(bounds) * STEP_BYTES if bits else 0
     indices = np.empty(header.selected, dtype=np.int32)
     try:
-        unpack(frame.sections[steps_bytes:], bounds, header.selected, indices)
-        values = _of_few_bits(frame, bits, indices, bounds) if bits else _decoded_values(frame)
+        values = selected_values(frame, indices, spec.shard_bounds)
     except ValueError as error:
         raise FrameError(f"frame of {header.sender.label}, group {spec.group}: {error}") from None
     return SparseContribution(indices, values)
-
-
-def _of_few_bits(
-    frame: Frame, bits: int, indices: NDArray[np.int32], bounds: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Values of a few bits, whose steps come before the sections; raises ValueError where they are none."""
-    told = frame.sections[: len(bounds) * STEP_BYTES]
-    steps, values = np.empty(len(told) // STEP_BYTES, dtype=np.float32), np.empty(len(indices), dtype=np.float32)
-    from_half(np.frombuffer(told.tobytes(), dtype="<u2"), "bf16", steps)
-    read_codes(frame.values, bits, indices, bounds, steps, values)
-    return values
-
-
-def _decoded_values(frame: Frame) -> NDArray[np.float32]:
-    value_type = frame.header.value_type
-    if value_type is ValueType.FP32:
-        return frame.values
-    if value_type.half_kind is None:
-        raise FrameError(
-            f"frame of {frame.header.sender.label} has {value_type.label} values: expected at most 32 bits"
-        )
-    decoded = np.empty(len(frame.values), dtype=np.float32)
-    from_half(frame.values, value_type.half_kind, decoded)
-    return decoded
 
 
 def _all_of(kind: type[Kind], contributions: Sequence[Contribution], frame: FrameSpec, step: int) -> list[Kind]:
@@ -377,7 +419,7 @@ def _all_of(kind: type[Kind], contributions: Sequence[Contribution], frame: Fram
 def make_summing(job: Job, parameters: Values, on_squeezed: OnSqueezed | None = None) -> Summing:
     """The way that the job's contributions are summed; `adopt` comes before the first frame.
 
-    `on_squeezed` is told of sums that are compressed again.
+    `on_squeezed` is told of sums that are compressed again, or rounded.
     """
     compression = job.compression
     value_type = ValueType.named(job.train.precision)
@@ -385,6 +427,8 @@ def make_summing(job: Job, parameters: Values, on_squeezed: OnSqueezed | None = 
         return HalfSumming(value_type, value_type.half_kind)
     if not compression.method.selects:
         return DenseSumming()
+    if compression.downlink_value_type in FEW_BITS:
+        return RoundedSumming(len(parameters), FEW_BITS[compression.downlink_value_type], on_squeezed)
     if job.downlink != "doublesqueeze":
         return SparseSumming()
     method = compression.method

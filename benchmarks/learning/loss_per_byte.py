@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
 from benchmarks.learning.accuracy_by_method import JOBS
-from benchmarks.learning.workers_in_turns import Sent, selected_of, train_on_first
+from benchmarks.learning.workers_in_turns import RoundedSums, Sent, selected_of, train_on_first
 from taihu.core.compression import GroupCompressor, make_compressor
 from taihu.core.job import Job
 from taihu.core.job.reading import load_job
@@ -43,6 +43,7 @@ _PAGE: Final = "measured by benchmarks.learning.loss_per_byte"
 _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "torch" / "transformer_text.py"
 _BATCHES: Final = MappingProxyType({"transformer": 4, "cifar10_quick": 16, "resnet20": 16})
 _DLGS: Final = {"method": "dlgs", "density": 0.01}
+_INT4: Final = {"value_type": "int4", "downlink_value_type": "int4"}
 _WHOLE: Final = {"clip_norm": 1.0, "clip": "whole"}
 _LENGTHS: Final = MappingProxyType({"transformer": 600, "cifar10_quick": 3, "resnet20": 14})
 """Steps of the transformer, epochs of the others."""
@@ -73,6 +74,8 @@ WAYS: Final = MappingProxyType(
         "dlgs": Way(_DLGS, (0.5, 1.0, 2.0), 0.0),
         "dlgs, clipped": Way({**_DLGS, **_WHOLE}, (0.5, 1.0, 2.0), 0.0),
         "dlgs, clipped, int4": Way({**_DLGS, **_WHOLE, "value_type": "int4"}, (1.0, 2.0), 0.0),
+        "dlgs, clipped, int4 both ways": Way({**_DLGS, **_WHOLE, **_INT4}, (1.0, 2.0), 0.0),
+        "dlgs, int4 both ways": Way({**_DLGS, **_INT4}, (1.0, 2.0), 0.0),
         "4 local steps": Way({}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}),
         "4 local steps, Nesterov": Way({}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4, "outer_momentum": 0.9}),
         "4 local steps, dlgs 0.1, int4": Way(
@@ -80,6 +83,9 @@ WAYS: Final = MappingProxyType(
         ),
         "4 local steps, dlgs 0.03, int4": Way(
             {**_DLGS, "density": 0.03, "value_type": "int4"}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}
+        ),
+        "4 local steps, dlgs 0.03, int4 both ways": Way(
+            {**_DLGS, "density": 0.03, **_INT4}, (0.5, 1.0), 0.9, {"local_steps": 4}
         ),
     }
 )
@@ -258,7 +264,9 @@ class _Replicas:
         given = {key: value for key, value in compression.items() if key != "momentum_at"}
         job = load_job(None, {"compression": given})
         self._workers = workers
-        self._sent = Sent(layout.elements, ValueType.named(job.compression.value_type))
+        down_type = ValueType.named(job.compression.downlink_value_type)
+        self._rounded = RoundedSums(layout, down_type)
+        self._sent = Sent(layout.elements, ValueType.named(job.compression.value_type), down_type)
         self._total = np.zeros_like(self.gradients)
         self._pushed: list[Any] = []
         self._compressors = [
@@ -290,9 +298,13 @@ class _Replicas:
 
     def take_mean(self) -> None:
         """Have the mean of all workers in the place of the gradients."""
-        np.multiply(self._total, np.float32(1 / self._workers), out=self.gradients)
         if self._pushed:
-            self._sent.add(self._pushed, np.flatnonzero(self._total).astype(np.int32))
+            union = np.flatnonzero(self._total).astype(np.int32)
+            places, sums = self._rounded.round(union, self._total[union])
+            self._sent.add(self._pushed, places)
+            self._total[:] = 0.0
+            self._total[places] = sums
+        np.multiply(self._total, np.float32(1 / self._workers), out=self.gradients)
         self._total[:], self._pushed = 0.0, []
 
     def shares(self) -> dict[str, float]:

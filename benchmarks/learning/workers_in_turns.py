@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from taihu.core.compression import GroupCompressor
 from taihu.core.coordination.planning import first_plan
 from taihu.core.job import Job
+from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 from taihu.core.optimization import OptimizerShard, in_steps
 from taihu.core.wire.headers import ValueType
+from taihu.kernels.few_bits import round_sums
 from taihu.kernels.pack import pack, packed_bound
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches
@@ -29,7 +31,7 @@ from taihu.worker.training.evaluation import evaluate
 from taihu.worker.training.hashing import parameters_sha256
 from taihu.worker.training.local_steps import LocalSteps
 
-__all__ = ["First", "Sent", "WorkersInTurns", "selected_of", "train_on_first"]
+__all__ = ["First", "RoundedSums", "Sent", "WorkersInTurns", "selected_of", "train_on_first"]
 
 _TESTED: Final = 2000
 
@@ -38,10 +40,10 @@ Values = NDArray[np.float32]
 
 
 class Sent:
-    """Bytes of selections, each way: of one worker's, and of values in fp32 wherever any worker sent something."""
+    """Bytes of selections, each way: of one worker's, and of what comes back wherever any worker sent something."""
 
-    def __init__(self, elements: int, value_type: ValueType) -> None:
-        self._elements, self._value_type = elements, value_type
+    def __init__(self, elements: int, value_type: ValueType, down_type: ValueType = ValueType.FP32) -> None:
+        self._elements, self._value_type, self._down_type = elements, value_type, down_type
         self.up_bytes = self.down_bytes = self.selected = 0
         self._rounds = 0
 
@@ -50,7 +52,7 @@ class Sent:
         self._rounds += len(selections)
         self.selected += sum(len(indices) for indices, _ in selections)
         self.up_bytes += sum(self._bytes_of(indices, self._value_type) for indices, _ in selections)
-        self.down_bytes += len(selections) * self._bytes_of(union, ValueType.FP32)
+        self.down_bytes += len(selections) * self._bytes_of(union, self._down_type)
 
     def shares(self) -> dict[str, float]:
         """Selected values, and bytes up and down, as shares of the dense exchange's."""
@@ -63,6 +65,29 @@ class Sent:
         sections = np.zeros(packed_bound(len(indices), 1), dtype=np.uint8)
         count, size = pack(indices, values, np.array([[0, self._elements]]), values.copy(), sections)
         return value_type.bytes_of(count) + size
+
+
+class RoundedSums:
+    """Sums that are rounded to a few bits, as servers do, with what that leaves; fp32 values go as they are.
+
+    Args:
+        layout: each layer of it shares a step.
+        down_type: of what comes back.
+    """
+
+    def __init__(self, layout: Layout, down_type: ValueType) -> None:
+        offsets = np.array(layout.offsets, dtype=np.int64)
+        self._bounds, self._bits = np.stack([offsets[:-1], offsets[1:]], axis=1), down_type.few_bits
+        self._residual = np.zeros(layout.elements if self._bits else 0, dtype=np.float32)
+
+    def round(self, union: Positions, sums: Values) -> tuple[Positions, Values]:
+        """Places, ascending, and values of what comes back, for the sums at the places of `union`."""
+        if not self._bits:
+            return union, sums
+        indices, values = np.empty_like(union), np.empty_like(sums)
+        codes, steps = np.empty(len(union), dtype=np.uint8), np.empty(len(self._bounds), dtype=np.float32)
+        count = round_sums(self._residual, union, sums, self._bounds, self._bits, indices, values, codes, steps)
+        return indices[:count], values[:count]
 
 
 def selected_of(
@@ -103,7 +128,9 @@ class WorkersInTurns:
         self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
         self._total = np.zeros(model.layout.elements, dtype=np.float32)
         self._log = CompressionLog()
-        self._sent = Sent(model.layout.elements, ValueType.named(job.compression.value_type))
+        down_type = ValueType.named(job.compression.downlink_value_type)
+        self._rounded = RoundedSums(model.layout, down_type)
+        self._sent = Sent(model.layout.elements, ValueType.named(job.compression.value_type), down_type)
 
     def run(self, dataset: Dataset) -> dict[str, Any]:
         """Train to the end."""
@@ -149,8 +176,9 @@ class WorkersInTurns:
             for indices, values in pushed:
                 self._total[indices] += values
             union = np.unique(np.concatenate([indices for indices, _ in pushed]))
-            self._sent.add(pushed, union)
-            self._optimizer.update_sparse(union, self._total[union], step, scale=1 / count)
+            places, sums = self._rounded.round(union, self._total[union])
+            self._sent.add(pushed, places)
+            self._optimizer.update_sparse(places, sums, step, scale=1 / count)
         else:
             self._optimizer.update(0, len(self._total), self._total, step, scale=1 / count)
         self._total[:] = 0.0

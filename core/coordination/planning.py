@@ -251,8 +251,8 @@ class Planning:
         """The first profile tells what frames the links want."""
         own = self.plan.frame_elements
         named = self._job.exchange.frame_bytes is not None
-        # DoubleSqueeze selects by frames: its results would depend on what was measured.
-        by_frames = self._job.downlink == "doublesqueeze"
+        # DoubleSqueeze selects by frames, and sums are rounded by them: results would depend on what was measured.
+        by_frames = self._job.downlink == "doublesqueeze" or self._job.compression.downlink_value_type != "fp32"
         if named or by_frames or not _asks_links(self._job) or self.profile is not None or not self._job.servers:
             return own
         return best_frame_elements(profile, compression, own)
@@ -273,6 +273,7 @@ def planned_compression(job: Job, frame_elements: int) -> Compression:
         refresh_every=settings.refresh_every,
         value_bytes=ValueType.named(settings.value_type).bytes_of(8) / 8,
         downlink=job.downlink,
+        down_value_bytes=ValueType.named(settings.downlink_value_type).bytes_of(8) / 8,
         frame_bytes=frame_elements * BYTES_PER_VALUE,
         threshold=settings.threshold,
     )

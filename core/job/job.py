@@ -100,6 +100,11 @@ class Job(Section):
             raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
         if not compression.method.selects and (self.downlink != "dense" or compression.momentum_at == "workers"):
             raise ValueError("compression.downlink and momentum on the workers need a compression.method")
+        if compression.downlink_value_type != "fp32" and (self.downlink != "exact" or not self.servers):
+            raise ValueError(
+                f"compression.downlink_value_type {compression.downlink_value_type} is of sums of selected values: "
+                "it needs servers, a compression.method and compression.downlink = 'exact'"
+            )
         if compression.method.is_of_whole_model and self.exchange.plan not in ("auto", "single"):
             raise ValueError(
                 f"compression '{compression.method}' selects from the whole gradient: set exchange.plan = 'single'"

@@ -41,6 +41,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Array = NDArray[np.float64]
 
 _DENSE_VALUE_BYTES: Final = 4
+_VALUE_BYTES: Final = (0.25, 0.5, 1, 2, 4)
 # Kiely, Selecting the Golomb parameter in Rice coding: the best parameter follows from the golden ratio.
 _LOG_GOLDEN = np.log((np.sqrt(5.0) - 1.0) / 2.0)
 
@@ -187,6 +188,7 @@ class Compression:
         frame_header_bytes: bytes of a frame beside its payload.
         section_header_bytes: bytes of a sparse section, one for each layer and server, beside its indices.
         threshold: what shares a threshold of `dlgs`: `layer` or `group`.
+        down_value_bytes: bytes of a value that comes back where any worker pushed one, as `value_bytes`.
 
     Raises:
         ConfigError: a value is none of these.
@@ -201,11 +203,13 @@ class Compression:
     frame_header_bytes: int = 64
     section_header_bytes: int = 4
     threshold: Threshold = "layer"
+    down_value_bytes: float = 4
 
     def __post_init__(self) -> None:
         known = {
             "downlink": get_args(Downlink),
-            "value_bytes": (0.25, 0.5, 1, 2, 4),
+            "value_bytes": _VALUE_BYTES,
+            "down_value_bytes": _VALUE_BYTES,
             "threshold": get_args(Threshold),
         }
         for name, choices in known.items():
@@ -278,7 +282,7 @@ class Compression:
             return self._dense_bytes(profile, sizes)
         if self.downlink == "doublesqueeze":
             return profile.sparse_down_ratio * self._sparse_bytes(profile, sizes, sizes.kept, self.value_bytes)
-        union = self._sparse_bytes(profile, sizes, _union(profile, sizes), _DENSE_VALUE_BYTES)
+        union = self._sparse_bytes(profile, sizes, _union(profile, sizes), self.down_value_bytes)
         return profile.sparse_down_ratio * union
 
     def frames(self, profile: Profile, sizes: GroupSizes) -> Array:

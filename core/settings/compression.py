@@ -23,6 +23,9 @@ class CompressionSettings(Section):
     its thresholds anew every `refresh_every` steps only. With `threshold` group it has one for all layers that are
     merged into a message; what a run computes then depends on its plan. `downlink` is what comes back: all
     parameters (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`).
+    With a `downlink_value_type` of few bits the sums come back instead of the parameters, and workers update as the
+    servers do; what rounding takes away stays on the servers, and comes with the next sum of its place. A step is
+    shared by the values of a layer in one frame: what a run computes then depends on the number of servers.
     `momentum_at` says who applies momentum: nobody, the workers before they select (momentum correction), or the
     servers. With `auto` nobody does at densities up to 0.05: what is held back acts as momentum, and the rate of sgd
     grows by 1 / (2 (1 - momentum)) for what it loses. `factor_masking` stops the momentum of what was sent, for
@@ -48,6 +51,11 @@ class CompressionSettings(Section):
     downlink: Literal["auto", "dense", "exact", "doublesqueeze"] = Field(
         default="auto",
         description="what comes back: all parameters, those that were pushed, or as many as one worker pushed",
+    )
+    downlink_value_type: Literal["fp32", "int8", "int4", "int2"] = Field(
+        default="fp32",
+        description="downlink exact: the type of what comes back; of few bits it is sums, by which workers update, "
+        "too",
     )
     momentum_at: Literal["auto", "none", "workers", "servers"] = Field(
         default="auto", description="who applies momentum: nobody, workers before they select, or servers after"

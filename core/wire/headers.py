@@ -18,8 +18,9 @@ from taihu.core.base.errors import FrameError
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import Encoding, K, Kind
 from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.kernels.few_bits import FEW_BITS, codes_bytes
-from taihu.kernels.half import HalfKind
+from taihu.kernels.few_bits import FEW_BITS, STEP_BYTES, codes_bytes, read_codes
+from taihu.kernels.half import HalfKind, from_half
+from taihu.kernels.pack import unpack
 
 __all__ = [
     "Address",
@@ -30,6 +31,7 @@ __all__ = [
     "dense_values",
     "frame_of",
     "payload_of",
+    "selected_values",
 ]
 
 _WIRE_TYPE = np.dtype("<f4")
@@ -254,6 +256,41 @@ def dense_values(frame: Frame, value_type: ValueType = ValueType.FP32) -> NDArra
             f"{header.value_type.label} values: expected a dense one with {value_type.label} values"
         )
     return frame.values
+
+
+def selected_values(frame: Frame, indices: NDArray[np.int32], bounds: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Find the places of a sparse frame's values, and decode these.
+
+    Args:
+        frame: of values of at most 32 bits.
+        indices: shape (frame.header.selected,), out: ascending places.
+        bounds: shape (pieces, 2): what the frame covers.
+
+    Returns:
+        Shape (selected,), fp32; a view where they travel so.
+
+    Raises:
+        ValueError: sections or values are not what they should be.
+        FrameError: the values have more bits.
+    """
+    value_type = frame.header.value_type
+    bits, values = value_type.few_bits, frame.values
+    steps_bytes = len(bounds) * STEP_BYTES if bits else 0
+    unpack(frame.sections[steps_bytes:], bounds, frame.header.selected, indices)
+    if value_type is ValueType.FP32:
+        return values
+    decoded = np.empty(len(indices), dtype=np.float32)
+    if bits:
+        told = np.frombuffer(frame.sections[:steps_bytes].tobytes(), dtype="<u2")
+        steps = np.empty(len(told), dtype=np.float32)
+        from_half(told, "bf16", steps)
+        read_codes(values, bits, indices, bounds, steps, decoded)
+    elif value_type.half_kind is not None:
+        from_half(values, value_type.half_kind, decoded)
+    else:
+        name = frame.header.sender.label
+        raise FrameError(f"frame of {name} has {value_type.label} values: expected at most 32 bits")
+    return decoded
 
 
 def payload_of(pieces: Sequence[NDArray[Any]]) -> list[memoryview]:

@@ -207,6 +207,8 @@ def _compression(chance: Random, servers: int, optimizer: str) -> dict[str, Any]
         own |= {"clip": "whole", "clip_norm": 0.5}
     if own["method"] == "dlgs" and servers:
         own["value_type"] = "int4"
+        if own["downlink"] == "exact":
+            own["downlink_value_type"] = "int4"
     return own
 
 

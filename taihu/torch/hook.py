@@ -25,7 +25,7 @@ __all__ = ["ExchangeState", "exchange_hook"]
 _SETTINGS_BYTES: Final = 512
 # The second is the name in older versions of PyTorch; newer ones warn of it.
 _all_gather: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_WITHOUT_MEANING: Final = frozenset({"clip", "downlink", "factor_masking", "momentum_at"})
+_WITHOUT_MEANING: Final = frozenset({"clip", "downlink", "downlink_value_type", "factor_masking", "momentum_at"})
 
 
 @dataclass(frozen=True)

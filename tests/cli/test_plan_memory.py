@@ -134,6 +134,7 @@ def test_a_job_file_and_the_number_of_workers(memory: Memory, tmp_path: Path) ->
         (("compression.method=lags", "compression.momentum_at=workers"), 2, 0),
         (("compression.method=lags", "compression.momentum_at=servers", "compression.downlink=dense"), 1, 0),
         (("compression.method=dlgs", "compression.downlink=doublesqueeze"), 1, 2),
+        (("compression.method=dlgs", "compression.downlink_value_type=int4"), 1, 1),
     ],
 )
 def test_residuals_are_counted(memory: Memory, of: tuple[str, ...], worker: int, server: int) -> None:

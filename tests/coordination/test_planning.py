@@ -281,15 +281,16 @@ def test_each_group_has_the_route_that_is_best_for_its_size() -> None:
     assert sparse_routes(dense, layout, groups, link) == ()
 
 
-def test_frames_that_doublesqueeze_selects_by_stay() -> None:
-    """Its results would depend on what was measured."""
+def test_frames_that_sums_are_selected_or_rounded_by_stay() -> None:
+    """Results would depend on what was measured."""
     layout = layout_of(2_000_000, 3_000_000)
 
-    def frame_elements(downlink: str) -> int:
-        compression = {"method": "lags", "density": 0.5, "downlink": downlink}
+    def frame_elements(downlink: str, down_type: str = "fp32") -> int:
+        compression = {"method": "lags", "density": 0.5, "downlink": downlink, "downlink_value_type": down_type}
         return reported(make_job(1, 2, compression=compression), 1e-6, layout=layout).plan.frame_elements
 
     assert frame_elements("doublesqueeze") == 1_000_000
+    assert frame_elements("exact", "int4") == 1_000_000
     assert frame_elements("exact") < 1_000_000
 
 

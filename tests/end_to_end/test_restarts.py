@@ -17,10 +17,11 @@ from taihu.core.checkpoint.manifest import MANIFEST
 
 STEPS = 200
 FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "checkpoint.every_steps=10")
+LOCAL = ("--set", "exchange.local_steps=2", "--set", "compression.downlink_value_type=int4")
 KINDS = {
     "servers": (*FLAGS, "--optimizer", "adam", "--zero", "3", "--precision", "bf16"),
     "ring": (*FLAGS[2:], "--exchange", "ring", "--compression", "lags", "--density", "0.1"),
-    "local steps": (*FLAGS, "--compression", "dlgs", "--density", "0.1", "--set", "exchange.local_steps=2"),
+    "local steps": (*FLAGS, "--compression", "dlgs", "--density", "0.1", *LOCAL),
     "spread layers": (*FLAGS, "--fc", "shard", "--optimizer", "adam", "--zero", "3"),
 }
 

@@ -149,6 +149,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "refresh_every": COUNT,
         "value_type": st.sampled_from(["fp32", "fp16", "bf16", "int8", "int4", "int2"]),
         "downlink": st.sampled_from(["auto", "dense", "exact", "doublesqueeze"]),
+        "downlink_value_type": st.sampled_from(["fp32", "int8", "int4", "int2"]),
         "momentum_at": st.sampled_from(["auto", "none", "workers", "servers"]),
         "factor_masking": st.booleans(),
         "density_warmup_steps": WHOLE,
@@ -311,12 +312,25 @@ def zero_fits(of: dict[str, Any]) -> bool:
     return of["exchange.zero"] in allowed
 
 
+def comes_in_few_bits(of: dict[str, Any]) -> bool:
+    """Whether servers send some of the sums: they update by a rule without state, or not at all."""
+    if of["exchange.kind"] == "ring" or of["compression.method"] == "none":
+        return False
+    steps_alone, plain = of["exchange.local_steps"] > 1, of["optimizer.name"] == "sgd"
+    is_exact = of["exchange.returns"] != "parameters" or (
+        (plain or steps_alone) and of["compression.momentum_at"] != "servers"
+    )
+    return bool(of["compression.downlink"] == "exact" or (of["compression.downlink"] == "auto" and is_exact))
+
+
 def compression_fits(of: dict[str, Any]) -> bool:
     """Whether compression, optimizer and plan belong together."""
     selects = of["compression.downlink"] in ("exact", "doublesqueeze")
     sparse = selects and of["exchange.returns"] == "parameters"
     by_workers = of["compression.momentum_at"] == "workers"
-    if of["exchange.kind"] == "ring" and of["compression.value_type"] != "fp32":
+    rounds_sums = of["compression.downlink_value_type"] != "fp32"
+    is_fp32 = of["exchange.kind"] == "server" or of["compression.value_type"] == "fp32"
+    if not is_fp32 or (rounds_sums and not comes_in_few_bits(of)):
         return False
     if of["compression.method"] == "none" or of["exchange.transport"] == "same-host":
         return of["compression.method"] == "none" and not selects and not by_workers
@@ -337,7 +351,7 @@ RULED = {
         *("schedule", "warmup_epochs", "warmup_steps"),
     },
     "exchange": {"fc", "kind", "local_steps", "outer_momentum", "plan", "returns", "transport", "zero"},
-    "compression": {"clip_norm", "downlink", "method", "momentum_at", "value_type"},
+    "compression": {"clip_norm", "downlink", "downlink_value_type", "method", "momentum_at", "value_type"},
     "cluster": {"compute", "heartbeat_s", "lost_after_s"},
     "checkpoint": {"dir", "resume"},
     "security": {"ca", "certificate", "clients", "key"},
@@ -519,6 +533,10 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
         (
             "[exchange]\nkind = 'ring'\n[compression]\nmethod = 'dlgs'\nvalue_type = 'fp16'",
             ["ring", "compression.value_type = 'fp32'"],
+        ),
+        (
+            "[exchange]\nkind = 'ring'\n[compression]\nmethod = 'dlgs'\ndownlink_value_type = 'int4'",
+            ["compression.downlink_value_type int4", "needs servers", "compression.downlink = 'exact'"],
         ),
         (
             "[exchange]\ntransport = 'same-host'\n[compression]\nmethod = 'dlgs'",
@@ -738,6 +756,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "refresh_every": 7,
         "value_type": "fp16",
         "downlink": "doublesqueeze",
+        "downlink_value_type": "int4",
         "momentum_at": "workers",
         "factor_masking": True,
         "density_warmup_steps": 7,

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels.few_bits import codes_bytes, pack_codes, read_codes, take_multiples
+from taihu.kernels.few_bits import codes_bytes, pack_codes, read_codes, round_sums, take_multiples
 
 quick = settings(deadline=None, max_examples=150)
 BITS = st.sampled_from([8, 4, 2])
@@ -84,6 +84,66 @@ def test_packed_codes_of_pieces_are_read_again(drawn: list[list[float]], bits: i
     arguments = np.array(places, dtype=np.int32), np.array(bounds), np.array(steps, dtype=np.float32)
     read_codes(packed, bits, *arguments, out)
     np.testing.assert_array_equal(out, np.concatenate(sent))
+
+
+def rounded(
+    residual: Values, indices: list[int], sums: Values, bounds: list[tuple[int, int]], bits: int
+) -> tuple[NDArray[np.int32], Values, NDArray[np.uint8], Values]:
+    """Places, values, codes and steps of what comes back; `residual` is changed."""
+    places, values = np.full(len(indices), -1, dtype=np.int32), np.full(len(indices), np.nan, dtype=np.float32)
+    codes, steps = np.full(len(indices), 255, dtype=np.uint8), np.full(len(bounds), -1, dtype=np.float32)
+    own = np.array(indices, dtype=np.int32), sums.copy(), np.array(bounds, dtype=np.int64).reshape(-1, 2)
+    count = round_sums(residual, *own, bits, places, values, codes, steps)
+    return places[:count], values[:count], codes[:count], steps
+
+
+@quick
+@given(st.lists(st.lists(st.tuples(FINITE, FINITE), max_size=9), min_size=1, max_size=4), BITS, st.integers(0, 3))
+def test_sums_are_rounded_with_what_was_left_of_those_before(
+    drawn: list[list[tuple[float, float]]], bits: int, gap: int
+) -> None:
+    """Each piece as by `take_multiples`, without zeros; entries that no sum is of stay as they are."""
+    before = np.full(sum(len(piece) + gap for piece in drawn), 3.0, dtype=np.float32)
+    places: list[int] = []
+    sums: list[float] = []
+    bounds: list[tuple[int, int]] = []
+    start = 0
+    for piece in drawn:
+        places += range(start, start + len(piece))
+        before[start : start + len(piece)] = [left / 4 for left, _ in piece]
+        sums += [value / 4 for _, value in piece]
+        bounds.append((start, start + len(piece)))
+        start += len(piece) + gap
+    given_sums = np.array(sums, dtype=np.float32)
+    after = before.copy()
+    kept, values, codes, steps = rounded(after, places, given_sums, bounds, bits)
+    owed = before.copy()
+    owed[places] += given_sums
+    expected = []
+    for (first, stop), step in zip(bounds, steps.tolist(), strict=True):
+        rest, own, wanted = taken(owed[first:stop], bits)
+        assert step == wanted
+        np.testing.assert_array_equal(after[first:stop], rest)
+        sent = decoded(own, wanted, bits)
+        expected += [(first + i, value) for i, value in enumerate(sent.tolist()) if value]
+    assert [*zip(kept.tolist(), values.tolist(), strict=True)] == expected
+    untouched = np.ones(len(before), dtype=bool)
+    untouched[places] = False
+    np.testing.assert_array_equal(after[untouched], before[untouched])
+    together = after.copy()
+    together[kept] += values
+    np.testing.assert_array_equal(together, owed)
+    assert not (codes == 2 ** (bits - 1) - 1).any()
+
+
+def test_a_sum_that_is_no_number_makes_its_piece_none_and_leaves_nothing() -> None:
+    residual = np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32)
+    sums = np.array([1.0, np.inf, 1.0], dtype=np.float32)
+    kept, values, _, steps = rounded(residual, [0, 1, 3], sums, [(0, 2), (2, 4)], 4)
+    assert kept.tolist() == [0, 1, 3]
+    assert np.isnan(values).tolist() == [True, True, False]
+    assert np.isnan(steps[0])
+    assert residual[:3].tolist() == [2.0, 0.0, 3.0]
 
 
 @quick

@@ -62,6 +62,8 @@ COMPRESSIONS = st.builds(
     st.integers(1, 1 << 22),
     st.integers(0, 99),
     st.integers(0, 9),
+    st.just("layer"),
+    st.sampled_from([4, 1, 0.5]),
 )
 
 
@@ -132,7 +134,8 @@ def test_costs_of_a_group_are_those_of_its_layers(
     down: float = dense
     if compression.method.key != "none" and compression.downlink == "exact":
         share = kept / sum(own) if sum(own) else 0.0
-        down = sparse(sum(own) * (1 - (1 - share) ** profile.workers), 4) * profile.sparse_down_ratio
+        union = sum(own) * (1 - (1 - share) ** profile.workers)
+        down = sparse(union, compression.down_value_bytes) * profile.sparse_down_ratio
     elif compression.method.key != "none" and compression.downlink == "doublesqueeze":
         down = pushed * profile.sparse_down_ratio
     if not profile.servers:

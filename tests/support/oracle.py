@@ -112,6 +112,20 @@ def nearest_multiples(values: Exact, bits: int) -> Exact:
     return multiples
 
 
+def _rounded_down(job: Job, layout: Layout, total: Exact, pushed: NDArray[np.bool_], left: Exact) -> Exact:
+    """The sums in few bits where anybody pushed something; every server's part of a layer has a step of its own."""
+    bits = int(job.compression.downlink_value_type.removeprefix("int"))
+    sent = np.zeros_like(total)
+    for first, stop in group_ranges(layout, "per-layer"):
+        for server in range(job.servers):
+            low, high = ((stop - first) * (server + each) // job.servers for each in (0, 1))
+            own = np.flatnonzero(pushed[first + low : first + high]) + first + low
+            owed = left[own] + total[own]
+            sent[own] = nearest_multiples(owed, bits)
+            left[own] = owed - sent[own]
+    return sent
+
+
 class _Selector:
     """Sparsification with error feedback, and thresholds that are exact every `refresh` steps and reused between."""
 
@@ -159,6 +173,7 @@ def _sparse(
     bits = int(compression.value_type.removeprefix("int")) if compression.value_type.startswith("int") else 0
     selectors = [_Selector(layout.elements, compression.density, refresh, bits) for _ in range(workers)]
     down = _Selector(layout.elements, compression.density, refresh)
+    left = np.zeros(layout.elements)
     velocities = [np.zeros(layout.elements) for _ in range(workers)]
     master, history = _Master(layout, optimizer), []
     layers = group_ranges(layout, "per-layer")
@@ -166,7 +181,7 @@ def _sparse(
     if compression.threshold == "layer":
         units["dlgs"] = layers
     for step, ranges in enumerate(groups, 1):
-        total = np.zeros(layout.elements)
+        total, pushed = np.zeros(layout.elements), np.zeros(layout.elements, dtype=bool)
         for rank in range(workers):
             given = gradients(rank, step).astype(np.float64)
             if job.momentum_on_workers:
@@ -176,6 +191,9 @@ def _sparse(
             if job.momentum_on_workers and compression.factor_masking:
                 velocities[rank] = np.where(sent != 0, 0.0, given)
             total += sent
+            pushed |= sent != 0
+        if compression.downlink_value_type != "fp32":
+            total = _rounded_down(job, layout, total, pushed, left)
         if not job.momentum_on_workers:
             master.update(total / workers, step)
         else:

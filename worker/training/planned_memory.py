@@ -70,8 +70,7 @@ def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob
         bucket_bytes=bucket_bytes,
         live_bytes=exchange.live_bytes,
         residual_arrays=_residual_arrays(job),
-        # The residual, and the sums that it belongs to.
-        server_residual_arrays=2 if job.downlink == "doublesqueeze" else 0,
+        server_residual_arrays=_server_residual_arrays(job),
         local_arrays=_local_arrays(job),
         window_frames=exchange.window_frames,
         frame_bytes=exchange.frame_bytes or FRAME_BYTES,
@@ -93,6 +92,13 @@ def _columns(tensor: TensorSpec, workers: int) -> int:
     """Values of the columns of the worker that has the most."""
     columns = tensor.shape[-1]
     return tensor.elements // columns * -(-columns // workers)
+
+
+def _server_residual_arrays(job: Job) -> int:
+    """fp32 values that a server's compression keeps of every parameter."""
+    if job.downlink == "doublesqueeze":
+        return 2  # the residual, and the sums that it belongs to
+    return int(job.compression.downlink_value_type != "fp32")
 
 
 def _local_arrays(job: Job) -> int:

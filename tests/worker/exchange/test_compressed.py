@@ -67,6 +67,28 @@ def test_values_of_few_bits_are_multiples_and_what_is_rounded_away_is_sent_later
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("bits", ["int8", "int4", "int2"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_sums_of_few_bits_come_back_and_what_is_rounded_away_comes_later(servers: int, bits: str) -> None:
+    job = job_of(servers, 3, {"momentum": 0.9}, momentum_at="workers", downlink_value_type=bits)
+    run = exchange_steps(job, LAYOUT, gradients, steps=STEPS)
+    expected = expected_parameters(job, LAYOUT, gradients, ["bucket:1kB"] * STEPS)
+    for seen, exact in zip(run.parameters, expected, strict=True):
+        assert len({values.tobytes() for values in seen}) == 1
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+
+
+def test_few_bits_take_fewer_bytes_back() -> None:
+    layout = layout_of(200_000, 50_000)
+
+    def received(**compression: object) -> int:
+        job = job_of(1, 3, {"momentum": 0.0}, density=0.01, **compression)
+        run = exchange_steps(job, layout, lambda rank, step: wide(layout, rank, step), steps=3)
+        return sum(each.received_bytes for each in run.totals[-1])
+
+    assert received(downlink_value_type="int4", value_type="int4") < received(value_type="int4") / 2.5
+
+
 @pytest.mark.parametrize("downlink", ["exact", "doublesqueeze", "dense"])
 @pytest.mark.parametrize("value_type", ["fp16", "bf16", "int8", "int4", "int2"])
 def test_replicas_stay_equal_with_rounded_values(downlink: str, value_type: str) -> None:

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError
+from taihu.core.optimization import OptimizerShard
 from taihu.core.planner.partition import FrameSpec, Framing
-from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
+from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_values, selected_values
 from taihu.core.wire.kinds import Encoding, Summed
-from taihu.kernels.pack import unpack
 from taihu.kernels.scatter import scatter_assign
 from taihu.worker.exchange.base.updates import Updates
 
-__all__ = ["ByServers", "FrameWindow", "FramesUnderWay", "ServerAnswers"]
+__all__ = ["ByServers", "BySums", "FrameWindow", "FramesUnderWay", "ServerAnswers"]
 
 Values = NDArray[np.float32]
 Item = TypeVar("Item")
@@ -81,14 +81,21 @@ class FramesUnderWay(Generic[Item]):
 class ServerAnswers:
     """The answers of one server, which messages call `peer`, to the frames of one plan and step at a time.
 
-    They are those of `framing`, of plan number `plan`. Dense ones have values of `value_type`. `shared` are the
-    server's own parameters, where this process has them mapped.
+    They are those of `framing`, of plan number `plan`. Dense ones have values of `value_type`, sparse ones those of
+    `selected_type`. `shared` are the server's own parameters, where this process has them mapped.
     """
 
     def __init__(  # noqa: PLR0917 - one of each
-        self, peer: str, job: str, updates: Updates, value_type: ValueType, framing: Framing, plan: int
+        self,
+        peer: str,
+        job: str,
+        updates: Updates,
+        value_type: ValueType,
+        framing: Framing,
+        plan: int,
+        selected_type: ValueType = ValueType.FP32,
     ) -> None:
-        self._value_type = value_type
+        self._value_type, self._selected_type = value_type, selected_type
         self.shared: Values | None = None
         self._peer = peer
         self._job = job
@@ -184,17 +191,18 @@ class ServerAnswers:
         return frame
 
     def _write_sparse(self, frame: FrameSpec, answer: Frame) -> None:
-        count = len(answer.values)
+        count = answer.header.selected
         if len(self._positions) < count:
             self._positions = np.empty(self._framing.largest, dtype=np.int32)
         positions = self._positions[:count]
+        if answer.header.value_type is not self._selected_type:
+            seen, expected = answer.header.value_type.label, self._selected_type.label
+            raise FrameError(f"{self._peer} answered selected {seen} values: expected {expected}")
         try:
-            unpack(answer.sections, frame.arena_bounds, count, positions)
+            values = selected_values(answer, positions, frame.arena_bounds)
         except ValueError as error:
             raise FrameError(f"{self._peer} answered group {frame.group}: {error}") from None
-        if answer.header.value_type is not ValueType.FP32:
-            raise FrameError(f"{self._peer} answered {answer.header.value_type.label} parameters: expected float32")
-        self._updates.write_selected(frame, positions, answer.values, answer.header.address.at.step)
+        self._updates.write_selected(frame, positions, values, answer.header.address.at.step)
 
 
 class ByServers:
@@ -221,3 +229,39 @@ class ByServers:
     def write_selected(self, frame: FrameSpec, places: NDArray[np.int32], values: Values, step: int) -> None:
         """Put what came where it belongs; all else is as it was."""
         scatter_assign(places, values, self._parameters)
+
+
+class BySums:
+    """Servers update, and so do workers, by the sums of a few bits that come: the same bits everywhere.
+
+    A part that was updated in a step is not updated in it again, whatever is replayed.
+
+    Args:
+        optimizer: of `parameters`, as servers have it, without state.
+        parameters: shape (elements,), fp32.
+        workers: whose mean is applied.
+    """
+
+    def __init__(self, optimizer: OptimizerShard, parameters: Values, workers: int) -> None:
+        self._optimizer, self._scale = optimizer, 1.0 / workers
+        self._whole = ByServers(parameters)
+        self._updated: dict[int, int] = {}
+        none = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.float32)
+        optimizer.update_sparse(*none, step=1)  # compiled, or loaded, before the first step
+
+    def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
+        """The frame's range of the parameters."""
+        return self._whole.places(frame)
+
+    def received(self, frame: FrameSpec, step: int, group: int) -> None:
+        """Do nothing: the parameters are where they belong."""
+
+    def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
+        """Copy parameters that came."""
+        self._whole.write(frame, values, step)
+
+    def write_selected(self, frame: FrameSpec, places: NDArray[np.int32], values: Values, step: int) -> None:
+        """Update by sums at these places; all else is as it was."""
+        if self._updated.get(frame.pieces[0].start) != step:
+            self._updated[frame.pieces[0].start] = step
+            self._optimizer.update_sparse(places, values, step, self._scale)

@@ -94,7 +94,10 @@ class ServerLink:
         self._state_frames = self._shard.state_frames(plan.frame_elements)
         self._plan = plan
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
-        self._answers = ServerAnswers(self.peer, job.name, updates, arenas.value_type, self._framing, plan.version)
+        selected_type = ValueType.named(job.compression.downlink_value_type)
+        self._answers = ServerAnswers(
+            self.peer, job.name, updates, arenas.value_type, self._framing, plan.version, selected_type
+        )
         self._at = At(plan.version, 0)
         self._arrived_s = self._send_start_s = 0.0
         self._under_way = FramesUnderWay[Pushed](job.exchange.window_frames)

@@ -12,16 +12,18 @@ from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
+from taihu.core.optimization import OptimizerShard, in_steps
 from taihu.core.trace import Tracer
 from taihu.core.wire.clock import Clock, SystemClock
 from taihu.core.wire.frame_faults import FrameFaults
 from taihu.core.wire.headers import At, FrameHeader
 from taihu.core.wire.identity import WorkerIdentity
 from taihu.core.wire.kinds import Summed
+from taihu.kernels.few_bits import FEW_BITS
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Held, Route, RouteEvents, RoutePath, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, Updates, optimizer_of
-from taihu.worker.exchange.servers.answers import ByServers
+from taihu.worker.exchange.servers.answers import ByServers, BySums
 from taihu.worker.exchange.servers.link import LinkEvents, ServerLink
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
@@ -218,6 +220,9 @@ class ServerRoute(Route):
 
 
 def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Updates:
+    if job.stage.divides_optimizer and job.compression.downlink_value_type in FEW_BITS:
+        servers = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
+        return BySums(servers, arenas.parameters, plan.world.workers)
     if job.stage.divides_optimizer:
         return ByServers(arenas.received)
     optimizer = optimizer_of(job, plan, arenas)
