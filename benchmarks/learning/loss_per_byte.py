@@ -76,16 +76,12 @@ WAYS: Final = MappingProxyType(
         "dlgs, clipped, int4": Way({**_DLGS, **_WHOLE, "value_type": "int4"}, (1.0, 2.0), 0.0),
         "dlgs, clipped, int4 both ways": Way({**_DLGS, **_WHOLE, **_INT4}, (1.0, 2.0), 0.0),
         "dlgs, int4 both ways": Way({**_DLGS, **_INT4}, (1.0, 2.0), 0.0),
-        "4 local steps": Way({}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}),
-        "4 local steps, Nesterov": Way({}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4, "outer_momentum": 0.9}),
+        "4 local steps": Way({}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}),
         "4 local steps, dlgs 0.1, int4": Way(
-            {**_DLGS, "density": 0.1, "value_type": "int4"}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}
+            {**_DLGS, "density": 0.1, "value_type": "int4"}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}
         ),
-        "4 local steps, dlgs 0.03, int4": Way(
-            {**_DLGS, "density": 0.03, "value_type": "int4"}, (0.5, 1.0, 2.0), 0.9, {"local_steps": 4}
-        ),
-        "4 local steps, dlgs 0.03, int4 both ways": Way(
-            {**_DLGS, "density": 0.03, **_INT4}, (0.5, 1.0), 0.9, {"local_steps": 4}
+        "4 local steps, dlgs 0.05, int4 both ways": Way(
+            {**_DLGS, "density": 0.05, **_INT4}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}
         ),
     }
 )
@@ -246,7 +242,8 @@ def _by_local_steps(cell: Cell, model: Any, batches: Callable[[], list[Any]]) ->
         velocity.mul_(outer.momentum).add_(mean)
         common -= outer.learning_rate * (mean + outer.momentum * velocity if outer.momentum else mean)
         for each in models:
-            torch.nn.utils.vector_to_parameters(common, each.parameters())
+            # Parameters become views of what they are given.
+            torch.nn.utils.vector_to_parameters(common.clone(), each.parameters())
     return losses, {way: share / count for way, share in replicas.shares().items()}
 
 

@@ -32,6 +32,11 @@ _ROOT: Final = Path(__file__).parents[2]
 _LINE: Final = re.compile(r"step (\d+): loss ([\d.]+), ([\d.]+) s")
 _DLGS: Final = ("--compression", "dlgs", "--density", "0.01")
 _CLIPPED: Final = ("--set", "compression.clip=whole", "--set", "compression.clip_norm=1")
+_FOUR_BITS: Final = (
+    *("--servers", "1"),
+    *("--set", "compression.value_type=int4", "--set", "compression.downlink_value_type=int4"),
+)
+_LOCAL: Final = ("--set", "exchange.local_steps=4")
 _FASTER: Final = ("--lr", "2e-3")
 _NEWEST: Final = ("--beta1", "0", *_FASTER)
 _WAYS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingProxyType(
@@ -41,6 +46,12 @@ _WAYS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingPro
         "dlgs 0.01, beta1 0.9": (_DLGS, ()),
         "dlgs 0.01, beta1 0, twice the rate": (_DLGS, _NEWEST),
         "the same, clipped": ((*_DLGS, *_CLIPPED), _NEWEST),
+        "the same, 4 bits both ways": ((*_DLGS, *_CLIPPED, *_FOUR_BITS), _NEWEST),
+        "4 local steps, twice the rate": (_LOCAL, _FASTER),
+        "4 local steps, dlgs 0.05, 4 bits both ways, twice the rate": (
+            (*_DLGS, "--density", "0.05", *_FOUR_BITS, *_LOCAL),
+            _FASTER,
+        ),
     }
 )
 """By way: what `taihu run` is given, and what the script is."""
