@@ -175,7 +175,8 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     if results["stopped"]:
         display.say(f"stopped after step {results['steps']} of {results['total_steps']}, {elapsed_s:.1f} s{loss}")
     else:
-        display.say(f"done in {elapsed_s:.1f} s: {counted(results['steps'], 'step')}{loss}")
+        local = f" of {results['local_steps']} local steps" if results["local_steps"] > 1 else ""
+        display.say(f"done in {elapsed_s:.1f} s: {counted(results['steps'], 'step')}{local}{loss}")
     tested_step = results["evaluations"][-1]["step"] if results["evaluations"] else results["steps"]
     tested = "" if tested_step == results["steps"] else f" after step {tested_step}"
     for name, value in score_lines(results["test_metrics"] or {}):
@@ -194,6 +195,8 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
     display.say(f"path            {results['path']}")
+    if results["dropped_momentum"]:
+        display.say(f"momentum        {results['dropped_momentum']}")
     if results["skipped_steps"]:
         display.say(
             f"skipped         {counted(results['skipped_steps'], 'step')} whose gradients did not fit into fp16"

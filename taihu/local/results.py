@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from taihu.core.job import Job
+from taihu.core.job.advice import advice_on_momentum
 from taihu.core.process.results import RESULTS_FORMAT
 
 __all__ = ["results_of"]
@@ -46,6 +47,8 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "refresh_every": job.compression.refresh_every,
         "threshold": job.compression.threshold,
         "downlink": first.get("downlink", job.downlink),
+        "dropped_momentum": next(advice_on_momentum(job), None),
+        "local_steps": job.exchange.local_steps,
         "precision": job.train.precision,
         "recompute": job.train.recompute,
         "recompute_segments": job.train.recompute_segments,

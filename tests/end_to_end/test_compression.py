@@ -32,6 +32,20 @@ def test_a_tenth_that_is_squeezed_on_the_way_back_learns_them_too() -> None:
     check_learned(run_here(*squeezed), "doublesqueeze")
 
 
+def test_the_end_says_that_momentum_was_dropped_and_how_many_batches_a_step_had(taihu: Taihu, tmp_path: Path) -> None:
+    flags = ("--compression", "dlgs", "--density", "0.01", "--steps", "4", "--servers", "1", "--workers", "1")
+    done = taihu("train", "--json", "result.json", *flags)
+    assert (
+        "\nmomentum        optimizer.momentum 0.9 is not applied: what compression holds back acts as" in done.stdout
+    )
+    assert json.loads((tmp_path / "result.json").read_text())["dropped_momentum"].startswith("optimizer.momentum 0.9")
+    done = taihu("train", "--json", "result.json", *flags, "--set", "exchange.local_steps=3")
+    assert "momentum" not in done.stdout
+    assert ": 4 steps of 3 local steps, final loss" in done.stdout
+    told = json.loads((tmp_path / "result.json").read_text())
+    assert (told["dropped_momentum"], told["local_steps"], told["steps"]) == (None, 3, 4)
+
+
 def check_learned(results: dict[str, Any], downlink: str) -> None:
     assert results["test_accuracy"] >= 0.96
     assert (results["compression"], results["density"], results["downlink"]) == ("dlgs", 0.1, downlink)
