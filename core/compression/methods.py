@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.base.errors import ConfigError
 from taihu.core.compression.selecting import Select, accumulate
 from taihu.core.compression.state import CompressionState, Outcome, Unit
 from taihu.core.settings import CompressionSettings, OptimizerSettings
@@ -139,7 +140,10 @@ class Compressor:
                 few bits are in `state.steps`.
 
         Returns:
-            How many were selected, and the thresholds. Values that are not finite are always selected.
+            How many were selected, and the thresholds. Built-in methods always select what is not finite.
+
+        Raises:
+            ConfigError: the method's selection contradicts itself.
         """
         if self.clip_norm is not None:
             if self.clip == "whole":
@@ -156,6 +160,12 @@ class Compressor:
             # In fp32 what is selected moves while it is in the cache; rounding comes after.
             values if self.value_type == "fp32" else state.residual[:0],
         )
+        told = int(state.outcomes.selected[units.start : units.stop].sum())
+        if count != told:
+            raise ConfigError(
+                f"compression '{self.method}': its selection returned {count} entries and told of {told} in "
+                "outcomes.selected; see docs/own_methods.md"
+            )
         if self.value_type != "fp32":
             self._take(state, units, indices[:count], values[:count])
         if self.factor_masking and len(state.velocity):

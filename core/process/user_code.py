@@ -19,14 +19,24 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.core.process.user_children import tell_children
 
-__all__ = ["explained", "know_file", "load_function", "own_mistakes_told", "split_function", "user_line"]
+__all__ = [
+    "explained",
+    "know_file",
+    "load_function",
+    "load_object",
+    "own_mistakes_told",
+    "split_function",
+    "user_line",
+]
+
+T = TypeVar("T")
 
 _FORM: Final = "path/to/file.py:function"
 # Packages that taihu had at the top, whose names are everybody's.
@@ -62,6 +72,18 @@ def load_function(
             f"{thing} file {path} has no function {name!r} (it has: {known}); give {path}:function with {signature}"
         )
     return _explaining(function, path, thing, error)
+
+
+def load_object(spec: str, kind: type[T], *, thing: str = "own", error: type[ConfigError] = ConfigError) -> T:
+    """Load an object of a `kind` from a file of the user's, "path/to/file.py:NAME"; raises as `load_function`."""
+    path, name = split_function(spec, thing=thing, error=error)
+    with explained(path, thing=thing, error=error):
+        module = _load(path)
+    found = None if module is None else getattr(module, name, None)
+    if not isinstance(found, kind):
+        known = ", ".join(key for key, value in vars(module).items() if isinstance(value, kind)) if module else ""
+        raise error(f"{thing} file {path} has no {kind.__name__} {name!r} (it has: {known or 'none'})")
+    return found
 
 
 def split_function(spec: str, *, thing: str = "own", error: type[ConfigError] = ConfigError) -> tuple[Path, str]:

@@ -142,6 +142,11 @@ _DEVELOPMENT: Final = (
         "Have faults happen to a run on this machine: kill, stop or end its processes, from outside.",
     ),
     (
+        "check-compressor",
+        "taihu.cli.check_compressor:check_compressor",
+        "Check what a method of compression promises: nothing lost, the same bits again, a run that goes on.",
+    ),
+    (
         "history",
         "taihu.cli.history:history",
         "Check what all processes of a run recorded: nothing lost, nothing applied twice, updates in step order.",

@@ -174,3 +174,8 @@ def test_a_job_takes_a_variant_itself_and_writes_its_key() -> None:
     job = Job.model_validate({"compression": {"method": method}})
     assert job.compression.method is method
     assert re.search('"method":"random-k"', job.model_dump_json())
+
+
+def test_the_page_on_methods_of_ones_own_shows_this_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own_methods.md").read_text()
+    assert f"```python\n{(OWN / 'random_k.py').read_text()}```\n" in page
