@@ -292,7 +292,7 @@ PROMISES: Final = (
 
 
 def broken_by(promise: Promise, trial: Trial) -> str:
-    """How a method breaks a promise, in words; "" where it keeps it. What its own code raises passes."""
+    """The way in which a method breaks a promise, in words; "" where it keeps it. Errors of its own code pass."""
     try:
         promise.check(trial)
     except (BrokenPromiseError, ConfigError) as error:

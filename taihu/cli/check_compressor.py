@@ -54,7 +54,7 @@ def check_compressor(
 
 
 def _fault(promise: Promise, trial: Trial, path: Path | None) -> str:
-    """How the promise is broken; "" where it is kept. What the user's code raises is told with its line."""
+    """The way in which the promise is broken; "" where it is kept. Errors of the user's code come with their line."""
     try:
         with ExitStack() as stack:
             if path is not None:
