@@ -25,6 +25,7 @@ __all__ = [
     "put_back",
     "select",
     "take",
+    "take_all",
     "take_rounded",
     "warm_up",
 ]
@@ -143,6 +144,24 @@ def take(residual: Values, indices: Indices, values: Values) -> None:
 
 
 @kernel
+def take_all(residual: Values, first: int, indices: Indices, values: Values) -> None:
+    """Name all entries of `residual`, shape (n,), the first of which has position `first` in an arena, and move them.
+
+    Args:
+        residual: where zeros remain, unless `values` has the shape (0,).
+        first: position of the first entry.
+        indices: shape (m,), m at least n, out: their positions.
+        values: shape (m,) or (0,), out: the entries.
+    """
+    for i in range(len(residual)):
+        indices[i] = np.int32(first + i)
+    if len(values):
+        for i in range(len(residual)):
+            values[i] = residual[i]
+            residual[i] = np.float32(0.0)
+
+
+@kernel
 def put_back(residual: Values, indices: Indices, values: Values) -> None:
     """Undo `take`.
 
@@ -197,6 +216,7 @@ def warm_up() -> None:
     select(values, kth_largest_magnitude(values, 1), indices)
     take(values, indices, others[0])
     put_back(values, indices, others[0])
+    take_all(values, 0, indices, others[0])
     take_rounded(values, indices, np.zeros(1, dtype=np.uint16), "fp16")
     clear(values, indices)
 

@@ -435,7 +435,7 @@ def make_summing(job: Job, parameters: Values, on_squeezed: OnSqueezed | None = 
     compressor = Compressor(
         # Thresholds whose units are a setting are by layers here, if it says so; those of others are by groups.
         method=method if method.unit is None else replace(method, unit="group"),
-        density=compression.density,
+        density=compression.share,
         refresh_every=compression.refresh_every if method.reuses else 1,
         density_warmup_steps=compression.density_warmup_steps,
         threshold=compression.threshold,

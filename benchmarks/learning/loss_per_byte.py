@@ -43,11 +43,15 @@ _PAGE: Final = "measured by benchmarks.learning.loss_per_byte"
 _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "torch" / "transformer_text.py"
 _BATCHES: Final = MappingProxyType({"transformer": 4, "cifar10_quick": 16, "resnet20": 16})
 _DLGS: Final = {"method": "dlgs", "density": 0.01}
-_INT4: Final = {"value_type": "int4", "downlink_value_type": "int4"}
+_ALL: Final = {"method": "quantized", "momentum_at": "workers"}
 _WHOLE: Final = {"clip_norm": 1.0, "clip": "whole"}
 _LENGTHS: Final = MappingProxyType({"transformer": 600, "cifar10_quick": 3, "resnet20": 14})
 """Steps of the transformer, epochs of the others."""
 _WINDOW: Final = 50
+
+
+def _both(value_type: str) -> dict[str, str]:
+    return {"value_type": value_type, "downlink_value_type": value_type}
 
 
 @dataclass(frozen=True)
@@ -74,14 +78,16 @@ WAYS: Final = MappingProxyType(
         "dlgs": Way(_DLGS, (0.5, 1.0, 2.0), 0.0),
         "dlgs, clipped": Way({**_DLGS, **_WHOLE}, (0.5, 1.0, 2.0), 0.0),
         "dlgs, clipped, int4": Way({**_DLGS, **_WHOLE, "value_type": "int4"}, (1.0, 2.0), 0.0),
-        "dlgs, clipped, int4 both ways": Way({**_DLGS, **_WHOLE, **_INT4}, (1.0, 2.0), 0.0),
-        "dlgs, int4 both ways": Way({**_DLGS, **_INT4}, (1.0, 2.0), 0.0),
+        "dlgs, clipped, int4 both ways": Way({**_DLGS, **_WHOLE, **_both("int4")}, (1.0, 2.0), 0.0),
+        "dlgs, int4 both ways": Way({**_DLGS, **_both("int4")}, (1.0, 2.0), 0.0),
+        "quantized, int8 both ways": Way({**_ALL, **_both("int8")}, (1.0, 2.0), 0.9),
+        "quantized, int4 both ways": Way({**_ALL, **_both("int4")}, (1.0, 2.0), 0.9),
         "4 local steps": Way({}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}),
         "4 local steps, dlgs 0.1, int4": Way(
             {**_DLGS, "density": 0.1, "value_type": "int4"}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}
         ),
         "4 local steps, dlgs 0.05, int4 both ways": Way(
-            {**_DLGS, "density": 0.05, **_INT4}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}
+            {**_DLGS, "density": 0.05, **_both("int4")}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""Sparsification with error feedback behind one (init, update) interface: none, topk, lags, dlgs."""
+"""Compression with error feedback behind one (init, update) interface: topk, lags, dlgs, quantized."""
 
 from taihu.core.compression.groups import GroupCompressor, Packed, Selection
 from taihu.core.compression.methods import Compressor, make_compressor

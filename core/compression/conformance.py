@@ -63,7 +63,8 @@ class Trial:
     def worker(self, value_type: ValueName = "fp32", *, forgets_non_finite: bool = False, **options: Any) -> Worker:
         """A worker that compresses by it; `options` are those of `Compressor`."""
         refresh = 4 if self.method.reuses else 1
-        compressor = Compressor(self.method, self.density, refresh, value_type, **options)
+        density = 1.0 if self.method.sends_all else self.density
+        compressor = Compressor(self.method, density, refresh, value_type, **options)
         return Worker(self, compressor, forgets_non_finite=forgets_non_finite)
 
     def gradient(self, step: int) -> Values:

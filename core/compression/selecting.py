@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.compression.state import CompressionState
-from taihu.kernels.select import accumulate_select, momentum_select
+from taihu.kernels.select import accumulate_select, momentum_select, take_all
 from taihu.kernels.unit_select import Arenas, Rule, select_units
 
-__all__ = ["Select", "accumulate", "by_threshold"]
+__all__ = ["Select", "accumulate", "by_threshold", "everything"]
 
 
 class Select(Protocol):
@@ -55,6 +55,25 @@ def by_threshold(  # noqa: PLR0917 - as above
 ) -> int:
     """The largest magnitudes of each unit, by its threshold (docs/methods.md 1.1); one kernel for all units."""
     return select_units(arenas, state.table, state.outcomes, units.start, units.stop, rule, indices, values)
+
+
+def everything(  # noqa: PLR0917 - as above
+    state: CompressionState,
+    units: range,
+    step: int,
+    arenas: Arenas,
+    rule: Rule,
+    indices: NDArray[np.int32],
+    values: NDArray[Any],
+) -> int:
+    """All values of each unit."""
+    first, last = state.units[units[0]], state.units[units[-1]]
+    own = Arenas(*(array[first.start : last.stop] for array in arenas))
+    accumulate(own, rule)
+    take_all(own.residual, first.start, indices, values)
+    for number in units:
+        state.outcomes.kept[number] = state.outcomes.selected[number] = state.units[number].elements
+    return len(own.residual)
 
 
 def accumulate(arenas: Arenas, rule: Rule) -> None:

@@ -90,7 +90,7 @@ def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkC
     for group in groups:
         workload = SparseWorkload(
             elements=layout.offsets[group.last_layer + 1] - layout.offsets[group.first_layer],
-            density=job.compression.density,
+            density=job.compression.share,
             ranks=job.world.workers,
             alpha_seconds=link.alpha_seconds,
             seconds_per_byte=link.up_seconds_per_byte,
@@ -269,7 +269,7 @@ def planned_compression(job: Job, frame_elements: int) -> Compression:
     settings = job.compression
     return Compression(
         method=settings.method,
-        density=settings.density,
+        density=settings.share,
         refresh_every=settings.refresh_every,
         value_bytes=ValueType.named(settings.value_type).bytes_of(8) / 8,
         downlink=job.downlink,

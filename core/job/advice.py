@@ -128,6 +128,11 @@ RULES: Final = (
         "needs a compression.method",
     ),
     Rule(
+        "compression.density compression.density_warmup_steps compression.factor_masking",
+        lambda job: job.compression.method.sends_all,
+        "is for methods that leave values out",
+    ),
+    Rule(
         "compression.clip",
         lambda job: job.compression.method.selects and job.compression.clip_norm is None,
         "needs a compression.clip_norm",

@@ -137,8 +137,8 @@ class JobFlags:
         typer.Option(
             "--compression",
             parser=_key_in(METHODS),
-            metavar="none|topk|lags|dlgs",
-            help="How gradients are made sparse.",
+            metavar="none|topk|lags|dlgs|quantized",
+            help="How gradients are made smaller.",
         ),
     ] = None
     density: Annotated[

@@ -100,6 +100,11 @@ class Job(Section):
             raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
         if not compression.method.selects and (self.downlink != "dense" or compression.momentum_at == "workers"):
             raise ValueError("compression.downlink and momentum on the workers need a compression.method")
+        if compression.method.sends_all and compression.value_type == "fp32":
+            raise ValueError(
+                f"compression '{compression.method}' sends every value, in fewer bits: set compression.value_type, "
+                "for example 'int4'"
+            )
         if compression.downlink_value_type != "fp32" and (self.downlink != "exact" or not self.servers):
             raise ValueError(
                 f"compression.downlink_value_type {compression.downlink_value_type} is of sums of selected values: "

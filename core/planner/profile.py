@@ -263,6 +263,8 @@ class Compression:
             cost.base_seconds + sizes.elements * cost.seconds_per_element for cost in (profile.top_k, profile.scan)
         )
         ratio = max(1.0 / self.refresh_every, profile.refresh_ratio) if self.method.reuses else 1.0
+        if self.method.sends_all:
+            ratio = 0.0
         return ratio * exact + (1.0 - ratio) * reused
 
     def up_bytes(self, profile: Profile, sizes: GroupSizes) -> Array:
@@ -310,7 +312,9 @@ class Compression:
 
     def _sparse_bytes(self, profile: Profile, sizes: GroupSizes, kept: Array, value_bytes: float) -> Array:
         """Values, Rice-coded indices and headers."""
-        index_bytes = rice_bits_per_index(kept / np.maximum(sizes.elements, 1.0)) / 8.0
+        shares = kept / np.maximum(sizes.elements, 1.0)
+        # Where all are kept, nothing says which.
+        index_bytes = np.where(shares < 1.0, rice_bits_per_index(shares) / 8.0, 0.0)
         sections = self.section_header_bytes * profile.servers * sizes.layers
         return kept * (value_bytes + index_bytes) + sections + self._frame_headers(profile, sizes)
 

@@ -21,8 +21,9 @@ class CompressionSettings(Section):
 
     `method` topk sends the share `density` of the whole gradient, lags and dlgs that share of every layer; dlgs makes
     its thresholds anew every `refresh_every` steps only. With `threshold` group it has one for all layers that are
-    merged into a message; what a run computes then depends on its plan. `downlink` is what comes back: all
-    parameters (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`).
+    merged into a message; what a run computes then depends on its plan. `quantized` sends every value, in the few
+    bits of a `value_type`, and holds back what rounding takes away. `downlink` is what comes back: all parameters
+    (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`).
     With a `downlink_value_type` of few bits the sums come back instead of the parameters, and workers update as the
     servers do; what rounding takes away stays on the servers, and comes with the next sum of its place. A step is
     shared by the values of a layer in one frame: what a run computes then depends on the number of servers.
@@ -35,7 +36,7 @@ class CompressionSettings(Section):
     for which the norm of the step before stands.
     """
 
-    method: Annotated[Method, METHODS] = Field(default=NONE, description="how gradients are made sparse")
+    method: Annotated[Method, METHODS] = Field(default=NONE, description="how gradients are made smaller")
     density: Annotated[float, Field(ge=1e-9, le=1)] = Field(
         default=0.01, description="share of the gradient that is sent"
     )
@@ -78,9 +79,9 @@ class CompressionSettings(Section):
     @property
     def acts_as_momentum(self) -> bool:
         """Whether so much is held back that it stands in for a momentum of 0.9 (docs/adr/0061)."""
-        return self.method.selects and self.density <= _ACTS_AS_MOMENTUM
+        return self.share <= _ACTS_AS_MOMENTUM
 
     @property
     def share(self) -> float:
-        """The share of the gradient that is sent: all of it where the method selects nothing."""
-        return self.density if self.method.selects else 1.0
+        """The share of the gradient that is sent: all of it where the method leaves nothing out."""
+        return self.density if self.method.selects and not self.method.sends_all else 1.0

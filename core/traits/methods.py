@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from taihu.core.traits.registry import Registry
 
-__all__ = ["DLGS", "LAGS", "METHODS", "NONE", "TOPK", "Method", "Threshold", "UnitKind"]
+__all__ = ["DLGS", "LAGS", "METHODS", "NONE", "QUANTIZED", "TOPK", "Method", "Threshold", "UnitKind"]
 
 UnitKind = Literal["model", "layer", "group"]
 Threshold = Literal["layer", "group"]
@@ -19,9 +19,10 @@ class Method:
 
     Attributes:
         key: its name in a job file.
-        selects: whether a share of the gradient is sent, and the rest is held back; else all of it is.
+        selects: whether something of the gradient is held back; else all of it is sent as it is.
         unit: the range from which the density keeps a share; None leaves it to `compression.threshold`.
         reuses: whether a threshold serves for `compression.refresh_every` steps; else every selection is exact.
+        sends_all: whether every value is sent, in few bits, whatever the density.
         selection: "module:function" that selects, see `taihu.core.compression.selecting`.
     """
 
@@ -29,6 +30,7 @@ class Method:
     selects: bool
     unit: UnitKind | None
     reuses: bool = False
+    sends_all: bool = False
     selection: str = "taihu.core.compression.selecting:by_threshold"
 
     def __repr__(self) -> str:
@@ -52,4 +54,12 @@ TOPK: Final = Method("topk", selects=True, unit="model")
 LAGS: Final = Method("lags", selects=True, unit="layer")
 DLGS: Final = Method("dlgs", selects=True, unit=None, reuses=True)
 
-METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS))
+QUANTIZED: Final = Method(
+    "quantized",
+    selects=True,
+    unit="layer",
+    sends_all=True,
+    selection="taihu.core.compression.selecting:everything",
+)
+
+METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS, QUANTIZED))

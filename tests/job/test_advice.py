@@ -94,6 +94,10 @@ CASES: list[tuple[list[str], list[str]]] = [
     (["exchange.kind=ring"], []),
     (["exchange.kind=ring"], []),
     ([], ["compression.method=dlgs", "compression.downlink=dense", "compression.clip_norm=1"]),
+    (
+        ["compression.method=quantized", "compression.value_type=int4"],
+        ["compression.method=dlgs", "compression.downlink=dense"],
+    ),
     (["compression.method=dlgs"], ["compression.method=dlgs", "compression.clip_norm=1"]),
     (["compression.method=lags"], ["compression.method=dlgs"]),
     (

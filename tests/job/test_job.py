@@ -143,7 +143,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "non_finite": st.sampled_from(["error", "allow"]),
     },
     "compression": {
-        "method": st.sampled_from(["none", "topk", "lags", "dlgs"]),
+        "method": st.sampled_from(["none", "topk", "lags", "dlgs", "quantized"]),
         "density": st.floats(1e-9, 1),
         "threshold": st.sampled_from(["layer", "group"]),
         "refresh_every": COUNT,
@@ -329,8 +329,10 @@ def compression_fits(of: dict[str, Any]) -> bool:
     sparse = selects and of["exchange.returns"] == "parameters"
     by_workers = of["compression.momentum_at"] == "workers"
     rounds_sums = of["compression.downlink_value_type"] != "fp32"
-    is_fp32 = of["exchange.kind"] == "server" or of["compression.value_type"] == "fp32"
-    if not is_fp32 or (rounds_sums and not comes_in_few_bits(of)):
+    is_rounded = of["compression.value_type"] != "fp32"
+    may_be_rounded = of["exchange.kind"] == "server" or not is_rounded
+    must_be_rounded = of["compression.method"] == "quantized"
+    if not may_be_rounded or (must_be_rounded and not is_rounded) or (rounds_sums and not comes_in_few_bits(of)):
         return False
     if of["compression.method"] == "none" or of["exchange.transport"] == "same-host":
         return of["compression.method"] == "none" and not selects and not by_workers

@@ -117,7 +117,7 @@ def test_costs_of_a_group_are_those_of_its_layers(
 
     def sparse(count: float, value_bytes: float) -> float:
         share = count / sum(own) if sum(own) else 0.0
-        indices = count * float(rice_bits_per_index(np.array([share]))[0]) / 8
+        indices = count * float(rice_bits_per_index(np.array([share]))[0]) / 8 * (share < 1.0)
         return count * value_bytes + indices + compression.section_header_bytes * len(own) * profile.servers + headers
 
     dense: float = 4 * sum(own) + headers

@@ -108,7 +108,8 @@ def nearest_multiples(values: Exact, bits: int) -> Exact:
         return values
     unit = 2.0 ** (math.frexp(largest / most)[1] - 8)
     step = math.ceil(largest / most / unit) * unit
-    multiples: Exact = np.rint(values / step) * step
+    # Of halves either neighbour is nearest: this is the one that a product finds.
+    multiples: Exact = np.rint(values * (1.0 / step)) * step
     return multiples
 
 
@@ -164,20 +165,20 @@ def _sparse(
     Momentum that nobody applies is none; the rate is half of 1 / (1 - momentum) times as high, at least once.
     """
     compression, optimizer, workers = job.compression, job.optimizer, job.cluster.workers
-    is_left = compression.momentum_at == "auto" and compression.density <= 0.05 and not compression.factor_masking
+    is_left = compression.momentum_at == "auto" and compression.share <= 0.05 and not compression.factor_masking
     if is_left or compression.momentum_at == "none":
         rate = optimizer.learning_rate * max(1.0, 0.5 / (1 - optimizer.momentum))
         newest = {"beta1": 0.0} if optimizer.name.key == "adam" else {"momentum": 0.0, "learning_rate": rate}
         optimizer = optimizer.model_copy(update=newest)
     refresh = compression.refresh_every if compression.method.key == "dlgs" else 1
     bits = int(compression.value_type.removeprefix("int")) if compression.value_type.startswith("int") else 0
-    selectors = [_Selector(layout.elements, compression.density, refresh, bits) for _ in range(workers)]
+    selectors = [_Selector(layout.elements, compression.share, refresh, bits) for _ in range(workers)]
     down = _Selector(layout.elements, compression.density, refresh)
     left = np.zeros(layout.elements)
     velocities = [np.zeros(layout.elements) for _ in range(workers)]
     master, history = _Master(layout, optimizer), []
     layers = group_ranges(layout, "per-layer")
-    units = {"topk": [(0, layout.elements)], "lags": layers}
+    units = {"topk": [(0, layout.elements)], "lags": layers, "quantized": layers}
     if compression.threshold == "layer":
         units["dlgs"] = layers
     for step, ranges in enumerate(groups, 1):
@@ -191,7 +192,8 @@ def _sparse(
             if job.momentum_on_workers and compression.factor_masking:
                 velocities[rank] = np.where(sent != 0, 0.0, given)
             total += sent
-            pushed |= sent != 0
+            # Zeros are sent, too, where all values are.
+            pushed |= (sent != 0) | (compression.method.key == "quantized")
         if compression.downlink_value_type != "fp32":
             total = _rounded_down(job, layout, total, pushed, left)
         if not job.momentum_on_workers:

@@ -24,6 +24,12 @@ def gradients(rank: int, step: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(LAYOUT.elements, dtype=np.float32)
 
 
+def whole_gradients(rank: int, step: int) -> Values:
+    """Gradients of few bits: sums and rests are exact in fp32, so that halves are rounded as in fp64."""
+    whole: Values = np.rint(gradients(rank, step) * np.float32(64)) / np.float32(64)
+    return whole
+
+
 def job_of(servers: int, workers: int, optimizer: dict[str, object], **compression: object) -> Job:
     return make_job(
         max(1, servers),
@@ -76,6 +82,33 @@ def test_sums_of_few_bits_come_back_and_what_is_rounded_away_comes_later(servers
     for seen, exact in zip(run.parameters, expected, strict=True):
         assert len({values.tobytes() for values in seen}) == 1
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("optimizer", [{"momentum": 0.0}, {"momentum": 0.5}])
+@pytest.mark.parametrize(("up", "down"), [("int8", "fp32"), ("int4", "int8"), ("int2", "int4")])
+def test_all_values_go_in_few_bits(up: str, down: str, optimizer: dict[str, object]) -> None:
+    settings = {"method": "quantized", "value_type": up, "downlink_value_type": down}
+    job = job_of(2, 3, optimizer, **settings)
+    run = exchange_steps(job, LAYOUT, whole_gradients, steps=STEPS)
+    expected = expected_parameters(job, LAYOUT, whole_gradients, ["bucket:1kB"] * STEPS)
+    for seen, exact in zip(run.parameters, expected, strict=True):
+        assert len({values.tobytes() for values in seen}) == 1
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+
+
+def test_an_eighth_of_the_bytes_goes_in_four_bits() -> None:
+    layout = layout_of(200_000, 50_000)
+
+    def total(**compression: object) -> tuple[int, int]:
+        job = job_of(1, 2, {"momentum": 0.0}, **compression)
+        run = exchange_steps(job, layout, lambda rank, step: wide(layout, rank, step), steps=2)
+        return sum(each.sent_bytes for each in run.totals[-1]), sum(each.received_bytes for each in run.totals[-1])
+
+    dense = total(method="none")
+    few = total(method="quantized", value_type="int4", downlink_value_type="int4")
+    assert few[0] < dense[0] / 7.9
+    # Zeros are left out of what comes back, and positions are told in turn.
+    assert few[1] < dense[1] / 6
 
 
 def test_few_bits_take_fewer_bytes_back() -> None:
