@@ -17,12 +17,12 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.core.planner.profile import Profile, rice_bits_per_index
+from taihu.core.wire.headers import ValueType
 from taihu.simulation.compute import Pace
 from taihu.simulation.placement import Placement
 
 __all__ = ["Floor", "floor_of", "slowest_pace"]
 
-_FP32_BYTES: Final = 4
 # Instants are rounded, and selections to whole values.
 _ROUNDED: Final = 1.0 - 1e-9
 _WHOLE_VALUES: Final = 0.97
@@ -129,13 +129,19 @@ def _bytes_each_way(job: Job, elements: int, costs: Profile) -> tuple[float, flo
     dense = float(elements * costs.dense_value_bytes)
     if not settings.method.selects:
         return dense, dense
-    density = settings.density
+    density = settings.share
     index_bytes = (float(rice_bits_per_index(np.asarray(density))) if density <= 0.5 else 1.0) / 8.0
-    value_bytes = _FP32_BYTES if settings.value_type == "fp32" else 2
-    up = _WHOLE_VALUES * density * elements * (value_bytes + index_bytes)
+    if settings.method.sends_all:
+        index_bytes = 0.0
+    up, down = (
+        _WHOLE_VALUES * density * elements * (ValueType.named(name).bytes_of(8) / 8 + index_bytes)
+        for name in (settings.value_type, settings.downlink_value_type)
+    )
     if not job.servers:
         return up, up
-    down = dense if job.downlink == "dense" else up * min(1.0, costs.sparse_down_ratio)
+    # A server that selects anew sends no more than a worker.
+    down = min(up, down) if job.downlink == "doublesqueeze" else down
+    down = dense if job.downlink == "dense" else down * min(1.0, costs.sparse_down_ratio)
     return up * costs.sparse_up_ratio, down
 
 

@@ -36,6 +36,9 @@ def why_it_was_passed(passed: Passed, winner: Found) -> str:
 def _less_preferred(loser: Candidate, winner: Candidate) -> str:
     if loser.way.density < winner.way.density:
         return "sends less of the gradient"
+    types = (loser.way.value_type, loser.way.downlink_value_type)
+    if types not in ((winner.way.value_type, winner.way.downlink_value_type), ("fp32", "fp32")):
+        return "sends fewer bits of a value"
     if loser.way.precision != winner.way.precision:
         return "exchanges less exact values"
     if loser.changes > winner.changes:

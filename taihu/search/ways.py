@@ -14,8 +14,9 @@ from typing import Any, Final
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
 from taihu.core.traits.exchanges import RING, SERVER
-from taihu.core.traits.methods import DLGS, LAGS, METHODS, NONE, TOPK, Method
+from taihu.core.traits.methods import DLGS, LAGS, METHODS, NONE, QUANTIZED, TOPK, Method
 from taihu.core.traits.stages import STAGES, Stage
+from taihu.kernels.few_bits import FEW_BITS
 
 __all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of", "why_no_higher_stage"]
 
@@ -27,6 +28,7 @@ _METHODS: Final = (DLGS, LAGS, TOPK)
 """From the one that selects the least exactly on: what selecting costs the processors no model of links shows."""
 
 _MORE: Final = math.inf  # than any stage
+_WHOLE: Final = ("fp32", "fp32")
 _PLANS: Final = ("auto", "single", "bucket:4MB")
 
 
@@ -44,6 +46,8 @@ class Way:
         zero: the stage of ZeRO.
         precision: of what is exchanged.
         recompute: of activations.
+        value_type: of what is sent of a compressed gradient.
+        downlink_value_type: of what comes back of it.
     """
 
     servers: int
@@ -55,6 +59,8 @@ class Way:
     zero: Stage
     precision: str
     recompute: str
+    value_type: str = "fp32"
+    downlink_value_type: str = "fp32"
 
     @classmethod
     def of(cls, job: Job, *, beside: bool) -> Way:
@@ -70,6 +76,8 @@ class Way:
             job.stage,
             job.train.precision,
             job.train.recompute,
+            compression.value_type if compression.method.selects else "fp32",
+            compression.downlink_value_type,
         )
 
     def over(self, job: Job) -> Job:
@@ -92,6 +100,10 @@ class Way:
             compression.clear()
         else:
             compression |= {"method": self.method, "density": self.density}
+            for key in ("value_type", "downlink_value_type"):
+                compression.pop(key, None)
+                if getattr(self, key) != "fp32":
+                    compression[key] = getattr(self, key)
         return load_job(None, tables, {"": {"name": job.name}})
 
     def changes(self, other: Way) -> int:
@@ -117,11 +129,13 @@ class Allowed:
         min_density: no less of the gradient is sent.
         precisions: of what is exchanged, among `PRECISIONS`.
         hosts: no more are taken.
+        min_bits: no value of a compressed gradient has fewer.
     """
 
     min_density: float
     precisions: tuple[str, ...]
     hosts: int
+    min_bits: int = 32
 
 
 @dataclass(frozen=True)
@@ -143,10 +157,17 @@ class Candidate:
         """Less is better among those that are as fast: what is lost, what is changed, hosts; and then any order."""
         way = self.way
         place = (way.servers, way.zero.key, _METHODS.index(way.method) if way.method in _METHODS else -1)
-        return (-way.density, PRECISIONS.index(way.precision), self.changes, self.hosts, *place)
+        lost = (-way.density, -_bits_of(way.value_type), -_bits_of(way.downlink_value_type))
+        return (*lost, PRECISIONS.index(way.precision), self.changes, self.hosts, *place)
 
 
-def allowed_for(job: Job, hosts: int, min_density: float | None, precisions: Iterable[str] | None) -> Allowed:
+def _bits_of(value_type: str) -> int:
+    return FEW_BITS.get(value_type, 32 if value_type == "fp32" else 16)
+
+
+def allowed_for(
+    job: Job, hosts: int, min_density: float | None, precisions: Iterable[str] | None, min_bits: int | None = None
+) -> Allowed:
     """The limits of a search: what the job loses itself, unless more is allowed; `hosts` 0 are as many as it takes.
 
     Raises:
@@ -166,7 +187,12 @@ def allowed_for(job: Job, hosts: int, min_density: float | None, precisions: Ite
             f"machines.hosts {hosts}: the job has {workers} workers, each on a host of its own; give "
             f"{workers} hosts, or cluster.workers = {hosts}"
         )
-    return Allowed(least, tuple(name for name in PRECISIONS if name in named), hosts or workers + job.servers)
+    types = (compression.value_type, compression.downlink_value_type) if compression.method.selects else ("fp32",)
+    bits = min(map(_bits_of, types)) if min_bits is None else min_bits
+    if bits not in {32, 16, *FEW_BITS.values()}:
+        raise ConfigError(f"--min-bits {bits}: expected 8, 4 or 2, or 32 for whole values")
+    among = tuple(name for name in PRECISIONS if name in named)
+    return Allowed(least, among, hosts or workers + job.servers, bits)
 
 
 def candidates_of(
@@ -209,6 +235,7 @@ def _is_allowed(candidate: Candidate, allowed: Allowed) -> bool:
     return (
         beside
         and way.density >= allowed.min_density
+        and min(map(_bits_of, (way.value_type, way.downlink_value_type))) >= allowed.min_bits
         and way.precision in allowed.precisions
         and candidate.hosts <= allowed.hosts
     )
@@ -216,20 +243,49 @@ def _is_allowed(candidate: Candidate, allowed: Allowed) -> bool:
 
 def _modes(own: Way, job: Job, spread: Callable[[Job], frozenset[str]]) -> Sequence[str]:
     """The modes of fully connected layers: only one where none of them can be spread."""
-    whole = _candidate(replace(own, fc="shard", method=NONE, density=1.0, precision="fp32", zero=STAGES[1]), own, job)
+    whole = _candidate(
+        replace(
+            own,
+            fc="shard",
+            method=NONE,
+            density=1.0,
+            precision="fp32",
+            zero=STAGES[1],
+            value_type="fp32",
+            downlink_value_type="fp32",
+        ),
+        own,
+        job,
+    )
     others = ("auto", "shard") if whole is not None and spread(whole.job) else ()
     return tuple(dict.fromkeys((own.fc, "data", *others)))
 
 
 def _bases(own: Way, job: Job, allowed: Allowed, modes: Sequence[str]) -> Iterator[Way]:
     """All combinations but of ZeRO's stages and recomputation."""
-    sent = [(NONE, 1.0, precision) for precision in allowed.precisions]
-    sent += [(*each, "fp32") for each in product(_METHODS, _densities(own, allowed.min_density))]
+    sent = [(NONE, 1.0, precision, *_WHOLE) for precision in allowed.precisions]
+    selected = product(_METHODS, _densities(own, allowed.min_density))
+    few = list(_few_bits(own, job, allowed.min_bits))
+    sent += [(*each, "fp32", *types) for each, types in product(selected, (_WHOLE, *few))]
+    sent += [(QUANTIZED, 1.0, "fp32", *types) for types in few]
     plans = tuple(dict.fromkeys((own.plan, *_PLANS)))
-    for (servers, beside), (method, density, precision), fc in product(_exchanges(own, job), sent, modes):
-        exchanged = replace(own, servers=servers, beside=beside, fc=fc)
+    for (servers, beside), (method, density, precision, up, down), fc in product(_exchanges(own, job), sent, modes):
+        if not servers and (up, down) != _WHOLE:  # rings sum in fp32
+            continue
+        exchanged = replace(own, servers=servers, beside=beside, fc=fc, value_type=up, downlink_value_type=down)
         for plan in plans if not method.is_of_whole_model else ("auto",):
             yield replace(exchanged, method=method, density=density, precision=precision, plan=plan)
+
+
+def _few_bits(own: Way, job: Job, least: int) -> Iterator[tuple[str, str]]:
+    """Types of few bits, up and down: back they come where servers update some parameters alone."""
+    rule, by = job.exchanged_optimizer.rule, job.compression.momentum_at
+    comes_back = job.exchange.returns != "parameters" or (rule.is_linear and by != "servers")
+    own_types = (own.value_type, own.downlink_value_type)
+    for name in (name for name, bits in FEW_BITS.items() if bits >= least):
+        yield name, name if comes_back else "fp32"
+    if own_types != _WHOLE:
+        yield own_types
 
 
 def _exchanges(own: Way, job: Job) -> Iterator[tuple[int, bool]]:

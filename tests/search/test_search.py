@@ -102,7 +102,7 @@ def ways_of() -> dict[int, list[Candidate]]:
     found = {}
     for workers in WORKERS:
         job = job_of(workers, 1, exchange={"plan": "auto"})
-        allowed = allowed_for(job, 0, 0.01, ("fp32", "bf16", "fp16"))
+        allowed = allowed_for(job, 0, 0.01, ("fp32", "bf16", "fp16"), 4)
         found[workers] = list(candidates_of(job, replace(allowed, hosts=2 * workers), lambda _: False, free.spread))
     return found
 
@@ -215,6 +215,27 @@ def test_what_job_settings_do_not_go_with_is_no_way() -> None:
     steps = steps_on(ethernet(1e9)[0], (1000, 10), 0.01)
     ways = list(candidates_of(clipped, allowed_for(clipped, 0, 0.01, None), lambda _: True, steps.spread))
     assert {each.way.method.key for each in ways} == {"none"}
+
+
+@pytest.mark.parametrize(("optimizer", "back"), [("sgd", True), ("adam", False)])
+def test_few_bits_are_tried_as_far_as_they_may(optimizer: str, back: bool) -> None:
+    job = job_of(3, 1, exchange={"plan": "auto"}, optimizer={"name": optimizer})
+    steps = steps_on(ethernet(1e9)[0], (1000, 10), 0.01)
+    types = {}
+    for bits in (None, 8, 4):
+        ways = [*candidates_of(job, allowed_for(job, 0, None, None, bits), lambda _: True, steps.spread)]
+        types[bits] = {(w.way.method.key, w.way.value_type, w.way.downlink_value_type) for w in ways}
+        assert all(w.way.servers for w in ways if w.way.method.selects)
+        assert all(Way.of(w.job, beside=w.way.beside) == w.way for w in ways)
+        assert all(Way.from_json(w.way.to_json()) == w.way for w in ways)
+    assert types[None] == {("none", "fp32", "fp32")}
+    assert types[8] - types[None] == {("quantized", "int8", "int8" if back else "fp32")}
+    assert types[4] - types[8] == {("quantized", "int4", "int4" if back else "fp32")}
+
+
+def test_bits_that_no_value_has_are_no_limit() -> None:
+    with pytest.raises(ConfigError, match="--min-bits 5: expected 8, 4 or 2, or 32 for whole values"):
+        allowed_for(Job(), 0, None, None, 5)
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,14 @@ def search(
             metavar="fp32,bf16,fp16", help="What may be exchanged; by default fp32 and the job's own precision."
         ),
     ] = None,
+    min_bits: Annotated[
+        int | None,
+        typer.Option(
+            metavar="8|4|2",
+            help="The least bits of a compressed gradient's value, up and down; by default the job's own, 32 where "
+            "it does not compress.",
+        ),
+    ] = None,
     best: Annotated[int, typer.Option(metavar="N", min=1, help="Ways that are ranked.")] = 10,
     out: OutOption = None,
     json_file: JsonOption = None,
@@ -170,7 +178,8 @@ def search(
 
     Compared are a ring and servers, compression, plans, layers that are spread, ZeRO, precision and recomputation
     (docs/simulation.md); each of the others is told why it loses. The number of workers and their batch stay. What
-    loses accuracy beyond what the job itself does is not tried unless --min-density and --precisions allow it.
+    loses accuracy beyond what the job itself does is not tried unless --min-density, --min-bits and --precisions
+    allow it.
     Machines are a file as of `taihu simulate run --help`, where `hosts` under [machines] says how many there are, and
     `memory`, as in "16GB", what is free on each; Python and its libraries, about 200 MB in each process, are not
     counted.
@@ -179,11 +188,12 @@ def search(
     Examples:
       taihu plan search job.toml --machines lab.toml --profile result.json --out best.toml
       taihu plan search job.toml --machines ethernet:1gbit --min-density 0.01 --precisions fp32,bf16
+      taihu plan search job.toml --machines ethernet:1gbit --min-bits 8          all values, in a quarter of the bytes
     """  # noqa: D301
     from taihu.cli.planning.search import AskedSearch, plan_search
     from taihu.core.job.environment import resolve_job
 
-    limits = AskedSearch(machines, profile, min_density, precisions, best, out, json_file)
+    limits = AskedSearch(machines, profile, min_density, precisions, best, out, json_file, min_bits)
     plan_search(resolve_job(job_file, assignments or (), _sizes(servers, workers)), limits)
 
 

@@ -38,6 +38,7 @@ class AskedSearch:
         min_density: no less of a gradient is sent; None for what the job itself sends.
         precisions: that are tried, with commas; None for the job's and fp32.
         best: ways that are ranked.
+        min_bits: no value of a compressed gradient has fewer; None for the job's.
         write: where the winner's job file goes.
         json_file: where the results go.
     """
@@ -49,6 +50,7 @@ class AskedSearch:
     best: int = 10
     write: Path | None = None
     json_file: Path | None = None
+    min_bits: int | None = None
 
 
 def plan_search(job: Job, asked: AskedSearch) -> None:
@@ -81,7 +83,7 @@ def searched(job: Job, asked: AskedSearch, tell: Callable[[str], None] = lambda 
     network, machines = machines_of(asked.machines, work, option="--machines")
     placement = Placement(network, machines, seed=job.train.seed)
     precisions = None if asked.precisions is None else asked.precisions.split(",")
-    allowed = allowed_for(job, machines.hosts, asked.min_density, precisions)
+    allowed = allowed_for(job, machines.hosts, asked.min_density, precisions, asked.min_bits)
     run_again = partial(work.run_again, segments=job.train.recompute_segments)
     steps = Steps(Costs(work.layout, work.compute, work.profile, run_again), placement)
     memory = HostMemory(job, machines.memory_bytes)

@@ -114,6 +114,7 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "memory_bytes": machines.memory_bytes,
         "min_density": allowed.min_density,
         "precisions": list(allowed.precisions),
+        "min_bits": allowed.min_bits,
         "ways": _total(answer),
         "simulated": answer.found,
         "as_it_is_seconds_per_step": None if own is None else own.step.seconds,
@@ -160,7 +161,10 @@ def _row(each: Found, terms: Mapping[str, float], reason: str, host_bytes: int |
 
 def _cells(candidate: Candidate) -> list[str]:
     way = candidate.way
-    sends = "everything" if not way.method.selects else f"{way.method} {way.density:g}"
+    share = "" if way.method.sends_all else f" {way.density:g}"
+    sends = f"{way.method}{share}" if way.method.selects else "everything"
+    if way.value_type != "fp32":
+        sends += f" {way.value_type}" + (f"/{way.downlink_value_type}" if way.downlink_value_type != "fp32" else "")
     how = (way.plan, way.fc, f"{way.zero}", way.precision, way.recompute)
     return [exchange_in_words(way), sends, *how, f"{candidate.hosts}"]
 
@@ -169,6 +173,8 @@ def _allowed(answer: Answer) -> str:
     allowed, memory = answer.allowed, answer.placement.machines.memory_bytes
     density = "everything is sent" if allowed.min_density >= 1 else f"density {allowed.min_density:g} and above"
     room = "" if answer.host_bytes[0] is None else f" with {human_bytes(memory)} each"
+    if allowed.min_bits < 32:
+        density += f"; values of {allowed.min_bits} bits and above"
     return f"{density}; {', '.join(allowed.precisions)}; {counted(allowed.hosts, 'host')}{room}"
 
 
