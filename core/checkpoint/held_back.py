@@ -14,7 +14,10 @@ from taihu.core.checkpoint.part import RESIDUAL, optimizer_name
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.model.layout import Layout
 
-__all__ = ["held_back_by", "read_spread_state"]
+__all__ = ["LOCAL", "held_back_by", "local_state_of", "read_spread_state"]
+
+LOCAL: Final = "local."
+"""Begins the names of arrays of a worker's own optimizer, by which it makes local steps."""
 
 _VELOCITY: Final = "velocity"
 _MOMENTUM: Final = optimizer_name("momentum")
@@ -43,6 +46,17 @@ def held_back_by(checkpoint: Checkpoint, rank: int, workers: int, layout: Layout
             if len(held[name]):
                 held[name] = _moved(checkpoint, name, held[name], layout)
     return held
+
+
+def local_state_of(checkpoint: Checkpoint, rank: int, workers: int) -> dict[str, NDArray[np.float32]]:
+    """The state of local steps of worker `rank` of so many, by names that begin with `LOCAL`; empty without any.
+
+    Where there were more workers or fewer, each gets the mean of all.
+    """
+    count = checkpoint.manifest.workers
+    own = [checkpoint.own_of(f"worker {each}") for each in ([rank] if workers == count else range(count))]
+    names = [name for name in own[0] if name.startswith(LOCAL) and all(name in each for each in own)]
+    return {name: _mean([each[name] for each in own]) for name in names}
 
 
 def read_spread_state(checkpoint: Checkpoint, name: str, blocks: Iterable[Block], into: NDArray[np.float32]) -> None:

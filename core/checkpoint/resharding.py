@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import CheckpointError
 from taihu.core.checkpoint.blocks import Block, blocks_of
 from taihu.core.checkpoint.files import PartFile, write_part
-from taihu.core.checkpoint.held_back import held_back_by
+from taihu.core.checkpoint.held_back import held_back_by, local_state_of
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import (
     NO_COLUMNS,
@@ -80,6 +80,7 @@ def _of_worker(checkpoint: Checkpoint, layout: Layout, rank: int, workers: int, 
     own = dict(before) if rank == 0 else {}
     if RESIDUAL in before:
         own |= held_back_by(checkpoint, rank, workers, layout)
+    own |= local_state_of(checkpoint, rank, workers)
     whole = np.array([[0, layout.elements]], dtype=np.int64)
     held = _held(checkpoint, layout, whole) if holds else NOTHING
     return State(held, own, checkpoint.facts_of("worker 0") if rank == 0 else {})

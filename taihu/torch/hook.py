@@ -142,7 +142,7 @@ class ExchangeState:
     def _is_dense(self) -> bool:
         own = self._settings
         changes = own.value_type != "fp32" or own.density_warmup_steps or own.clip_norm is not None
-        return not own.method.selects or (own.density == 1.0 and not changes)
+        return not own.method.selects or (own.share == 1.0 and not changes)
 
     def _agreed(self, group: Any) -> Compressor:
         """The compressor, once all ranks are known to have the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,15 @@ __all__ = ["PREFIX", "LocalSteps"]
 
 PREFIX: Final = "local."
 """Of the names of a state."""
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A parameter, the values that all workers have of it, and the momentum of its outer step, if it has one."""
+
+    parameter: torch.nn.Parameter
+    common: torch.Tensor
+    velocity: torch.Tensor | None = None
 
 
 class LocalSteps:
@@ -35,9 +45,8 @@ class LocalSteps:
         self._outer = job.exchanged_optimizer
         self._optimized = optimized
         self._steps = steps
-        # Of parameters by their identity: the values that all workers have, and the momentum of the outer step.
-        self._common: dict[int, torch.Tensor] = {}
-        self._momentum: dict[int, torch.Tensor] = {}
+        # By the identity of parameters.
+        self._kept: dict[int, _Kept] = {}
         self._made = 0
         self.follow()
 
@@ -47,11 +56,10 @@ class LocalSteps:
         return self._made > 0
 
     def follow(self) -> None:
-        """Begin with parameters that are new, whose values all workers have alike."""
-        with torch.no_grad():
-            for parameter in self._optimized.own():
-                if id(parameter) not in self._common:
-                    self._common[id(parameter)] = parameter.detach().clone()
+        """Begin with parameters that are new, whose values all workers have alike, and forget those that are gone."""
+        own = self._optimized.own()
+        if self._kept.keys() != set(map(id, own)):
+            self._kept = {id(p): self._kept.get(id(p)) or _Kept(p, p.detach().clone()) for p in own}
 
     def updated(self) -> None:
         """The optimizer has updated here; every so many times all workers exchange what that has changed."""
@@ -66,34 +74,37 @@ class LocalSteps:
         gradients = [p.grad for p in parameters]
         with torch.no_grad():
             for parameter in parameters:
-                common = self._common[id(parameter)]
+                common = self._kept[id(parameter)].common
                 parameter.grad = common - parameter
                 parameter.copy_(common)
         self._steps.exchange_now(parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                self._step(parameter)
-                self._common[id(parameter)].copy_(parameter)
+                self._step(self._kept[id(parameter)])
                 parameter.grad = gradient
         self._steps.updated(self._optimized)
 
-    def _step(self, parameter: torch.nn.Parameter) -> None:
+    def _step(self, kept: _Kept) -> None:
         """The outer step: by the mean difference, which is in the gradient, with Nesterov's momentum if any."""
-        difference, momentum = parameter.grad, self._outer.momentum
+        difference, momentum = kept.parameter.grad, self._outer.momentum
         assert difference is not None  # noqa: S101
         if momentum:
-            velocity = self._momentum.setdefault(id(parameter), torch.zeros_like(parameter))
-            velocity.mul_(momentum).add_(difference)
-            difference = difference.add(velocity, alpha=momentum)
-        parameter.add_(difference, alpha=-self._outer.learning_rate)
+            if kept.velocity is None:
+                kept.velocity = torch.zeros_like(kept.common)
+            kept.velocity.mul_(momentum).add_(difference)
+            difference = difference.add(kept.velocity, alpha=momentum)
+        kept.parameter.add_(difference, alpha=-self._outer.learning_rate)
+        kept.common.copy_(kept.parameter)
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that goes on beside parameters and the optimizer's own state, by name."""
+        self.follow()
         state = {PREFIX + "made": torch.tensor(self._made)}
         for number, parameter in enumerate(self._optimized.own()):
-            state[f"{PREFIX}common.{number}"] = self._common[id(parameter)].clone()
-            if id(parameter) in self._momentum:
-                state[f"{PREFIX}momentum.{number}"] = self._momentum[id(parameter)].clone()
+            kept = self._kept[id(parameter)]
+            state[f"{PREFIX}common.{number}"] = kept.common.clone()
+            if kept.velocity is not None:
+                state[f"{PREFIX}momentum.{number}"] = kept.velocity.clone()
         return state
 
     def resume(self, state: Mapping[str, Any]) -> None:
@@ -102,6 +113,7 @@ class LocalSteps:
         Raises:
             ConfigError: it belongs to other parameters, or to an optimizer without local steps.
         """
+        self.follow()
         own = self._optimized.own()
         for number, parameter in enumerate(own):
             common = state.get(f"{PREFIX}common.{number}")
@@ -112,6 +124,7 @@ class LocalSteps:
                 )
         self._made = int(state[PREFIX + "made"])
         for number, parameter in enumerate(own):
-            self._common[id(parameter)].copy_(state[f"{PREFIX}common.{number}"])
-            if (momentum := state.get(f"{PREFIX}momentum.{number}")) is not None:
-                self._momentum[id(parameter)] = momentum.to(parameter.device, copy=True)
+            kept = self._kept[id(parameter)]
+            kept.common.copy_(state[f"{PREFIX}common.{number}"])
+            velocity = state.get(f"{PREFIX}momentum.{number}")
+            kept.velocity = None if velocity is None else velocity.to(parameter.device, copy=True)

@@ -101,8 +101,8 @@ class BackwardSteps:
         """The number of backward passes whose gradients were exchanged."""
         self.adds_up: frozenset[Optimized] = frozenset()
         """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
-        self.is_apart: Callable[[], bool] = lambda: False
-        """Whether this worker's parameters are its own, since updates that no exchange has brought to others."""
+        self.apart: list[Callable[[], bool]] = []
+        """Each says whether parameters here are this worker's own, since updates that others have not heard of."""
         self.is_joined = False
         """Whether workers may have different numbers of backwards, and tell each other of one before each."""
         self._own = 0
@@ -157,6 +157,10 @@ class BackwardSteps:
             hook.remove()
         self._hooks.clear()
 
+    @property
+    def _is_apart(self) -> bool:
+        return any(each() for each in self.apart)
+
     def is_first(self, optimized: Optimized) -> bool:
         """Whether it is the first of the optimizers that are exchanged."""
         return self._watch.optimized[0] is optimized
@@ -187,7 +191,7 @@ class BackwardSteps:
 
     def checksums(self) -> str:
         """The checksums of all parameters with their names, as all workers must have them in the end; "" of none."""
-        if self._opened is None or self.updates is not None or self.is_apart():
+        if self._opened is None or self.updates is not None or self._is_apart:
             return ""
         own = zip(self._set.names, map(int, self._set.checksums().tolist()), strict=True)
         return checksums_in_words(list(own)[::-1])
@@ -583,7 +587,7 @@ class BackwardSteps:
         # What is replaced by its like has the same words, and is another exchange all the same.
         digest = 0 if self._opened is None else self._digest ^ self._reopens
         # A set that is left is compared a last time.
-        due = self._opened is not None and (self._reopens or self._is_compared(self.step - 1))
+        due = self._opened is not None and (self._reopens or self._is_compared(self.step - 1)) and not self._is_apart
         word = Word(call, self.step, digest, self._set.checksum() if due else 0)
         return self._calls.begin(word, self._own_flags())
 

@@ -143,6 +143,16 @@ def test_residuals_are_counted(memory: Memory, of: tuple[str, ...], worker: int,
     assert written["server"]["bytes_residuals"] == 2 * P * server
 
 
+@pytest.mark.parametrize(("optimizer", "arrays"), [("sgd", 2), ("adamw", 3)])
+def test_local_steps_keep_what_all_have_and_state_of_their_own(memory: Memory, optimizer: str, arrays: int) -> None:
+    own = (f"optimizer.name={optimizer}", "exchange.local_steps=4")
+    _, written, _ = memory(of=own)
+    assert written["worker"]["bytes_optimizer"] == 4 * P * arrays
+    assert written["server"]["bytes_optimizer"] == 0
+    _, written, _ = memory(of=(*own, "exchange.outer_momentum=0.9"))
+    assert written["server"]["bytes_optimizer"] == 2 * P
+
+
 def test_stage_3_says_how_much_may_stay(memory: Memory) -> None:
     of = (*TINY, "exchange.zero=3")
     least = memory(of=of)[1]["worker"]

@@ -131,6 +131,50 @@ def test_a_script_goes_on_in_the_middle_of_its_local_steps() -> None:
     assert torch.equal(whole[0], parts[0])
 
 
+def test_optimizers_take_their_local_steps_each_for_itself() -> None:
+    """Two halves of a model, stepped unequally often, end as each would alone."""
+
+    def both(world: World) -> list[torch.Tensor]:
+        models = [model_of(), model_of()]
+        optimizers = [DistributedOptimizer(adamw(model), model, world) for model in models]
+        for step in range(1, 2 * COUNT + 1):
+            train_one(models[0], optimizers[0], world.rank, step)
+            if step % 2:
+                train_one(models[1], optimizers[1], world.rank, step)
+        optimizers[0].synchronize()
+        return [values_of(model) for model in models]
+
+    def second(world: World) -> torch.Tensor:
+        model = model_of()
+        optimizer = DistributedOptimizer(adamw(model), model, world)
+        for step in range(1, 2 * COUNT + 1, 2):
+            train_one(model, optimizer, world.rank, step)
+        return values_of(model)
+
+    exchange = {"local_steps": COUNT}
+    ends = on_workers(2, both, exchange=exchange)
+    assert torch.equal(ends[0][0], ends[1][0])
+    alone = on_workers(2, second, exchange=exchange)
+    for rank in range(2):
+        torch.testing.assert_close(ends[rank][1], alone[rank])
+
+
+def test_a_parameter_that_comes_later_takes_part() -> None:
+    def grows(world: World) -> torch.Tensor:
+        model = model_of()
+        first, last = model[0], model[2]
+        optimizer = DistributedOptimizer(torch.optim.SGD(first.parameters(), lr=0.1), model, world)
+        train_one(model, optimizer, world.rank, 1)
+        optimizer.synchronize()
+        optimizer.add_param_group({"params": [*last.parameters()], "lr": 0.1})
+        for step in range(2, 2 + COUNT):
+            train_one(model, optimizer, world.rank, step)
+        return values_of(model)
+
+    ends = on_workers(2, grows, exchange={"local_steps": COUNT})
+    assert torch.equal(ends[0], ends[1])
+
+
 def refused(use: Callable[[World], object], match: str, **settings: Any) -> None:
     with pytest.raises(ConfigError, match=match):
         on_workers(2, use, exchange={"local_steps": COUNT}, **settings)

@@ -19,6 +19,7 @@ from taihu.core.checkpoint.files import write_part
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import NOTHING, Part, State
 from taihu.core.checkpoint.reading import Checkpoint
+from taihu.core.checkpoint.resharding import reshard
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 from taihu.core.settings import OptimizerSettings
@@ -133,6 +134,17 @@ def test_a_worker_goes_on_with_its_own_state_and_among_others_with_the_mean(tmp_
         CheckpointError, match=r"no momentum of local steps by optimizer 'sgd'; go on with the optimi"
     ):
         sgd.resume(checkpoint, 0, 2)
+
+
+def test_another_number_of_workers_has_the_mean_in_its_checkpoint(tmp_path: Path) -> None:
+    states = [{"local.momentum": np.full(LAYOUT.elements, value, dtype=np.float32)} for value in (1.0, 5.0)]
+    checkpoint = kept(tmp_path / "before", *states)
+    folder = reshard(checkpoint, tmp_path / "after", servers=1, workers=3)
+    after = CheckpointStore(folder.parent).open(7)
+    for rank in range(3):
+        local, _ = local_steps("sgd", 2)
+        local.resume(after, rank, 3)
+        assert set(local.arrays()["local.momentum"].tolist()) == {3.0}
 
 
 SHORT = ("train.steps=6", "train.batch=8", "exchange.local_steps=4", "optimizer.learning_rate=0.003")

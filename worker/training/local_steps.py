@@ -8,12 +8,13 @@ parameters that all began with is exchanged in place of a gradient, and the oute
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import CheckpointError
+from taihu.core.checkpoint.held_back import LOCAL, local_state_of
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.model.layout import Layout
 from taihu.core.optimization import OptimizerState, learning_rate
@@ -25,8 +26,6 @@ from taihu.worker.memory.arenas import Arenas
 __all__ = ["LocalSteps"]
 
 Values = NDArray[np.float32]
-
-_PREFIX: Final = "local."
 
 
 class LocalSteps:
@@ -104,7 +103,7 @@ class LocalSteps:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All that outlasts a step, by its names in a checkpoint; live views, each of shape (elements,)."""
-        return {f"{_PREFIX}{name}": array for name, array in self._optimizer.arrays.items()}
+        return {f"{LOCAL}{name}": array for name, array in self._optimizer.arrays.items()}
 
     def resume(self, checkpoint: Checkpoint, rank: int, workers: int) -> None:
         """Go on from a checkpoint as worker `rank` of so many; where there were others, by the mean of their state.
@@ -112,16 +111,11 @@ class LocalSteps:
         Raises:
             CheckpointError: its workers made no local steps, or by another rule.
         """
-        count = checkpoint.manifest.workers
-        kept = [checkpoint.own_of(f"worker {each}") for each in ([rank] if workers == count else range(count))]
+        kept = local_state_of(checkpoint, rank, workers)
         for name, array in self.arrays().items():
-            if any(name not in own or own[name].shape != array.shape for own in kept):
+            if name not in kept or kept[name].shape != array.shape:
                 raise CheckpointError(
-                    f"{checkpoint.folder}: it has no {name.removeprefix(_PREFIX)} of local steps by optimizer "
+                    f"{checkpoint.folder}: it has no {name.removeprefix(LOCAL)} of local steps by optimizer "
                     f"'{self._settings.name}'; go on with the optimizer and exchange.local_steps that wrote it"
                 )
-            np.copyto(array, _mean([own[name] for own in kept]))
-
-
-def _mean(arrays: list[Any]) -> Any:
-    return arrays[0] if len(arrays) == 1 else np.mean(arrays, axis=0, dtype=np.float64)
+            np.copyto(array, kept[name])
