@@ -14,6 +14,7 @@ from taihu.core.job import Job
 from taihu.core.job.environment import resolve_job
 from taihu.core.job.security import Certified, certified
 from taihu.core.process.options import JobArgument, ServersOption, SetOption, WorkersOption
+from taihu.core.process.results import check_folder_writable
 from taihu.core.security.certificates import (
     Authority,
     Validity,
@@ -72,6 +73,7 @@ def certs(
     job = resolve_job(job_file, assignments or (), {"cluster": {"servers": servers, "workers": workers}})
     names = tuple(filter(None, re.split(r"[,\s]+", hosts)))
     members = tuple(certified(job, domain, also or ()))
+    check_folder_writable(folder)
     make_folder(folder, 0o700)
     with writing(folder):
         authority, is_new = _authority_in(own_folder, folder, job) if own_folder else _authority(folder, job)

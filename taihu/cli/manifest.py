@@ -17,6 +17,7 @@ from taihu.core.base.words import counted
 from taihu.core.job import Job, Overrides, load_job, parse_assignments
 from taihu.core.model.names import own_data, own_model
 from taihu.core.process.options import ServersOption, SetOption, WorkersOption, refuse
+from taihu.core.process.results import check_folder_writable
 from taihu.core.process.user_code import split_function
 from taihu.launch.kubernetes.manifest import manifest
 from taihu.launch.kubernetes.options import DATA_FOLDER, Issuer, ManifestOptions, Resources, Script
@@ -159,6 +160,7 @@ def manifest_command(
     if out is None:
         typer.echo(to_yaml(objects), nl=False)
     else:
+        check_folder_writable(out)
         _write(out, objects)
 
 

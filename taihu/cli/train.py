@@ -173,7 +173,9 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     )
     loss = "" if results["final_loss"] is None else f", final loss {results['final_loss']:.4f}"
     if results["stopped"]:
-        display.say(f"stopped after step {results['steps']} of {results['total_steps']}, {elapsed_s:.1f} s{loss}")
+        step_of = f"step {results['steps']} of {results['total_steps']}"
+        why = f": {results['stop_reason']}" if results["stop_reason"] else ""
+        display.say(f"stopped after {step_of}, {elapsed_s:.1f} s{loss}{why}")
     else:
         local = f" of {results['local_steps']} local steps" if results["local_steps"] > 1 else ""
         display.say(f"done in {elapsed_s:.1f} s: {counted(results['steps'], 'step')}{local}{loss}")

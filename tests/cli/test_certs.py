@@ -116,3 +116,13 @@ def test_what_is_no_identity_is_refused(run_certs: Command, tmp_path: Path, plac
     assert code == 2
     assert "expected spiffe://" in error
     assert not (tmp_path / "certs").exists()
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(run_certs: Command, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("mine")
+    code, _, error = run_certs("--workers", 2, "--out", tmp_path / "taken")
+    assert (code, error) == (
+        2,
+        f"error: cannot write to {tmp_path}/taken: {tmp_path}/taken is not a folder; give another one\n",
+    )
+    assert (tmp_path / "taken").read_text() == "mine"

@@ -76,6 +76,7 @@ def test_ctrl_c_saves_what_there_is_and_says_where(tmp_path: Path, taihu: Taihu)
     assert told["stopping"] == "after the next steps and saving; press Ctrl-C again to end at once"
     steps = int(told["stopped"].removeprefix("after step ").split(" of 1000000, ")[0])
     assert steps >= 3
+    assert "interrupted by SIGINT" in told["stopped"]
     tested = taihu("evaluate", told["saved"])
     assert tested.stdout.startswith(f"small_cnn after {steps} steps on digits: ")
     assert told["sha256"] in tested.stdout
