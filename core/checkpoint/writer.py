@@ -37,7 +37,8 @@ def maybe_writing(
     if folder is None:
         yield None
         return
-    with PartWriter(folder, stored, left_out, chaos, job.cluster.lost_after_s) as writer:
+    # A coordinator that is lost is noticed within half of that; what a cut connection had on its way takes longer.
+    with PartWriter(folder, stored, left_out, chaos, 2.0 * job.cluster.lost_after_s) as writer:
         yield writer
 
 
@@ -52,7 +53,7 @@ class PartWriter:
         stored: called with the step and the file when a part is durable, by the thread that writes.
         left_out: called with the step of a part that is left out, and why.
         chaos: is asked at each point.
-        lost_after_s: seconds for which `stored` is called again where it was not answered: a connection that breaks
+        told_within_s: seconds for which `stored` is called again where it was not answered: a connection that breaks
             is no reason to leave a part out. It has to bear that it is told of a part twice.
     """
 
@@ -62,13 +63,13 @@ class PartWriter:
         stored: Stored,
         left_out: LeftOut = lambda *_: None,
         chaos: Chaos | None = None,
-        lost_after_s: float = 0.0,
+        told_within_s: float = 0.0,
     ) -> None:
         self._store = CheckpointStore(folder)
         self._stored = stored
         self._left_out = left_out
         self._chaos = chaos or NoChaos()
-        self._lost_after_s = lost_after_s
+        self._told_within_s = told_within_s
         self._clock = SystemClock()
         self._changed = threading.Condition()
         self._next: Part | None = None
@@ -126,7 +127,7 @@ class PartWriter:
 
     def _tell(self, step: int, file: PartFile) -> None:
         """Tell of a part, until somebody has heard it, or nobody will."""
-        until_s, pauses = self._clock.now() + self._lost_after_s, backoff_seconds()
+        until_s, pauses = self._clock.now() + self._told_within_s, backoff_seconds()
         while True:
             try:
                 self._stored(step, file)

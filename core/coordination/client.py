@@ -277,7 +277,11 @@ class CoordinatorClient:
         return Decision(response.keep, response.next_step)
 
     def stored(self, step: int, file: PartFile) -> None:
-        """Say that this member's part of the checkpoint of `step` is durable."""
+        """Say that this member's part of the checkpoint of `step` is durable.
+
+        Raises:
+            MemberLostError, PeerUnreachableError: nobody has answered for a while: it may be said again.
+        """
         request = pb.StoredRequest(
             job=self._job.name,
             member=self._member(),
@@ -286,7 +290,7 @@ class CoordinatorClient:
             size_bytes=file.size_bytes,
             sha256=file.sha256,
         )
-        self._call(self._stub.Stored, request, self._patience.lost_after_s)
+        self._call(self._stub.Stored, request, self._patience.answer_s)
 
     def left_out(self, step: int, why: str) -> None:
         """Say that this member's part of the checkpoint of `step` cannot be had."""

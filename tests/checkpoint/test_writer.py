@@ -64,7 +64,7 @@ def test_a_part_of_which_nobody_was_told_is_told_again(error: Exception, tmp_pat
         if len(told) < 3:
             raise error
 
-    with capture_logs() as logs, PartWriter(tmp_path, store, lost_after_s=120.0) as writer, writer.finished():
+    with capture_logs() as logs, PartWriter(tmp_path, store, told_within_s=120.0) as writer, writer.finished():
         writer.write(1, lambda: part_of(1))
     assert (told, logs) == ([1, 1, 1], [])
 
@@ -77,7 +77,7 @@ def test_nobody_is_told_again_where_the_run_fails(tmp_path: Path) -> None:
         raise MemberLostError("server 0 was lost")
 
     def fail() -> None:
-        with PartWriter(tmp_path, store, lambda _, why: left_out.append(why), lost_after_s=1e6) as writer:
+        with PartWriter(tmp_path, store, lambda _, why: left_out.append(why), told_within_s=1e6) as writer:
             writer.write(1, lambda: part_of(1))
             assert told.wait(120)
             raise RunError("out of paper")

@@ -77,6 +77,15 @@ def test_a_connection_that_breaks_leaves_no_checkpoint_out() -> None:
         assert found.ended_well
 
 
+def test_a_part_is_told_of_again_when_a_partition_has_healed() -> None:
+    """One call waited as long as a coordinator is waited for, on a connection whose messages were on their way."""
+    faults = ['fast-clock worker 2 at its 1st "close a channel"', 'partition worker 0 at its 4th "open" for 2 s']
+    (found,) = explored(Work(cases=[(3010126, Smaller(faults=faults))]))
+    assert not found.problems, found.problems
+    assert len(found.done) == len(faults), found.done
+    assert found.ended_well
+
+
 def test_a_checkpoint_that_counts_is_not_written_over() -> None:
     """A worker was lost behind the last step, which was kept a second time: as far as a disk was not full."""
     faults = ['kill worker 0 at its 2nd "send GetProfile"', 'full-disk worker 1 at its 2nd "send Begin" for 8 s']
