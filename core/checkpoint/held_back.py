@@ -35,8 +35,7 @@ def held_back_by(checkpoint: Checkpoint, rank: int, workers: int, layout: Layout
     Raises:
         CheckpointError: gradients were not compressed.
     """
-    count = checkpoint.manifest.workers
-    own = [_state_of(checkpoint, each) for each in ([rank] if workers == count else range(count))]
+    own = [_state_of(checkpoint, each) for each in _those_before(checkpoint, rank, workers)]
     held = dict(own[0])
     for name in (RESIDUAL, _VELOCITY):
         held[name] = _mean([each[name] for each in own])
@@ -53,8 +52,7 @@ def local_state_of(checkpoint: Checkpoint, rank: int, workers: int) -> dict[str,
 
     Where there were more workers or fewer, each gets the mean of all.
     """
-    count = checkpoint.manifest.workers
-    own = [checkpoint.own_of(f"worker {each}") for each in ([rank] if workers == count else range(count))]
+    own = [checkpoint.own_of(f"worker {each}") for each in _those_before(checkpoint, rank, workers)]
     names = [name for name in own[0] if name.startswith(LOCAL) and all(name in each for each in own)]
     return {name: _mean([each[name] for each in own]) for name in names}
 
@@ -75,6 +73,12 @@ def read_spread_state(checkpoint: Checkpoint, name: str, blocks: Iterable[Block]
             _move(exchanged, velocity, wanted, into)
             wanted = [block for block in wanted if block.tensor not in exchanged]
     checkpoint.read(name, wanted, into)
+
+
+def _those_before(checkpoint: Checkpoint, rank: int, workers: int) -> Iterable[int]:
+    """The workers whose state worker `rank` of so many goes on with: its own, or that of all where they were others."""
+    count = checkpoint.manifest.workers
+    return [rank] if workers == count else range(count)
 
 
 def _state_of(checkpoint: Checkpoint, rank: int) -> dict[str, NDArray[Any]]:
