@@ -76,7 +76,7 @@ def read_spread_state(checkpoint: Checkpoint, name: str, blocks: Iterable[Block]
 
 
 def _those_before(checkpoint: Checkpoint, rank: int, workers: int) -> Iterable[int]:
-    """The workers whose state worker `rank` of so many goes on with: its own, or that of all where they were others."""
+    """The workers whose state worker `rank` of so many goes on with: itself, or all where they were others."""
     count = checkpoint.manifest.workers
     return [rank] if workers == count else range(count)
 
