@@ -15,8 +15,10 @@ from support.tests_deploy import DEPLOY
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
-# What the pods' ConfigMap sets, with a time that a test can wait for.
+# What a cluster and the pods' ConfigMap set, with a time that a test can wait for. In a cluster a name may be known
+# later than it is asked for, so that the time of waiting holds whatever this machine's resolver says.
 POD = {
+    "KUBERNETES_SERVICE_HOST": "127.0.0.1",
     "TAIHU_BIND": "127.0.0.1:0",
     "TAIHU_METRICS_PORT": "0",
     "TAIHU_CLUSTER__CONNECT_TIMEOUT_S": "1",
