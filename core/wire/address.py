@@ -6,6 +6,7 @@ import ipaddress
 import re
 import secrets
 import socket
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from taihu.core.base.errors import ConfigError
 __all__ = [
     "advertised_host",
     "free_port",
+    "free_ports",
     "host_of",
     "host_of_peer",
     "is_every_host",
@@ -36,14 +38,32 @@ def free_port(host: str = "") -> int:
 
     It is none of those that the system gives to connections, of which some process opens one at any time.
     """
+    try:
+        return next(free_ports(host)) or _bound(host, 0)
+    except OSError:
+        raise ConfigError(f"no port of {host or 'this machine'} is free") from None
+
+
+def free_ports(host: str) -> Iterator[int]:
+    """Ports as those of `free_port` to try in turn; the last is 0, with which the system chooses."""
+    for port in _own_ports():
+        with suppress(OSError):
+            yield _bound(host, port)
+    yield 0
+
+
+def _own_ports() -> list[int]:
+    """Ports at random that the system does not give to connections."""
     # Not `random`, whose state forks of one process share.
     span = _first_given_port() - _FIRST_PORT
-    tries = [_FIRST_PORT + secrets.randbelow(span) for _ in range(_TRIES)] if span > 0 else []
-    for port in (*tries, 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((host, port))
-            return int(probe.getsockname()[1])
-    raise ConfigError(f"no port of {host or 'this machine'} is free")
+    return [_FIRST_PORT + secrets.randbelow(span) for _ in range(_TRIES)] if span > 0 else []
+
+
+def _bound(host: str, port: int) -> int:
+    """`port`, or one that the system chose for 0; OSError where it cannot be listened on."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
 
 
 def _first_given_port() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc
@@ -15,7 +16,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.security.files import RenewedCertificates
 from taihu.core.security.security import Security
 from taihu.core.wire.access import AccessInterceptor, CallerCheck, ClaimInterceptor
-from taihu.core.wire.address import is_loopback, split_address
+from taihu.core.wire.address import free_ports, is_loopback, join_address, split_address
 from taihu.core.wire.channel import shared_options
 from taihu.core.wire.handshakes import Handshakes
 from taihu.core.wire.health import Health
@@ -115,23 +116,24 @@ class RpcServer:
     def listen(self, address: str) -> int:
         """Bind `host:port` (port 0 takes a free one) and return the port.
 
+        A server that is started again listens where it did before, so that a free one is none of those that the
+        system gives to connections: between its two lives nobody else has it.
+
         Raises:
             ConfigError: the address is not `host:port`, the port is in use, the host is not this machine's, or
                 certificates are of no use.
         """
         self._security.check_reach(address, is_local=is_loopback(address))
         # gRPC itself takes a port modulo 65536
-        split_address(address)
-        try:
-            port = self._add_port(address)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise ConfigError(
-                f"cannot listen on {address}: the port is in use or the address is not this machine's; "
-                "choose another with --bind, port 0 takes a free one"
-            )
-        return port
+        host, asked = split_address(address)
+        for port in (asked,) if asked else free_ports(host):
+            with suppress(RuntimeError):
+                if listening := self._add_port(join_address(host, port)):
+                    return listening
+        raise ConfigError(
+            f"cannot listen on {address}: the port is in use or the address is not this machine's; "
+            "choose another with --bind, port 0 takes a free one"
+        )
 
     def _add_port(self, address: str) -> int:
         security = self._security

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
+from pathlib import Path
 
 import grpc
 import pytest
@@ -112,6 +113,18 @@ def test_two_servers_do_not_share_a_port() -> None:
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
             RpcServer.create(threads=1).listen(f"127.0.0.1:{port}")
         first.stop(0.0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::]", "localhost"])
+def test_a_free_port_is_none_that_connections_get(host: str) -> None:
+    """Who is started again listens where it did: between its lives no connection of this machine has its port."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    servers = [RpcServer.create(threads=1) for _ in range(8)]
+    ports = {server.listen(f"{host}:0") for server in servers}
+    for server in servers:
+        server.stop(0.0)
+    assert len(ports) == len(servers)
+    assert max(ports) < given
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
@@ -36,7 +35,7 @@ from taihu.core.process.options import (
 )
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.settings import ClusterSettings, Transport
-from taihu.core.wire.address import join_address, split_address
+from taihu.core.wire.address import free_port, join_address, split_address
 from taihu.core.wire.headers import ValueType
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
 
@@ -169,8 +168,7 @@ def _gloo(communicator: Communicator, job: Job) -> Iterator[Allreduce]:
     host = split_address(job.cluster.coordinator or "127.0.0.1:0")[0]
     port = np.zeros(1, dtype=np.float64)
     if communicator.rank == 0:
-        with socket.create_server(("", 0)) as probe:
-            port[0] = probe.getsockname()[1]
+        port[0] = free_port()
     communicator.broadcast(port, ValueType.FP64)
     distributed.init_process_group(
         "gloo",
