@@ -111,7 +111,7 @@ def meet(
         coordinator = address if hosts else coordinator_address(job)
         client = stack.enter_context(CoordinatorClient(coordinator, job, MemberId(Role.WORKER, rank), incarnation))
 
-        addresses = client.join(address=address, layout=layout, length=length, generation=generation.number)
+        addresses = client.join(address=address, layout=layout, length=length, begun=generation.begun)
         meeting = Meeting(client, communicator, identity, addresses[: job.servers])
 
         def on_end(state: RunState, reason: str) -> None:

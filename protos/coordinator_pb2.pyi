@@ -196,25 +196,55 @@ Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
 class BeginResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CompressionEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     AGAIN_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    COMPRESSION_FIELD_NUMBER: _builtins.int
+    IS_TRIAL_FIELD_NUMBER: _builtins.int
     again: _builtins.bool
     """The last generation is not over yet, or the place is taken by one that may be gone: to be asked again soon."""
     generation: _builtins.int
     """The generation of members that is to be joined."""
     step: _builtins.int
     """The step of the checkpoint that it begins from; 0 for the beginning of the job."""
+    is_trial: _builtins.bool
+    """Steps are made to choose it, and the run begins anew behind them."""
+    @_builtins.property
+    def compression(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Where the run has chosen it: settings of [compression] by key, each value as JSON."""
+
     def __init__(
         self,
         *,
         again: _builtins.bool = ...,
         generation: _builtins.int = ...,
         step: _builtins.int = ...,
+        compression: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        is_trial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "generation", b"generation", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

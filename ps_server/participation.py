@@ -199,7 +199,7 @@ class Participation:
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
             parts = (client.stored, client.left_out)
             with self._serving(holder, gone, parts, client.vouch), failure_reported(client):
-                client.join(address=self._listener.address, generation=self._generation.number)
+                client.join(address=self._listener.address, begun=self._generation.begun)
                 self._chaos.passes(Point.JOIN)
                 with heartbeats, self._stopping_in_order():
                     with telling_who_is_awaited(client.awaited):

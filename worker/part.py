@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,6 +125,8 @@ class Participant:
                 for line in self._dataset.told:
                     self._log.warning("data", text=line)
                     self._opened.run_log.happened("data", text=line)
+            if rank == 0 and self._generation.compression and not self._generation.is_trial:
+                self._opened.run_log.happened("chosen", compression=self._job.compression.method.key)
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             self._opened.run_log.happened("training", workers=self._job.world.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
@@ -345,6 +348,7 @@ class Participant:
             "saved": str(ending.path) if ending.path is not None else None,
             "not_saved": ending.problem or None,
             "data_notes": list(self._dataset.told),
+            "chosen_compression": {key: json.loads(value) for key, value in self._generation.compression.items()},
             "plan": self._job.exchange.plan,
             "path": session.exchange.path,
             "skipped_steps": session.exchange.skipped_steps,

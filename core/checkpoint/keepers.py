@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,7 @@ __all__ = [
     "from_beginning",
     "going_on",
     "keepers",
+    "kept_compression",
     "newest_of",
     "recovers",
     "resumed_from",
@@ -29,6 +32,7 @@ __all__ = [
 ]
 
 _NONE: Final = Path("none")
+_COMPRESSION: Final = "compression."
 
 
 def checkpoint_folder(job: Job) -> Place | None:
@@ -114,6 +118,43 @@ def ended_run(job: Job) -> EndedRun | None:
     folder = checkpoint_folder(job)
     ended = None if folder is None or not recovers(job) else kept_end(folder)
     return ended if ended is not None and ended.settings == dict(job.shared_settings) else None
+
+
+def kept_compression(job: Job) -> Mapping[str, str]:
+    """The settings of `[compression]` that an earlier life of the run has chosen, by key, each value as JSON.
+
+    None are those of a new run. A run that goes on by itself is one with the same other settings; one that is to be
+    resumed may be longer.
+
+    Raises:
+        CheckpointError: the checkpoint that the job goes on from cannot be read.
+    """
+    resumed = job.checkpoint.resume is not None
+    own = _without_compression(job.shared_settings)
+    for settings in _kept_settings(job):
+        if resumed or _without_compression(settings) == own:
+            return {key.removeprefix(_COMPRESSION): settings[key] for key in settings if key.startswith(_COMPRESSION)}
+    return {}
+
+
+def _kept_settings(job: Job) -> Iterator[Mapping[str, str]]:
+    """All settings of what has been kept, the newest first."""
+    if job.checkpoint.resume is not None and not job.checkpoint.resumes_auto:
+        yield open_checkpoint(place_of(job.checkpoint.resume)).manifest.settings
+        return
+    folder = checkpoint_folder(job)
+    if folder is None:
+        return
+    if not job.checkpoint.resumes_auto and (ended := kept_end(folder)) is not None:
+        yield ended.settings
+    store = CheckpointStore(folder)
+    for step in store.steps():
+        with suppress(CheckpointError):
+            yield store.open(step).manifest.settings
+
+
+def _without_compression(settings: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in settings.items() if not key.startswith(_COMPRESSION)}
 
 
 def keepers(job: Job) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from taihu.core.coordination import messages
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
 from taihu.core.coordination.checkpoints import Decision
 from taihu.core.coordination.hearing import End, hear_end
-from taihu.core.coordination.members import MemberId, Progress, RunState, error_of
+from taihu.core.coordination.members import Begun, MemberId, Progress, RunState, error_of
 from taihu.core.coordination.plan import Plan
 from taihu.core.coordination.plan_messages import plan_from_message
 from taihu.core.coordination.stopping import StopNotice
@@ -126,8 +126,8 @@ class CoordinatorClient:
         self._channel = self._open_channel()
         self._stub = CoordinatorServiceStub(self._channel)
 
-    def begin(self) -> tuple[int, int]:
-        """Ask until this member may join; the generation to be joined and the step that it goes on from.
+    def begin(self) -> Begun:
+        """Ask until this member may join; the generation to be joined.
 
         Raises:
             PeerUnreachableError: the coordinator did not answer, or the last generation did not end, in time.
@@ -145,7 +145,7 @@ class CoordinatorClient:
                 clock=self._clock,
             )
             if not response.again:
-                return response.generation, response.step
+                return messages.begun_from_message(response)
             self._clock.sleep(_ASK_AGAIN_S)
         raise PeerUnreachableError(
             f"{self._host}: {self.member} could not take part within {timeout_s:g} s: another process has its place, "
@@ -171,18 +171,19 @@ class CoordinatorClient:
         address: str = "",
         layout: Layout | None = None,
         length: RunLength | None = None,
-        generation: int = 0,
+        begun: Begun = Begun(0),  # noqa: B008 - it cannot be changed
     ) -> tuple[str, ...]:
         """Announce this member; a worker gets its peers' addresses as soon as all of them are there.
 
-        A worker with data brings the run's `length`. The peers are the servers by index and, where workers exchange
-        with each other, all workers by rank.
+        A worker with data brings the run's `length`, whoever has asked for it the generation that has `begun`. The
+        peers are the servers by index and, where workers exchange with each other, all workers by rank.
 
         Raises:
             PeerUnreachableError: the coordinator did not answer, or peers did not join, in time.
             ConfigError, ModelError, StaleError: the coordinator refused; the message says why.
         """
-        self._generation = generation
+        self._generation = begun.generation
+        self.recovers |= begun.is_trial
         request = pb.JoinRequest(
             job=self._job.name,
             member=self._member(),
@@ -191,7 +192,7 @@ class CoordinatorClient:
             layout=layout_to_message(layout) if layout is not None else None,
             settings=self._job.shared_settings,
             length=messages.length_to_message(length),
-            generation=generation,
+            generation=begun.generation,
         )
         try:
             with telling_who_is_awaited(self.awaited):
@@ -436,7 +437,6 @@ class HeartbeatThread:
         self._stop = stop or StopNotice()
         self._interval_s = job.cluster.heartbeat_s
         self._lost_after_s = job.cluster.lost_after_s
-        self._recovers = recovers(job)
         self._progress = progress
         self._on_end = on_end
         self._clock = SystemClock()
@@ -480,11 +480,11 @@ class HeartbeatThread:
                 if (end := self._client.heard_end()) is not None:
                     self._on_end(*end)
                     return
-                if isinstance(error, StaleError) and self._recovers:
+                if isinstance(error, StaleError) and self._client.recovers:
                     self._on_end(RunState.RECOVERING, f"the {self._client.peer} has begun again")
                     return
                 if self._clock.now() - last_answer_s > self._lost_after_s:
-                    state = RunState.RECOVERING if self._recovers else RunState.FAILED
+                    state = RunState.RECOVERING if self._client.recovers else RunState.FAILED
                     self._on_end(state, f"lost the {self._client.peer}: {error}")
                     return
                 continue

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import structlog
 
 from taihu.core.base.errors import CheckpointError, FinishedError, RecoveringError
-from taihu.core.checkpoint.keepers import checkpoint_folder, ended_run, going_on, newest_of, recovers
+from taihu.core.checkpoint.keepers import (
+    checkpoint_folder,
+    ended_run,
+    going_on,
+    kept_compression,
+    newest_of,
+    recovers,
+)
 from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.coordination.choosing import Choosing, trial
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
-from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.members import Begun, MemberId, Role
 from taihu.core.coordination.restarts import Restarts
 from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
+from taihu.core.job.chosen import table_of, with_compression
 
 __all__ = ["ONLY", "Generation", "in_generations"]
 
@@ -41,11 +50,22 @@ class Generation:
         number: what members join by, drawn at random; 0 in a run that does not recover.
         step: that of the checkpoint in the run's own folder from which it begins; 0 for none.
         recovers: whether another one may follow; for the member that hosts the coordinator.
+        is_trial: whether its steps are made to choose the compression of the run.
+        compression: settings of it by key, each value as JSON, where the run chooses them.
+        choosing: chooses, in a trial of the member that hosts the coordinator.
     """
 
     number: int = 0
     step: int = 0
     recovers: bool = False
+    is_trial: bool = False
+    compression: Mapping[str, str] = field(default_factory=dict)
+    choosing: Choosing | None = None
+
+    @property
+    def begun(self) -> Begun:
+        """The generation as those who ask are told of it."""
+        return Begun(self.number, self.step, self.compression, is_trial=self.is_trial)
 
 
 ONLY: Final = Generation()
@@ -55,29 +75,54 @@ ONLY: Final = Generation()
 def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation], T]) -> T:
     """Call `live` for one generation after another; returns its result of the one in which the run ends.
 
-    It is given the job as it goes on from the generation's checkpoint.
+    It is given the job as it goes on from the generation's checkpoint. A job that chooses its compression begins with
+    a generation whose steps are measured.
 
     Raises:
         TaihuError: what ended the run otherwise.
     """
-    if not (recovers(job) or job.checkpoint.resumes_auto):
+    chooses = job.compression.method.is_chosen
+    if not (recovers(job) or job.checkpoint.resumes_auto or chooses):
         return live(job, ONLY)
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+    choosing = Choosing(job) if chooses else None
     while True:
-        generation = _next_hosted(job, restarts) if hosts else _asked_for(job, member)
+        if hosts:
+            of_host = _next_hosted(job, restarts) if choosing is None else _next_chosen(job, restarts, choosing)
+            own, generation = of_host
+        else:
+            own, generation = _asked_for(job, member)
         try:
-            return live(going_on(job, generation.step), generation)
+            return live(going_on(own, generation.step), generation)
         except RecoveringError as error:
             structlog.get_logger().warning("all members begin again", reason=str(error))
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
-        if hosts:
+        if hosts and not generation.is_trial:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 
 
-def _next_hosted(job: Job, restarts: Restarts) -> Generation:
-    """The generation that begins from the newest checkpoint that is whole and has steps left.
+def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job, Generation]:
+    """The next generation of a run that chooses its compression: a trial as long as there is no choice.
+
+    Raises:
+        CheckpointError, FinishedError: see `_next_hosted`.
+    """
+    if kept := kept_compression(job):
+        own = with_compression(job, kept)
+    elif choosing.choice is not None:
+        own = choosing.choice.way.job
+    else:
+        table = {} if choosing.tried is None else table_of(choosing.tried.job.compression)
+        number = new_incarnation()
+        return choosing.trial, Generation(number, 0, True, is_trial=True, compression=table, choosing=choosing)
+    own, generation = _next_hosted(own, restarts)
+    return own, replace(generation, compression=table_of(own.compression))
+
+
+def _next_hosted(job: Job, restarts: Restarts) -> tuple[Job, Generation]:
+    """The job, and its generation that begins from the newest checkpoint that is whole and has steps left.
 
     Where the run goes on by itself, that is the newest that is whole: this process decides for all.
 
@@ -101,9 +146,17 @@ def _next_hosted(job: Job, restarts: Restarts) -> Generation:
             if job.checkpoint.resume is None:
                 raise
     step = 0 if found is None else found.step
-    return Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
+    return job, Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
 
 
-def _asked_for(job: Job, member: MemberId) -> Generation:
+def _asked_for(job: Job, member: MemberId) -> tuple[Job, Generation]:
+    """The job, with the compression that was chosen for it, and the generation that the coordinator tells of."""
+    if job.compression.method.is_chosen:
+        job = with_compression(job, kept_compression(job))
     with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
-        return Generation(*client.begin())
+        begun = client.begin()
+    own = with_compression(job, begun.compression)
+    if begun.is_trial and begun.compression:
+        own = trial(own)
+    number = begun.generation
+    return own, Generation(number, begun.step, is_trial=begun.is_trial, compression=begun.compression)

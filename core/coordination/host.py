@@ -14,6 +14,7 @@ from taihu.core.base.errors import ModelError
 from taihu.core.checkpoint.ended import EndedRun, keep_end
 from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
 from taihu.core.coordination.checkpointing import Checkpointing
+from taihu.core.coordination.choosing import Choosing
 from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.members import RunState
 from taihu.core.coordination.membership import TICK_S, Membership
@@ -21,6 +22,7 @@ from taihu.core.coordination.planning import Planning
 from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
+from taihu.core.planner.profile import Profile
 from taihu.core.wire.address import is_loopback
 from taihu.core.wire.clock import SystemClock
 from taihu.core.wire.server import RpcServer
@@ -59,12 +61,13 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
     checkpointing = Checkpointing.of(job, clock)
     coordinator = Coordinator(
         membership,
-        lambda layout: _planning(job, layout, membership),
+        lambda layout: _planning(job, layout, membership, generation.choosing),
         clock,
         checkpointing,
         partial(_keep_end, job, generation.number),
+        choosing=generation.choosing,
     )
-    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, generation.step), rpc.grpc_server)
+    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, generation.begun), rpc.grpc_server)
     closed = threading.Event()
     watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
     watch.start()
@@ -96,7 +99,10 @@ def _keep_end(job: Job, generation: int, parameters_sha256: str) -> str | None:
     return None
 
 
-def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
+def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosing | None) -> Planning:
+    one_host = _on_one_host(membership)
+    if choosing is not None and choosing.look(layout.elements, one_host=one_host):
+        membership.end_generation(choosing.words)
     job = settled(job, membership.updates)
     begun = resumed_from(job)
     spreads = job.exchange.fc != "data"
@@ -105,11 +111,16 @@ def _planning(job: Job, layout: Layout, membership: Membership) -> Planning:
     return Planning(
         job,
         layout,
-        one_host=_on_one_host(membership),
+        one_host=one_host,
         length=membership.length,
         updates=membership.updates,
         begun_after=0 if begun is None else begun.step,
+        on_profile=_nobody if choosing is None else choosing.measured,
     )
+
+
+def _nobody(profile: Profile) -> None:
+    """Nobody chooses by it."""
 
 
 def _on_one_host(membership: Membership) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from taihu.core.base.errors import RecoveringError, RunError
 
-__all__ = ["MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
+__all__ = ["Begun", "MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
 
 
 class Role(Enum):
@@ -45,6 +46,23 @@ class MemberId:
 
     def __str__(self) -> str:
         return f"{self.role.value} {self.rank}"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A generation of members that may be joined.
+
+    Attributes:
+        generation: its number, 0 in a run that has one.
+        step: that of the checkpoint from which it begins; 0 for none.
+        compression: settings of it by key, each value as JSON, where the run has chosen them.
+        is_trial: whether its steps are made to choose them.
+    """
+
+    generation: int
+    step: int = 0
+    compression: Mapping[str, str] = field(default_factory=dict)
+    is_trial: bool = False
 
 
 @dataclass(frozen=True)

@@ -184,8 +184,11 @@ class Membership:
             StaleError: another job, or the rank is taken by another live process.
         """
         self._check(member, job)
-        self._alike.check_settings(str(member), digest, settings)
-        if generation != self.generation or self.state is RunState.RECOVERING:
+        is_late = generation != self.generation or self.state is RunState.RECOVERING
+        # Who was told of an earlier generation has the settings of that one.
+        if not generation or not is_late:
+            self._alike.check_settings(str(member), digest, settings)
+        if is_late:
             raise RecoveringError(f"{member} was to join members that begin again from a checkpoint now")
         known = self.members.get(member)
         if known is not None and known.incarnation != incarnation:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from taihu.core.base.errors import FrameError
 from taihu.core.base.words import told
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.job.update_rules import CONSTANTS, UpdateRules
 from taihu.core.model.run_length import RunLength
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
@@ -20,6 +20,8 @@ from taihu.core.settings import OptimizerSettings
 from taihu.protos import coordinator_pb2 as pb
 
 __all__ = [
+    "begun_from_message",
+    "begun_to_message",
     "length_from_message",
     "length_to_message",
     "member_from_message",
@@ -62,6 +64,16 @@ def member_from_message(message: pb.Member) -> tuple[MemberId, int]:
         raise FrameError(f"member role {message.role}: expected ROLE_SERVER or ROLE_WORKER")
     role = Role.SERVER if message.role == pb.ROLE_SERVER else Role.WORKER
     return MemberId(role, message.rank), message.incarnation
+
+
+def begun_to_message(begun: Begun) -> pb.BeginResponse:
+    """Convert a generation that may be joined."""
+    return pb.BeginResponse(**asdict(begun))
+
+
+def begun_from_message(message: pb.BeginResponse) -> Begun:
+    """Convert a generation that may be joined."""
+    return Begun(message.generation, message.step, dict(message.compression), message.is_trial)
 
 
 def length_to_message(length: RunLength | None) -> pb.RunLength | None:

@@ -5,7 +5,7 @@ Workers report after the same steps and wait for the answer, so that the plan wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from taihu.core.base.errors import FrameError, StaleError
@@ -27,7 +27,7 @@ from taihu.core.wire.codec import BYTES_PER_VALUE
 from taihu.core.wire.headers import ValueType
 from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
 
-__all__ = ["FRAME_BYTES", "Planning", "first_plan", "is_computed"]
+__all__ = ["FRAME_BYTES", "Planning", "first_plan", "frame_elements_of", "is_computed", "planned_compression"]
 
 _COMPUTED = ("auto", "greedy", "exact")
 _WORTHWHILE_GAIN = 0.05
@@ -53,7 +53,7 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
         waits_for_groups=_computes(job),
         is_encrypted=job.is_encrypted,
     )
-    frame_elements = _frame_elements(job, one_host=one_host)
+    frame_elements = frame_elements_of(job, one_host=one_host)
     return Plan(1, 1, groups, layout, frame_elements, routes, carriage=carriage, world=job.world)
 
 
@@ -99,8 +99,8 @@ def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkC
     return tuple(routes)
 
 
-def _frame_elements(job: Job, *, one_host: bool) -> int:
-    """The most elements that a frame of the exchange covers.
+def frame_elements_of(job: Job, *, one_host: bool = False) -> int:
+    """The most elements that a frame of the exchange covers before links are measured.
 
     A small one is soon answered on a link, while shared memory has no use for that and each message costs time.
     """
@@ -114,7 +114,10 @@ def _frame_elements(job: Job, *, one_host: bool) -> int:
 
 
 class Planning:
-    """`plan` is what holds now, `profile` the costs that it was made from, None before the first report."""
+    """`plan` is what holds now, `profile` the costs that it was made from, None before the first report.
+
+    `on_profile` is told of the costs as soon as they are known.
+    """
 
     def __init__(
         self,
@@ -125,8 +128,10 @@ class Planning:
         length: RunLength | None = None,
         updates: UpdateRules | None = None,
         begun_after: int = 0,
+        on_profile: Callable[[Profile], None] = lambda _: None,
     ) -> None:
         self._job = job
+        self._on_profile = on_profile
         first = first_plan(job, layout, one_host=one_host)
         self.plan = replace(first, length=length, updates=updates, from_step=begun_after + 1)
         self.profile: Profile | None = None
@@ -217,6 +222,7 @@ class Planning:
                 groups, seconds = better, better_seconds
         routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
         self.profile = profile
+        self._on_profile(profile)
         self._change(step, groups=groups, frame_elements=frame_elements, routes=routes, carriage=carriage)
         self.plan = replace(self.plan, predicted_seconds=seconds)
 

@@ -18,7 +18,8 @@ from taihu.core.base.words import told
 from taihu.core.checkpoint.files import PartFile, file_name
 from taihu.core.coordination import messages
 from taihu.core.coordination.checkpointing import Checkpointing
-from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.choosing import Choosing
+from taihu.core.coordination.members import Begun, MemberId, Role
 from taihu.core.coordination.membership import Membership
 from taihu.core.coordination.plan import Plan
 from taihu.core.coordination.plan_messages import plan_to_message
@@ -52,7 +53,8 @@ class Coordinator:
 
     `make_planning` is called once, when the run's layout, and its length where it has one, are known; `keep_end` with
     the hash of the final parameters, before anybody is told that the run has finished. Where it says why that cannot
-    be kept, it is called again and again, until it can or the coordinator is closed.
+    be kept, it is called again and again, until it can or the coordinator is closed. As soon as `choosing` has made
+    its choice the generation ends.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class Coordinator:
         clock: Clock,
         checkpointing: Checkpointing | None = None,
         keep_end: Callable[[str], str | None] = lambda _: None,
+        *,
+        choosing: Choosing | None = None,
     ) -> None:
+        self._choosing = choosing
         self._clock = clock
         self._checkpointing = checkpointing
         self._membership = membership
@@ -133,7 +138,13 @@ class Coordinator:
                 raise PeerUnreachableError(f"no worker joined within {timeout_s:g} s, so there is no plan yet")
             if self._planning is None:
                 self._planning = self._make_planning(layout)
+                self._raise_if_broken()
             return self._planning.plan
+
+    def _end_trial(self) -> None:
+        """All members begin again where the run's compression has been chosen."""
+        if self._choosing is not None and self._choosing.choice is not None:
+            self._membership.end_generation(self._choosing.words)
 
     def report(self, member: MemberId, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None) -> Plan:
         """Take in a worker's measurements; returns when all workers' have led to the plan of the next step.
@@ -151,6 +162,7 @@ class Coordinator:
         with self._reporting:
             planning.report(member.rank, step, steps)
         with self._changed:
+            self._end_trial()
             self._changed.notify_all()
             self._changed.wait_for(
                 lambda: planning.decided_after(step) or self._membership.broken is not None, timeout_s
@@ -201,9 +213,9 @@ class Coordinator:
 class CoordinatorServicer(CoordinatorServiceServicer):
     """Converts messages, calls the coordinator, turns errors into statuses."""
 
-    def __init__(self, coordinator: Coordinator, begun_after: int = 0) -> None:
+    def __init__(self, coordinator: Coordinator, begun: Begun | None = None) -> None:
         self._coordinator = coordinator
-        self._begun_after = begun_after
+        self._begun = begun
         self._refusals = RefusalLog()
 
     def Begin(self, request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:  # noqa: N802
@@ -216,7 +228,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             member, incarnation = messages.member_from_message(request.member)
             if not membership.admits(member, incarnation, job=request.job, now=now):
                 return pb.BeginResponse(again=True)
-            return pb.BeginResponse(generation=membership.generation, step=self._begun_after)
+            return messages.begun_to_message(self._begun or Begun(membership.generation))
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
         """Admit the member, and hold a worker until everybody is there whom it exchanges with."""

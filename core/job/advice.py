@@ -124,7 +124,7 @@ RULES: Final = (
         "compression.density compression.refresh_every compression.factor_masking compression.density_warmup_steps "
         "compression.clip_norm compression.clip compression.value_type compression.momentum_at "
         "compression.threshold",
-        lambda job: not job.compression.method.selects,
+        lambda job: not (job.compression.method.selects or job.compression.method.is_chosen),
         "needs a compression.method",
     ),
     Rule(

@@ -137,7 +137,7 @@ class JobFlags:
         typer.Option(
             "--compression",
             parser=_key_in(METHODS),
-            metavar="none|topk|lags|dlgs|quantized",
+            metavar="none|topk|lags|dlgs|quantized|auto",
             help="How gradients are made smaller.",
         ),
     ] = None
@@ -217,7 +217,8 @@ class JobFlags:
 
     def check(self, job: Job) -> None:
         """Raise ConfigError for a flag without effect on `job`, which it led to."""
-        if self.density is not None and not job.compression.method.selects:
+        method = job.compression.method
+        if self.density is not None and not (method.selects or method.is_chosen):
             raise ConfigError(
                 f"--density {self.density:g}: nothing is compressed; give --compression topk, lags or dlgs too"
             )

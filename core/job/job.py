@@ -96,6 +96,11 @@ class Job(Section):
         sparse = self.downlink != "dense" and self.exchange.returns == "parameters"
         if not self.exchange.kind.sums_halves and compression.value_type != "fp32":
             raise ValueError("a ring sums in fp32: set compression.value_type = 'fp32'")
+        if compression.method.is_chosen and self.exchange.returns != "parameters":
+            raise ValueError(
+                "compression 'auto' is chosen by steps of the built-in loop, which begins anew behind them: give the "
+                "run of a script a method, see `taihu plan search`"
+            )
         if compression.method.selects and self.exchange.transport == "same-host":
             raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
         if not compression.method.selects and (self.downlink != "dense" or compression.momentum_at == "workers"):

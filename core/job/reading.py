@@ -68,9 +68,16 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, dict[str, object]
 
 
 def revised(job: Job, section: str, **values: object) -> Job:
-    """`job` with other values in one section, checked as a whole; what was not given stays so."""
+    """`job` with other values in one section, checked as a whole; what was not given stays so.
+
+    Raises:
+        ConfigError: its other settings do not go with these.
+    """
     given = job.model_dump(exclude_unset=True)
-    return Job.model_validate({**given, section: {**given.get(section, {}), **values}})
+    try:
+        return Job.model_validate({**given, section: {**given.get(section, {}), **values}})
+    except ValidationError as error:
+        raise ConfigError(mistake(error, "job")) from None
 
 
 def _read(path: Path) -> dict[str, Any]:

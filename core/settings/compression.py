@@ -22,8 +22,11 @@ class CompressionSettings(Section):
     `method` topk sends the share `density` of the whole gradient, lags and dlgs that share of every layer; dlgs makes
     its thresholds anew every `refresh_every` steps only. With `threshold` group it has one for all layers that are
     merged into a message; what a run computes then depends on its plan. `quantized` sends every value, in the few
-    bits of a `value_type`, and holds back what rounding takes away. `downlink` is what comes back: all parameters
-    (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed (`doublesqueeze`).
+    bits of a `value_type`, and holds back what rounding takes away. `auto` is one of these, or none: some steps
+    measure links and processors, and the run begins anew by the way that is predicted to take the least time to a
+    loss; a `density` and a `value_type` that are given are the least that it may send. `downlink` is what comes back:
+    all parameters (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed
+    (`doublesqueeze`).
     With a `downlink_value_type` of few bits the sums come back instead of the parameters, and workers update as the
     servers do; what rounding takes away stays on the servers, and comes with the next sum of its place. A step is
     shared by the values of a layer in one frame: what a run computes then depends on the number of servers.

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from taihu.core.traits.registry import Registry
 
-__all__ = ["DLGS", "LAGS", "METHODS", "NONE", "QUANTIZED", "TOPK", "Method", "Threshold", "UnitKind"]
+__all__ = ["AUTO", "DLGS", "LAGS", "METHODS", "NONE", "QUANTIZED", "TOPK", "Method", "Threshold", "UnitKind"]
 
 UnitKind = Literal["model", "layer", "group"]
 Threshold = Literal["layer", "group"]
@@ -23,6 +23,7 @@ class Method:
         unit: the range from which the density keeps a share; None leaves it to `compression.threshold`.
         reuses: whether a threshold serves for `compression.refresh_every` steps; else every selection is exact.
         sends_all: whether every value is sent, in few bits, whatever the density.
+        is_chosen: whether another one stands in for it before the first step, by what the run measures.
         selection: "module:function" that selects, see `taihu.core.compression.selecting`.
     """
 
@@ -31,6 +32,7 @@ class Method:
     unit: UnitKind | None
     reuses: bool = False
     sends_all: bool = False
+    is_chosen: bool = False
     selection: str = "taihu.core.compression.selecting:by_threshold"
 
     def __repr__(self) -> str:
@@ -62,4 +64,6 @@ QUANTIZED: Final = Method(
     selection="taihu.core.compression.selecting:everything",
 )
 
-METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS, QUANTIZED))
+AUTO: Final = Method("auto", selects=False, unit="group", is_chosen=True)
+
+METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS, QUANTIZED, AUTO))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,7 @@ from taihu.core.process.options import (
 from taihu.core.process.preparation import importing_much
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.core.process.streams import outlive_output
+from taihu.core.traits.methods import METHODS
 from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
 
 if TYPE_CHECKING:
@@ -197,8 +198,8 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
     display.say(f"path            {results['path']}")
-    if results["dropped_momentum"]:
-        display.say(f"momentum        {results['dropped_momentum']}")
+    for line in _of_compression(results):
+        display.say(line)
     if results["skipped_steps"]:
         display.say(
             f"skipped         {counted(results['skipped_steps'], 'step')} whose gradients did not fit into fp16"
@@ -213,6 +214,23 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         display.say(f"not saved       {results['not_saved']}")
     for note in results["data_notes"]:
         display.say(f"note            {one_line(note)}")
+
+
+def _of_compression(results: Mapping[str, Any]) -> Iterator[str]:
+    """Lines about what compression has changed."""
+    if results["chosen_compression"]:
+        yield f"compression     {_chosen(results['chosen_compression'])}, as the run has chosen"
+    if results["dropped_momentum"]:
+        yield f"momentum        {results['dropped_momentum']}"
+
+
+def _chosen(chosen: Mapping[str, Any]) -> str:
+    """The compression of a run that chose it, in words."""
+    method, types = METHODS[chosen["method"]], [chosen[key] for key in ("value_type", "downlink_value_type")]
+    if not method.selects:
+        return method.key
+    share = "all values" if method.sends_all else f"{chosen['density']:g} of the gradient"
+    return f"{method}, {share}, {types[0]} up and {types[1]} down"
 
 
 def _modelled(modelled: dict[str, Any]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, Final
 
 from taihu.core.job import Job
 from taihu.core.job.advice import advice_on_momentum
+from taihu.core.job.chosen import with_compression
 from taihu.core.process.results import RESULTS_FORMAT
 
 __all__ = ["results_of"]
@@ -30,6 +32,9 @@ _OF_RANKS: Final = ("rank", "final_loss", "bytes_sent_per_step", "bytes_received
 def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """The results of a run, from those that its workers, the first of them at least, and servers wrote."""
     first = workers[0]
+    chosen = first.get("chosen_compression") or None
+    if chosen is not None:
+        job = with_compression(job, {key: json.dumps(value) for key, value in chosen.items()})
     evaluations = first["evaluations"]
     return {
         "format": RESULTS_FORMAT,
@@ -49,6 +54,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "downlink": first.get("downlink", job.downlink),
         "dropped_momentum": next(advice_on_momentum(job), None),
         "local_steps": job.exchange.local_steps,
+        "chosen_compression": chosen,
         "precision": job.train.precision,
         "recompute": job.train.recompute,
         "recompute_segments": job.train.recompute_segments,

@@ -14,7 +14,7 @@ from support.daemons import free_port
 from taihu.core.base.errors import MemberLostError, StaleError, TaihuError
 from taihu.core.coordination import client as module
 from taihu.core.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.wire.channel import open_channel
@@ -108,7 +108,7 @@ def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkey
     )
     monkeypatch.setattr(module, "open_channel", resolved)
     with CoordinatorClient("server:7070", make_job(1, 2), MemberId(Role.WORKER, 1), 1) as client:
-        assert client.begin() == (7, 3)
+        assert client.begin() == Begun(7, 3)
     server.stop(None).wait()
     assert known == [former] * 3 + [successor]
 

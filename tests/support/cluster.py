@@ -15,7 +15,7 @@ from support.commands import PATIENCE_S
 from support.worker import Values, Worker, first_parameters, initial_parameters
 from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.plan import Plan
 from taihu.core.history.recording import recorded_history
 from taihu.core.job import Job
@@ -132,10 +132,10 @@ class Member:
             self.arenas.parameters[:] = first_parameters(job, layout)
         member = MemberId(Role.WORKER, rank)
         self.client = CoordinatorClient(job.cluster.coordinator, job, member, self.identity.incarnation)
-        generation, _ = self.client.begin() if self.client.recovers else (0, 0)
+        begun = self.client.begin() if self.client.recovers else Begun(0)
         # Nobody calls it there: here workers meet servers alone.
         address = f"127.0.0.1:{rank + 1}" if job.workers_meet else ""
-        addresses = self.client.join(address=address, layout=layout, generation=generation)
+        addresses = self.client.join(address=address, layout=layout, begun=begun)
         self.addresses = addresses[: job.servers]
         self._made = threading.Event()
         # Kernels may have to be compiled behind this line, here and at the coordinator.

@@ -117,7 +117,7 @@ def test_two_servers_do_not_share_a_port() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "[::]", "localhost"])
 def test_a_free_port_is_none_that_connections_get(host: str) -> None:
-    """Who is started again listens where it did: between its lives no connection of this machine has its port."""
+    """A server that is started again listens where it did: between its lives no connection has its port."""
     given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     servers = [RpcServer.create(threads=1) for _ in range(8)]
     ports = {server.listen(f"{host}:0") for server in servers}
