@@ -221,6 +221,7 @@ class BeginResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     COMPRESSION_FIELD_NUMBER: _builtins.int
     IS_TRIAL_FIELD_NUMBER: _builtins.int
+    BECAUSE_FIELD_NUMBER: _builtins.int
     again: _builtins.bool
     """The last generation is not over yet, or the place is taken by one that may be gone: to be asked again soon."""
     generation: _builtins.int
@@ -229,6 +230,8 @@ class BeginResponse(_message.Message):
     """The step of the checkpoint that it begins from; 0 for the beginning of the job."""
     is_trial: _builtins.bool
     """Steps are made to choose it, and the run begins anew behind them."""
+    because: _builtins.str
+    """Why that was chosen, in one line; empty where an earlier life of the run has."""
     @_builtins.property
     def compression(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Where the run has chosen it: settings of [compression] by key, each value as JSON."""
@@ -241,10 +244,11 @@ class BeginResponse(_message.Message):
         step: _builtins.int = ...,
         compression: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         is_trial: _builtins.bool = ...,
+        because: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "because", b"because", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,7 +99,7 @@ class Participant:
             RecoveringError: a member was lost, and another generation begins.
             TaihuError: what went wrong; the coordinator has been told.
         """
-        train, rank = self._job.train, self._options.rank
+        train, rank, begun = self._job.train, self._options.rank, self._generation.begun
         total = self._opened.length.total_steps
         if self._opened.begun_after >= total:
             raise ConfigError(
@@ -125,8 +125,9 @@ class Participant:
                 for line in self._dataset.told:
                     self._log.warning("data", text=line)
                     self._opened.run_log.happened("data", text=line)
-            if rank == 0 and self._generation.compression and not self._generation.is_trial:
-                self._opened.run_log.happened("chosen", compression=self._job.compression.method.key)
+            if rank == 0 and begun.compression and not begun.is_trial:
+                because = begun.because or "as this run has chosen before"
+                self._opened.run_log.happened("chosen", compression=self._job.compression.method.key, because=because)
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             self._opened.run_log.happened("training", workers=self._job.world.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
@@ -339,6 +340,7 @@ class Participant:
 
     def _results(self, session: Session, ending: Ending, made: _Made, *, stopped: bool) -> dict[str, Any]:
         """The results but for those of steps and replica."""
+        begun = self._generation.begun
         return {
             "format": RESULTS_FORMAT,
             "rank": self._options.rank,
@@ -348,7 +350,8 @@ class Participant:
             "saved": str(ending.path) if ending.path is not None else None,
             "not_saved": ending.problem or None,
             "data_notes": list(self._dataset.told),
-            "chosen_compression": {key: json.loads(value) for key, value in self._generation.compression.items()},
+            "chosen_compression": {key: json.loads(value) for key, value in begun.compression.items()},
+            "chosen_because": begun.because or None,
             "plan": self._job.exchange.plan,
             "path": session.exchange.path,
             "skipped_steps": session.exchange.skipped_steps,

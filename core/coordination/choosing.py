@@ -36,6 +36,7 @@ _ALIKE: Final = 0.03
 _SHOWN: Final = ("method", "density", "value_type")
 # Of a worker in a step: few enough for slow links, and enough to tell their rate from their latency.
 _TRIAL_BYTES: Final = 1 << 18
+_DECISIVE: Final = 2
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,13 @@ class Choice:
     because: str = ""
 
     def __str__(self) -> str:
+        return f"{self.way.label}: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """The reason of the choice, in one line."""
         told = ", ".join(f"{label} {1e3 * seconds:.1f} ms" for label, seconds in self.seconds.items())
-        return f"{self.way.label}: {self.because or f'a step takes {told}'}"
+        return self.because or f"a step takes {told}"
 
 
 class Choosing:
@@ -97,6 +103,7 @@ class Choosing:
         self._ways = tuple(ways(job))
         self._known = tuple(way for way in self._ways if way.job.plans_by_measuring)
         self.choice: Choice | None = None
+        self._measured = 0
         # Before the model is known, the one that sends the least.
         self.tried = self._known[-1] if len(self._known) > 1 else None
 
@@ -121,6 +128,7 @@ class Choosing:
             elements: of the model.
             one_host: whether only this machine's processes take part.
         """
+        self._measured = 0
         whole, former = self._ways[0], self.tried
         if one_host and whole.job.shares_memory:
             self.choice = Choice(whole, because="all members share this machine's memory")
@@ -132,8 +140,12 @@ class Choosing:
         return self.choice is not None or self.tried is not former
 
     def measured(self, profile: Profile) -> None:
-        """Choose by the costs that steps of `tried` have had."""
-        if self.choice is None:
+        """Take in the costs that steps of `tried` have had; the second ones decide.
+
+        The first are those of a message for each layer, which takes the processors longer than any plan does.
+        """
+        self._measured += 1
+        if self.choice is None and self._measured == _DECISIVE:
             self.choice = choose(self._ways, profile)
 
 
@@ -157,7 +169,8 @@ def ways(job: Job) -> Iterator[Way]:
 
 def trial(job: Job) -> Job:
     """The job of steps that are measured for a choice: as many as it takes, of which nothing stays."""
-    tried = revised(job, "train", steps=job.exchange.calibration_steps + 1, evaluate=False)
+    steps = _DECISIVE * job.exchange.calibration_steps
+    tried = revised(job, "train", steps=steps + 1, evaluate=False)
     tried = revised(revised(tried, "exchange", plan="auto"), "run", history=None)
     return revised(tried, "checkpoint", dir=None, resume=None)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -47,25 +47,24 @@ class Generation:
     """The generation that a member takes part in.
 
     Attributes:
-        number: what members join by, drawn at random; 0 in a run that does not recover.
-        step: that of the checkpoint in the run's own folder from which it begins; 0 for none.
+        begun: the generation, as those who ask are told of it.
         recovers: whether another one may follow; for the member that hosts the coordinator.
-        is_trial: whether its steps are made to choose the compression of the run.
-        compression: settings of it by key, each value as JSON, where the run chooses them.
         choosing: chooses, in a trial of the member that hosts the coordinator.
     """
 
-    number: int = 0
-    step: int = 0
+    begun: Begun = field(default_factory=lambda: Begun(0))
     recovers: bool = False
-    is_trial: bool = False
-    compression: Mapping[str, str] = field(default_factory=dict)
     choosing: Choosing | None = None
 
     @property
-    def begun(self) -> Begun:
-        """The generation as those who ask are told of it."""
-        return Begun(self.number, self.step, self.compression, is_trial=self.is_trial)
+    def number(self) -> int:
+        """The number that members join by, drawn at random; 0 in a run that does not recover."""
+        return self.begun.generation
+
+    @property
+    def step(self) -> int:
+        """The step of the checkpoint in the run's own folder from which it begins; 0 for none."""
+        return self.begun.step
 
 
 ONLY: Final = Generation()
@@ -99,7 +98,7 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
             structlog.get_logger().warning("all members begin again", reason=str(error))
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
-        if hosts and not generation.is_trial:
+        if hosts and not generation.begun.is_trial:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 
 
@@ -109,16 +108,18 @@ def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job,
     Raises:
         CheckpointError, FinishedError: see `_next_hosted`.
     """
+    because = ""
     if kept := kept_compression(job):
         own = with_compression(job, kept)
     elif choosing.choice is not None:
-        own = choosing.choice.way.job
+        own, because = choosing.choice.way.job, choosing.choice.reason
     else:
         table = {} if choosing.tried is None else table_of(choosing.tried.job.compression)
-        number = new_incarnation()
-        return choosing.trial, Generation(number, 0, True, is_trial=True, compression=table, choosing=choosing)
+        begun = Begun(new_incarnation(), compression=table, is_trial=True)
+        return choosing.trial, Generation(begun, recovers=True, choosing=choosing)
     own, generation = _next_hosted(own, restarts)
-    return own, replace(generation, compression=table_of(own.compression))
+    begun = replace(generation.begun, compression=table_of(own.compression), because=because)
+    return own, replace(generation, begun=begun)
 
 
 def _next_hosted(job: Job, restarts: Restarts) -> tuple[Job, Generation]:
@@ -146,7 +147,7 @@ def _next_hosted(job: Job, restarts: Restarts) -> tuple[Job, Generation]:
             if job.checkpoint.resume is None:
                 raise
     step = 0 if found is None else found.step
-    return job, Generation(new_incarnation(), step, restarts.left(time.monotonic()) > 0)
+    return job, Generation(Begun(new_incarnation(), step), restarts.left(time.monotonic()) > 0)
 
 
 def _asked_for(job: Job, member: MemberId) -> tuple[Job, Generation]:
@@ -156,7 +157,4 @@ def _asked_for(job: Job, member: MemberId) -> tuple[Job, Generation]:
     with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
         begun = client.begin()
     own = with_compression(job, begun.compression)
-    if begun.is_trial and begun.compression:
-        own = trial(own)
-    number = begun.generation
-    return own, Generation(number, begun.step, is_trial=begun.is_trial, compression=begun.compression)
+    return trial(own) if begun.is_trial and begun.compression else own, Generation(begun)

@@ -57,12 +57,14 @@ class Begun:
         step: that of the checkpoint from which it begins; 0 for none.
         compression: settings of it by key, each value as JSON, where the run has chosen them.
         is_trial: whether its steps are made to choose them.
+        because: the reason of the choice, in one line; "" where an earlier life of the run has made it.
     """
 
     generation: int
     step: int = 0
     compression: Mapping[str, str] = field(default_factory=dict)
     is_trial: bool = False
+    because: str = ""
 
 
 @dataclass(frozen=True)

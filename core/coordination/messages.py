@@ -73,7 +73,8 @@ def begun_to_message(begun: Begun) -> pb.BeginResponse:
 
 def begun_from_message(message: pb.BeginResponse) -> Begun:
     """Convert a generation that may be joined."""
-    return Begun(message.generation, message.step, dict(message.compression), message.is_trial)
+    compression, because = dict(message.compression), told(message.because)
+    return Begun(message.generation, message.step, compression, message.is_trial, because)
 
 
 def length_to_message(length: RunLength | None) -> pb.RunLength | None:

@@ -55,6 +55,7 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "dropped_momentum": next(advice_on_momentum(job), None),
         "local_steps": job.exchange.local_steps,
         "chosen_compression": chosen,
+        "chosen_because": first.get("chosen_because"),
         "precision": job.train.precision,
         "recompute": job.train.recompute,
         "recompute_segments": job.train.recompute_segments,

@@ -95,7 +95,9 @@ def test_where_sums_cannot_come_back_few_bits_go_up_alone() -> None:
     assert {each.downlink_value_type for each in few} == {"fp32"}
 
 
-@pytest.mark.parametrize("given_too", [{}, {"density": 0.001}, {"density": 0.3, "threshold": "group", "clip_norm": 2.0}])
+@pytest.mark.parametrize(
+    "given_too", [{}, {"density": 0.001}, {"density": 0.3, "threshold": "group", "clip_norm": 2.0}]
+)
 @pytest.mark.parametrize("servers", [0, 2])
 def test_all_members_make_the_same_job_of_what_they_are_told(servers: int, given_too: dict[str, Any]) -> None:
     job = job_of(servers, **given_too)
@@ -116,7 +118,7 @@ def test_a_trial_sends_as_much_as_it_may() -> None:
         assert not choosing.look(elements, one_host=False)
         trial = choosing.trial
         assert (trial.train.steps, trial.compression) == (
-            job_of().exchange.calibration_steps + 1,
+            2 * job_of().exchange.calibration_steps + 1,
             choosing.tried.job.compression,
         )
 
@@ -145,6 +147,8 @@ def test_where_nothing_goes_with_the_job_it_sends_everything() -> None:
 
 def test_a_choice_is_made_once() -> None:
     choosing = Choosing(job_of())
+    choosing.measured(profile_by(1_000_000))
+    assert choosing.choice is None
     choosing.measured(profile_by(1))
     first = choosing.choice
     choosing.measured(profile_by(1_000_000))
@@ -156,4 +160,6 @@ def test_a_choice_is_made_once() -> None:
 @pytest.mark.parametrize("method", ["none", "quantized int8", "dlgs 0.1 fp32"])
 def test_steps_to_a_loss_are_a_price(method: str) -> None:
     way = next(way for way in ways(job_of()) if way.label == method)
-    assert way.steps == pytest.approx({"none": 1.0, "quantized int8": LEARNS[1.0], "dlgs 0.1 fp32": LEARNS[0.1]}[method])
+    assert way.steps == pytest.approx(
+        {"none": 1.0, "quantized int8": LEARNS[1.0], "dlgs 0.1 fp32": LEARNS[0.1]}[method]
+    )
