@@ -151,5 +151,6 @@ def make_answering(job: Job, parameters: Values) -> Answering:
         return HalfParameters(parameters, kind)
     if job.downlink == "dense":
         return AllParameters(parameters)
-    value_type = ValueType.named(job.compression.downlink_value_type)
-    return RoundedSums(parameters, value_type) if value_type.few_bits else ChangedParameters(parameters)
+    if job.compression.rounds_sums:
+        return RoundedSums(parameters, ValueType.named(job.compression.downlink_value_type))
+    return ChangedParameters(parameters)

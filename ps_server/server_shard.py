@@ -24,7 +24,6 @@ from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_val
 from taihu.core.wire.identity import Sender
 from taihu.core.wire.kinds import Encoding, Gradients, Parameters, Rates, Summed
 from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
-from taihu.kernels.few_bits import FEW_BITS
 from taihu.kernels.reduce import warm_up
 from taihu.kernels.scatter import scatter_assign
 from taihu.kernels.select import clear
@@ -113,7 +112,7 @@ class ServerShard:
         self._summing = self._make_summing()
         frames = self._frames_of(plan)
         self._summing.adopt(frames)
-        self._scratches = ScratchPool(frames, few_bits=job.compression.downlink_value_type in FEW_BITS)
+        self._scratches = ScratchPool(frames, few_bits=job.compression.rounds_sums)
         self._aggregator: Aggregator[Contribution] = Aggregator(
             job=job.name,
             plan=plan.version,
@@ -382,7 +381,7 @@ class ServerShard:
 
     def _begin_plan(self, plan: Plan, last_step: int, attempt: int = 0) -> None:
         frames = self._frames_of(plan)
-        self._scratches = ScratchPool(frames, few_bits=self._job.compression.downlink_value_type in FEW_BITS)
+        self._scratches = ScratchPool(frames, few_bits=self._job.compression.rounds_sums)
         self._answering = make_answering(self._job, self._parameters)
         self._aggregator.restart(plan.version, frames, last_step, attempt)
         if self._rates is not None:

@@ -427,7 +427,7 @@ def make_summing(job: Job, parameters: Values, on_squeezed: OnSqueezed | None = 
         return HalfSumming(value_type, value_type.half_kind)
     if not compression.method.selects:
         return DenseSumming()
-    if compression.downlink_value_type in FEW_BITS:
+    if compression.rounds_sums:
         return RoundedSumming(len(parameters), FEW_BITS[compression.downlink_value_type], on_squeezed)
     if job.downlink != "doublesqueeze":
         return SparseSumming()

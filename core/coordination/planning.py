@@ -258,7 +258,7 @@ class Planning:
         own = self.plan.frame_elements
         named = self._job.exchange.frame_bytes is not None
         # DoubleSqueeze selects by frames, and sums are rounded by them: results would depend on what was measured.
-        by_frames = self._job.downlink == "doublesqueeze" or self._job.compression.downlink_value_type != "fp32"
+        by_frames = self._job.downlink == "doublesqueeze" or self._job.compression.rounds_sums
         if named or by_frames or not _asks_links(self._job) or self.profile is not None or not self._job.servers:
             return own
         return best_frame_elements(profile, compression, own)
@@ -277,9 +277,9 @@ def planned_compression(job: Job, frame_elements: int) -> Compression:
         method=settings.method,
         density=settings.share,
         refresh_every=settings.refresh_every,
-        value_bytes=ValueType.named(settings.value_type).bytes_of(8) / 8,
+        value_bytes=ValueType.named(settings.value_type).bytes_each,
         downlink=job.downlink,
-        down_value_bytes=ValueType.named(settings.downlink_value_type).bytes_of(8) / 8,
+        down_value_bytes=ValueType.named(settings.downlink_value_type).bytes_each,
         frame_bytes=frame_elements * BYTES_PER_VALUE,
         threshold=settings.threshold,
     )

@@ -110,7 +110,7 @@ class Job(Section):
                 f"compression '{compression.method}' sends every value, in fewer bits: set compression.value_type, "
                 "for example 'int4'"
             )
-        if compression.downlink_value_type != "fp32" and (self.downlink != "exact" or not self.servers):
+        if compression.rounds_sums and (self.downlink != "exact" or not self.servers):
             raise ValueError(
                 f"compression.downlink_value_type {compression.downlink_value_type} is of sums of selected values: "
                 "it needs servers, a compression.method and compression.downlink = 'exact'"

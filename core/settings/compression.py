@@ -85,6 +85,11 @@ class CompressionSettings(Section):
         return self.share <= _ACTS_AS_MOMENTUM
 
     @property
+    def rounds_sums(self) -> bool:
+        """Whether servers answer with sums in few bits, by which workers update, too."""
+        return self.downlink_value_type != "fp32"
+
+    @property
     def share(self) -> float:
         """The share of the gradient that is sent: all of it where the method leaves nothing out."""
         return self.density if self.method.selects and not self.method.sends_all else 1.0

@@ -84,6 +84,11 @@ class ValueType(Enum):
         """The bits of a value that has 8 or less; 0 for the others."""
         return FEW_BITS.get(self.name.lower(), 0)
 
+    @property
+    def bytes_each(self) -> float:
+        """Bytes of one value, a part of one where it has fewer bits."""
+        return self.bytes_of(8) / 8
+
     def bytes_of(self, count: int) -> int:
         """Bytes of so many values."""
         return codes_bytes(count, self.few_bits) if self.few_bits else count * self.dtype.itemsize

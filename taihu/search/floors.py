@@ -134,7 +134,7 @@ def _bytes_each_way(job: Job, elements: int, costs: Profile) -> tuple[float, flo
     if settings.method.sends_all:
         index_bytes = 0.0
     up, down = (
-        _WHOLE_VALUES * density * elements * (ValueType.named(name).bytes_of(8) / 8 + index_bytes)
+        _WHOLE_VALUES * density * elements * (ValueType.named(name).bytes_each + index_bytes)
         for name in (settings.value_type, settings.downlink_value_type)
     )
     if not job.servers:

@@ -98,7 +98,7 @@ def _server_residual_arrays(job: Job) -> int:
     """fp32 values that a server's compression keeps of every parameter."""
     if job.downlink == "doublesqueeze":
         return 2  # the residual, and the sums that it belongs to
-    return int(job.compression.downlink_value_type != "fp32")
+    return int(job.compression.rounds_sums)
 
 
 def _local_arrays(job: Job) -> int:

@@ -19,7 +19,6 @@ from taihu.core.wire.frame_faults import FrameFaults
 from taihu.core.wire.headers import At, FrameHeader
 from taihu.core.wire.identity import WorkerIdentity
 from taihu.core.wire.kinds import Summed
-from taihu.kernels.few_bits import FEW_BITS
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Held, Route, RouteEvents, RoutePath, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, Updates, optimizer_of
@@ -220,7 +219,7 @@ class ServerRoute(Route):
 
 
 def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Updates:
-    if job.stage.divides_optimizer and job.compression.downlink_value_type in FEW_BITS:
+    if job.stage.divides_optimizer and job.compression.rounds_sums:
         servers = OptimizerShard(in_steps(job.server_optimizer, plan.length), arenas.parameters)
         return BySums(servers, arenas.parameters, plan.world.workers)
     if job.stage.divides_optimizer:
