@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -138,25 +139,40 @@ def run_ranks(command: list[str], ranks: int, rate_bits: float, result: Path, fi
 
 
 def run_torch_workers(
-    network: ShapedNetwork, command: Sequence[str], environment: Mapping[str, str], *, shown: bool = False
+    network: ShapedNetwork,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    shown: bool = False,
+    has_server: bool = False,
 ) -> None:
     """Run a worker of a PyTorch script on each host, by the environment that torchrun gives, one thread each.
 
-    taihu's go around a ring, unless `environment` says otherwise.
+    taihu's go around a ring, unless `environment` says otherwise; or through a server on the last host.
     """
+    workers = network.hosts - has_server
+    of_server = {
+        "TAIHU_EXCHANGE__KIND": "server",
+        "TAIHU_EXCHANGE__RETURNS": "script",
+        "TAIHU_CLUSTER__SERVERS": "1",
+        "TAIHU_CLUSTER__WORKERS": str(workers),
+    }
+    coordinator = f"{network.address(workers if has_server else 0)}:{_PORT}"
     own = {
         "MASTER_ADDR": network.address(0),
         "MASTER_PORT": "29511",
-        "WORLD_SIZE": str(network.hosts),
+        "WORLD_SIZE": str(workers),
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
-        "TAIHU_CLUSTER__COORDINATOR": f"{network.address(0)}:{_PORT}",
-        "TAIHU_EXCHANGE__KIND": "ring",
+        "TAIHU_CLUSTER__COORDINATOR": coordinator,
+        **(of_server if has_server else {"TAIHU_EXCHANGE__KIND": "ring"}),
         **environment,
     }
     commands = [
-        network.command(rank, "env", f"RANK={rank}", f"TAIHU_RANK={rank}", *command) for rank in range(network.hosts)
+        network.command(rank, "env", f"RANK={rank}", f"TAIHU_RANK={rank}", *command) for rank in range(workers)
     ]
+    if has_server:
+        commands.append(network.command(workers, sys.executable, "-P", "-m", "taihu.ps_server", "--rank", "0"))
     run_together(commands, {**os.environ, **own}, shown=shown)
 
 

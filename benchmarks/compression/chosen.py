@@ -46,7 +46,6 @@ _COMPARED: Final = (
     "none",
     "quantized int8",
     "quantized int4",
-    "dlgs 0.05 int4",
     "dlgs 0.01 fp32",
     "dlgs 0.01 int4",
 )

@@ -20,6 +20,7 @@ import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -48,6 +49,7 @@ _WHOLE: Final = {"clip_norm": 1.0, "clip": "whole"}
 _LENGTHS: Final = MappingProxyType({"transformer": 600, "cifar10_quick": 3, "resnet20": 14})
 """Steps of the transformer, epochs of the others."""
 _WINDOW: Final = 50
+_GOAL: Final = 0.8
 
 
 def _both(value_type: str) -> dict[str, str]:
@@ -80,6 +82,11 @@ WAYS: Final = MappingProxyType(
         "dlgs, clipped, int4": Way({**_DLGS, **_WHOLE, "value_type": "int4"}, (1.0, 2.0), 0.0),
         "dlgs, clipped, int4 both ways": Way({**_DLGS, **_WHOLE, **_both("int4")}, (1.0, 2.0), 0.0),
         "dlgs, int4 both ways": Way({**_DLGS, **_both("int4")}, (1.0, 2.0), 0.0),
+        "dlgs 0.05, int4 both ways": Way({**_DLGS, "density": 0.05, **_both("int4")}, (0.5, 1.0, 2.0), 0.0),
+        "dlgs 0.1, int4 both ways": Way({**_DLGS, "density": 0.1, **_both("int4")}, (0.5, 1.0, 2.0), 0.9),
+        "dlgs 0.1, int4 both ways, no momentum": Way(
+            {**_DLGS, "density": 0.1, **_both("int4"), "momentum_at": "none"}, (0.5, 1.0, 2.0), 0.0
+        ),
         "quantized, int8 both ways": Way({**_ALL, **_both("int8")}, (1.0, 2.0), 0.9),
         "quantized, int4 both ways": Way({**_ALL, **_both("int4")}, (1.0, 2.0), 0.9),
         "4 local steps": Way({}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}),
@@ -106,12 +113,14 @@ class Cell:
     seed: int
 
 
-def cells(tasks: Sequence[str], workers: int, length: int | None, seeds: int) -> Iterator[Cell]:
+def cells(
+    tasks: Sequence[str], workers: int, length: int | None, seeds: int, ways: Sequence[str] = tuple(WAYS)
+) -> Iterator[Cell]:
     """All cells, those of the first seed first."""
     for seed in range(1, seeds + 1):
         for task in tasks:
-            for way, each in WAYS.items():
-                for factor in each.factors:
+            for way in ways:
+                for factor in WAYS[way].factors:
                     yield Cell(task, way, factor, workers, length or _LENGTHS[task], seed)
 
 
@@ -330,6 +339,31 @@ class _Best:
         """Of their ends."""
         return fmean(row["end"] for row in self.rows)
 
+    @property
+    def _reached(self) -> list[float]:
+        """The best means until each point of their curves, as losses: less is better."""
+        sign = 1.0 if self.rows[0]["task"] == "transformer" else -1.0
+        means = [sign * fmean(values) for values in zip(*(row["curve"] for row in self.rows), strict=True)]
+        return list(accumulate(means, min))
+
+    def steps_to(self, dense: _Best) -> float | None:
+        """Steps to what the dense ones have reached after 80 % of theirs, as multiples of these; None if not reached.
+
+        Between two points of a curve it is a line.
+        """
+        goal = dense._reached[round(_GOAL * len(dense._reached)) - 1]
+        own, theirs = _first(self._reached, goal), _first(dense._reached, goal)
+        return None if own is None or theirs is None else own / theirs
+
+
+def _first(reached: Sequence[float], goal: float) -> float | None:
+    """The place in a falling curve, from 1, at which it comes to `goal`; None where it does not."""
+    place = next((place for place, value in enumerate(reached) if value <= goal), None)
+    if place is None or not place:
+        return None if place is None else 1.0
+    before = reached[place - 1]
+    return place + (before - goal) / (before - reached[place])
+
 
 def _best(rows: Sequence[dict[str, Any]]) -> _Best:
     """Those of the best rate by the mean of the ends; a run that ends in no number is the worst."""
@@ -347,23 +381,26 @@ def _best(rows: Sequence[dict[str, Any]]) -> _Best:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The ends as Markdown: means over the seeds at each way's best rate, and gaps to the dense ones."""
     lines = [
-        "| task | workers | way | rate | by seed | mean | to dense | up | down |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| task | workers | way | rate | by seed | mean | to dense | up | down | steps |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     settings = dict.fromkeys((row["task"], row["workers"], row["length"]) for row in rows)
     for task, workers, length in settings:
         of_setting = [row for row in rows if (row["task"], row["workers"], row["length"]) == (task, workers, length)]
-        dense = _best([row for row in of_setting if row["way"] == "dense"]).mean
+        best_dense = _best([row for row in of_setting if row["way"] == "dense"])
+        dense = best_dense.mean
         for way in dict.fromkeys(row["way"] for row in of_setting):
             best = _best([row for row in of_setting if row["way"] == way])
             loses = task == "transformer"
             gap = f"{best.mean / dense - 1:+.1%}" if loses else f"{best.mean - dense:+.2f}"
             unit, form = ("steps", "{:.3f}") if loses else ("epochs", "{:.2f}")
             ends = ", ".join(form.format(row["end"]) for row in best.rows)
+            steps = best.steps_to(best_dense)
+            told = "-" if steps is None else f"{steps:.2f}"
             up, down = (fmean(row[key] for row in best.rows) for key in ("up", "down"))
             lines.append(
                 f"| {task}, {length:,} {unit} | {workers} | {way} | x {best.factor:g} | {ends} | "
-                f"{form.format(best.mean)} | {gap} | {up:.2%} | {down:.2%} |"
+                f"{form.format(best.mean)} | {gap} | {up:.2%} | {down:.2%} | {told} |"
             )
     return "\n".join(lines)
 
@@ -397,6 +434,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(_LENGTHS), help="comma-separated")
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--ways", default="", metavar="A;B", help="these alone, with semicolons between them")
     parser.add_argument("--length", type=int, help="steps of the transformer, epochs of others")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="cells that the file holds are not trained again")
@@ -411,7 +449,8 @@ def main() -> None:
     rows = load_rows(options.json)
     if options.draw is None:
         done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows]
-        for cell in cells(options.tasks.split(","), options.workers, options.length, options.seeds):
+        ways = options.ways.split(";") if options.ways else tuple(WAYS)
+        for cell in cells(options.tasks.split(","), options.workers, options.length, options.seeds, ways):
             if cell not in done:
                 rows.append(row_of_a_cell("loss_per_byte", asdict(cell), options.path))
                 save_rows(options.json, rows)

@@ -3,7 +3,8 @@
 Three workers with a host each (network namespaces with shaped links, as root; --workers for another number) make the
 same steps by several ways in turns, in one process each: without any exchange, with a barrier in its place, by
 DistributedDataParallel over Gloo, plain, with the fp16 hook and with the PowerSGD hook (rank 1), and by taihu's
-adapter, dense around a ring or sparse. Rows that the file of --json holds are not measured again.
+adapter, dense around a ring or sparse, or through a server on a host of its own. Rows that the file of --json holds
+are not measured again.
 """
 
 from __future__ import annotations
@@ -24,11 +25,20 @@ __all__ = ["measure", "table"]
 
 _PAGE: Final = "measured by benchmarks.pytorch.torch"
 _WORKERS: Final = 3
-_RATES: Final = MappingProxyType({"100 Mbit/s": 100e6, "1 Gbit/s": 1e9})
+_RATES: Final = MappingProxyType({"10 Mbit/s": 10e6, "100 Mbit/s": 100e6, "1 Gbit/s": 1e9})
+_DLGS: Final = MappingProxyType({"TAIHU_COMPRESSION__METHOD": "dlgs", "TAIHU_COMPRESSION__DENSITY": "0.01"})
+_BY_SERVER: Final = "dlgs, 0.01, int4 both ways by a server"
 _EXCHANGES: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
         "dense": MappingProxyType({}),
-        "dlgs, 0.01": MappingProxyType({"TAIHU_COMPRESSION__METHOD": "dlgs", "TAIHU_COMPRESSION__DENSITY": "0.01"}),
+        "dlgs, 0.01": _DLGS,
+        _BY_SERVER: MappingProxyType(
+            {
+                **_DLGS,
+                "TAIHU_COMPRESSION__VALUE_TYPE": "int4",
+                "TAIHU_COMPRESSION__DOWNLINK_VALUE_TYPE": "int4",
+            }
+        ),
     }
 )
 _COLUMNS: Final = ("no exchange", "only a barrier", "DDP", "DDP, fp16", "DDP, PowerSGD", "taihu")
@@ -41,11 +51,12 @@ _RATIOS: Final = ("to no exchange", "to a barrier", "DDP to it", "best hook to i
 def measure(wanted: Wanted, workers: int, steps: int, rounds: int) -> dict[str, Any]:
     """A row of a model, a rate and an exchange: median seconds of a step by way."""
     model, rate, exchange = wanted
-    with tempfile.TemporaryDirectory() as name, ShapedNetwork(workers, _RATES[rate]) as network:
+    hosts = workers + (exchange == _BY_SERVER)
+    with tempfile.TemporaryDirectory() as name, ShapedNetwork(hosts, _RATES[rate]) as network:
         result = Path(name) / "times.json"
         command = [sys.executable, "-m", "benchmarks.pytorch.torch_ways", "--model", model, "--json", str(result)]
         command += ["--steps", str(steps), "--rounds", str(rounds)]
-        run_torch_workers(network, command, _EXCHANGES[exchange])
+        run_torch_workers(network, command, _EXCHANGES[exchange], has_server=exchange == _BY_SERVER)
         times = json.loads(result.read_text())
     return {"model": model, "rate": rate, "exchange": exchange, "workers": workers, "times": times}
 

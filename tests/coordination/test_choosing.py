@@ -68,9 +68,7 @@ def test_nothing_else_would_be_there_sooner(megabits: float, alpha: float, serve
 
 @pytest.mark.parametrize("density", [0.2, 0.05, 0.001])
 def test_no_less_is_sent_than_the_job_says(density: float) -> None:
-    shares = {way.job.compression.share for way in ways(job_of(density=density))}
-    assert min(shares) == density
-    assert shares <= {1.0, 0.05, density}
+    assert {way.job.compression.share for way in ways(job_of(density=density))} == {1.0, density}
 
 
 @pytest.mark.parametrize(("value_type", "types"), [("fp32", {"fp32"}), ("int8", {"fp32", "int8"}), ("int2", None)])
@@ -80,11 +78,7 @@ def test_no_value_has_fewer_bits_than_the_job_says(value_type: str, types: set[s
 
 
 def test_a_ring_sums_whole_values() -> None:
-    assert {way.label for way in ways(job_of(0))} == {
-        "none",
-        "dlgs 0.05 fp32",
-        "dlgs 0.01 fp32",
-    }
+    assert {way.label for way in ways(job_of(0))} == {"none", "dlgs 0.01 fp32"}
 
 
 def test_where_sums_cannot_come_back_few_bits_go_up_alone() -> None:
@@ -156,9 +150,9 @@ def test_a_choice_is_made_once() -> None:
     assert choosing.words.startswith("compression is chosen: dlgs 0.01 int4: a step takes none ")
 
 
-@pytest.mark.parametrize("method", ["none", "quantized int8", "dlgs 0.05 fp32"])
+@pytest.mark.parametrize("method", ["none", "quantized int8", "dlgs 0.01 fp32"])
 def test_steps_to_a_loss_are_a_price(method: str) -> None:
     way = next(way for way in ways(job_of()) if way.label == method)
     assert way.steps == pytest.approx(
-        {"none": 1.0, "quantized int8": LEARNS[1.0], "dlgs 0.05 fp32": LEARNS[0.05]}[method]
+        {"none": 1.0, "quantized int8": LEARNS[1.0], "dlgs 0.01 fp32": LEARNS[0.01]}[method]
     )
