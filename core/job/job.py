@@ -397,7 +397,8 @@ class Job(Section):
         compression = self.compression
         if not compression.method.selects or self.exchange.returns != "parameters":
             return False
-        is_left = compression.acts_as_momentum and not compression.factor_masking
+        of_sgd = self.exchanged_optimizer.rule.is_linear
+        is_left = compression.acts_as_momentum(of_sgd=of_sgd) and not compression.factor_masking
         return compression.momentum_at == "none" or (compression.momentum_at == "auto" and is_left)
 
     @property

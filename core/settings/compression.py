@@ -11,7 +11,8 @@ from taihu.core.traits.methods import METHODS, NONE, Method
 
 __all__ = ["CompressionSettings", "ValueName"]
 
-_ACTS_AS_MOMENTUM: Final = 0.05
+_ACTS_AS_MOMENTUM_OF_SGD: Final = 0.05
+_ACTS_AS_BETA1: Final = 0.1
 
 ValueName = Literal["fp32", "fp16", "bf16", "int8", "int4", "int2"]
 
@@ -31,8 +32,8 @@ class CompressionSettings(Section):
     servers do; what rounding takes away stays on the servers, and comes with the next sum of its place. A step is
     shared by the values of a layer in one frame: what a run computes then depends on the number of servers.
     `momentum_at` says who applies momentum: nobody, the workers before they select (momentum correction), or the
-    servers. With `auto` nobody does at densities up to 0.05: what is held back acts as momentum, and the rate of sgd
-    grows by 1 / (2 (1 - momentum)) for what it loses. `factor_masking` stops the momentum of what was sent, for
+    servers. With `auto` nobody does at densities up to 0.05 (adam: 0.1): what is held back acts as momentum, and the
+    rate of sgd grows by 1 / (2 (1 - momentum)) for what it loses. `factor_masking` stops the momentum of what was sent, for
     densities so low that it would be stale. The density falls from 1 within `density_warmup_steps`. `clip_norm`
     bounds gradients before they are added to what is held back: with `clip` unit the norm of those that share a
     threshold, divided by the square root of the number of workers; with `clip` whole the norm of all of a worker's,
@@ -79,10 +80,9 @@ class CompressionSettings(Section):
         "of workers, or each worker's whole gradient",
     )
 
-    @property
-    def acts_as_momentum(self) -> bool:
-        """Whether so much is held back that it stands in for a momentum of 0.9 (docs/adr/0061)."""
-        return self.share <= _ACTS_AS_MOMENTUM
+    def acts_as_momentum(self, *, of_sgd: bool) -> bool:
+        """Whether so much is held back that it stands in for a momentum, or a beta1, of 0.9 (docs/adr/0061, 0067)."""
+        return self.share <= (_ACTS_AS_MOMENTUM_OF_SGD if of_sgd else _ACTS_AS_BETA1)
 
     @property
     def rounds_sums(self) -> bool:

@@ -17,11 +17,13 @@ def advice_on_optimizer(job: Job, optimizer: torch.optim.Optimizer) -> Iterator[
 
     That of local updates is before it.
     """
-    if not job.compression.acts_as_momentum or job.compression.momentum_at != "auto" or job.updates_locally:
+    if job.compression.momentum_at != "auto" or job.updates_locally:
         return
     kind = type(optimizer).__name__
     for group in optimizer.param_groups:
         momentum, betas = group.get("momentum", 0.0), group.get("betas")
+        if not job.compression.acts_as_momentum(of_sgd=not betas):
+            continue
         if betas and betas[0]:
             rest = ", ".join(f"{beta:g}" for beta in betas[1:])
             has, write = f"betas={tuple(betas)}", f"betas=(0.0, {rest}) and a learning rate 2 to 3 times as high"

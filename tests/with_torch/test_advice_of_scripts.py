@@ -61,10 +61,16 @@ def test_a_script_is_told_what_to_write_in_place_of_its_momentum(
 
 
 @pytest.mark.parametrize(
-    "given", [[], [DLGS, "compression.density=0.06"], [DLGS, "compression.momentum_at=servers"]], ids=str
+    "given", [[], [DLGS, "compression.density=0.11"], [DLGS, "compression.momentum_at=servers"]], ids=str
 )
 def test_momentum_that_helps_or_was_asked_for_is_not_spoken_of(given: list[str]) -> None:
     assert said(torch.optim.AdamW, given) == []
+
+
+def test_momentum_of_sgd_helps_at_densities_at_which_beta1_does_not() -> None:
+    tenth = [DLGS, "compression.density=0.1"]
+    assert said(torch.optim.SGD, tenth, momentum=0.9) == []
+    assert len(said(torch.optim.AdamW, tenth)) == 1
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
