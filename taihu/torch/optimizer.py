@@ -85,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if world.job.updates_locally:
             self._local = LocalSteps(world.job, self._optimized, self._steps)
             self._steps.adds_up |= {self._optimized}
-            self._steps.apart.append(partial(getattr, self._local, "is_pending"))
+            self._steps.apart.append(self._local)
         if self._serves:
             by_servers = set(map(id, parameters))
             self._brings = [each for each in self._brings if id(each) not in by_servers]

@@ -34,7 +34,7 @@ from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_driver import Wait
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["BackwardSteps", "Open"]
+__all__ = ["Apart", "BackwardSteps", "Open"]
 
 _USUAL_CHECKS: Final = 128
 
@@ -46,6 +46,15 @@ class Open(Protocol):
         self, order: Sequence[int], layout: Layout, parameters: Sequence[torch.nn.Parameter]
     ) -> tuple[GradientArena, Session]:
         """Take the order in which parameters came, layout and parameters in it; return gradients and the exchange."""
+        ...
+
+
+class Apart(Protocol):
+    """Updates parameters here alone for a while."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether parameters have been updated since the last exchange."""
         ...
 
 
@@ -101,8 +110,8 @@ class BackwardSteps:
         """The number of backward passes whose gradients were exchanged."""
         self.adds_up: frozenset[Optimized] = frozenset()
         """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
-        self.apart: list[Callable[[], bool]] = []
-        """Each says whether parameters here are this worker's own, since updates that others have not heard of."""
+        self.apart: list[Apart] = []
+        """The local steps of optimizers that make some."""
         self.is_joined = False
         """Whether workers may have different numbers of backwards, and tell each other of one before each."""
         self._own = 0
@@ -159,7 +168,7 @@ class BackwardSteps:
 
     @property
     def _is_apart(self) -> bool:
-        return any(each() for each in self.apart)
+        return any(each.is_pending for each in self.apart)
 
     def is_first(self, optimized: Optimized) -> bool:
         """Whether it is the first of the optimizers that are exchanged."""

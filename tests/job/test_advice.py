@@ -194,8 +194,8 @@ def test_of_adam_the_newest_gradient_alone_counts() -> None:
 
 @pytest.mark.parametrize(("density", "beta1"), [(0.1, 0.0), (0.11, 0.9)])
 def test_beta1_is_left_out_up_to_a_tenth(density: float, beta1: float) -> None:
-    given = {"compression": {"method": "dlgs", "density": density}, "optimizer": {"name": "adam"}}
-    assert load_job(None, given).applied_optimizer.beta1 == beta1
+    given = ["compression.method=dlgs", f"compression.density={density}", "optimizer.name=adam"]
+    assert load_job(None, parse_assignments(given)).applied_optimizer.beta1 == beta1
 
 
 def test_only_what_was_given_is_written_for_others_to_read() -> None:
