@@ -387,7 +387,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     settings = dict.fromkeys((row["task"], row["workers"], row["length"]) for row in rows)
     for task, workers, length in settings:
         of_setting = [row for row in rows if (row["task"], row["workers"], row["length"]) == (task, workers, length)]
-        best_dense = _best([row for row in of_setting if row["way"] == "dense"])
+        of_dense = [row for row in of_setting if row["way"] == "dense"]
+        if not of_dense:
+            continue
+        best_dense = _best(of_dense)
         dense = best_dense.mean
         for way in dict.fromkeys(row["way"] for row in of_setting):
             best = _best([row for row in of_setting if row["way"] == way])
@@ -406,26 +409,31 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
-    """The curves of each way's best rate, means over the seeds, a panel for each task."""
+    """The curves of each way's best rate over steps and over bytes, means over the seeds."""
     import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     settings = list(dict.fromkeys((row["task"], row["workers"], row["length"]) for row in rows))
-    size = 4.6 * len(settings), 3.4
-    figure, panels = plt.subplots(1, len(settings), figsize=size, layout="constrained", squeeze=False)
-    for panel, (task, workers, length) in zip(panels[0], settings, strict=True):
+    size = 4.6 * len(settings), 6.8
+    figure, panels = plt.subplots(2, len(settings), figsize=size, layout="constrained", squeeze=False)
+    for over_steps, over_bytes, (task, workers, length) in zip(*panels, settings, strict=True):
         of_setting = [row for row in rows if (row["task"], row["workers"], row["length"]) == (task, workers, length)]
+        each = _WINDOW if task == "transformer" else 1
+        worth, unit = ("training loss", "steps") if task == "transformer" else ("test accuracy, %", "epochs")
         for way in dict.fromkeys(row["way"] for row in of_setting):
             best = _best([row for row in of_setting if row["way"] == way])
             means = [fmean(values) for values in zip(*(row["curve"] for row in best.rows), strict=True)]
-            each = _WINDOW if task == "transformer" else 1
-            panel.plot([each * place for place in range(1, len(means) + 1)], means, label=way)
-        worth, unit = ("training loss", "step") if task == "transformer" else ("test accuracy, %", "epoch")
-        panel.set(title=f"{task}, {workers} workers", xlabel=unit, ylabel=worth)
-        panel.grid(alpha=0.3)
-        panel.legend()
+            share = fmean((row["up"] + row["down"]) / 2 for row in best.rows)
+            places = np.arange(1, len(means) + 1) * each
+            over_steps.plot(places, means, label=way)
+            over_bytes.semilogx(places * share, means, label=way)
+        over_steps.set(title=f"{task}, {workers} workers", xlabel=unit, ylabel=worth)
+        over_bytes.set(xlabel=f"bytes, as {unit} of all values", ylabel=worth)
+        over_steps.legend(fontsize=6)
+        for panel in (over_steps, over_bytes):
+            panel.grid(alpha=0.3)
     figure.savefig(picture, dpi=110)
 
 
