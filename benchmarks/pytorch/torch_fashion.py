@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,13 +27,65 @@ from taihu.worker.data.load import load_dataset
 
 __all__ = ["WAYS", "main"]
 
-WAYS: Final = ("DDP", "DDP, fp16 hook", "DDP, taihu's hook, dlgs 0.05", "taihu, dlgs 0.05", "taihu, dlgs 0.01")
-
 _BATCH: Final = 128
 _TEST_EVERY: Final = 50
 _WARM_UP: Final = 60
 _RATE: Final = 0.15
 _DLGS: Final = MappingProxyType[str, Any]({"method": "dlgs", "density": 0.05, "density_warmup_steps": 100})
+_ONE_PERCENT: Final = MappingProxyType[str, Any]({"method": "dlgs", "density": 0.01})
+_FOUR_BITS: Final = MappingProxyType({"value_type": "int4", "downlink_value_type": "int4"})
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to exchange gradients.
+
+    Attributes:
+        momentum: of SGD.
+        faster: its rate, as a multiple of the usual one.
+        hook: registers a hook of DistributedDataParallel, which exchanges; None for taihu's optimizer.
+        compression: of that.
+        has_server: whether a server sums, on a host of its own; a ring does otherwise.
+    """
+
+    hook: Callable[[DistributedDataParallel], None] | None = None
+    compression: Mapping[str, Any] = MappingProxyType({})
+    momentum: float = 0.9
+    faster: float = 1.0
+    has_server: bool = False
+
+
+def _power_sgd(rank: int) -> Callable[[DistributedDataParallel], None]:
+    def register(model: DistributedDataParallel) -> None:
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    return register
+
+
+def _fp16(model: DistributedDataParallel) -> None:
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+
+def _taihus(model: DistributedDataParallel) -> None:
+    model.register_comm_hook(taihu.torch.ExchangeState(**_DLGS), taihu.torch.exchange_hook)
+
+
+WAYS: Final[Mapping[str, Way]] = MappingProxyType(
+    {
+        "DDP": Way(hook=lambda _: None),
+        "DDP, fp16 hook": Way(hook=_fp16),
+        "DDP, PowerSGD hook, rank 1": Way(hook=_power_sgd(1)),
+        "DDP, PowerSGD hook, rank 4": Way(hook=_power_sgd(4)),
+        "DDP, taihu's hook, dlgs 0.05": Way(hook=_taihus),
+        "taihu, dlgs 0.05": Way(compression=_DLGS),
+        "taihu, dlgs 0.01": Way(compression={**_DLGS, "density": 0.01}),
+        "taihu, dlgs 0.01, no momentum": Way(compression=_ONE_PERCENT, momentum=0.0, faster=5.0),
+        "taihu, dlgs 0.01, no momentum, int4 both ways": Way(
+            compression={**_ONE_PERCENT, **_FOUR_BITS}, momentum=0.0, faster=5.0, has_server=True
+        ),
+    }
+)
 
 
 class Data(NamedTuple):
@@ -68,16 +121,14 @@ def made_model() -> nn.Module:
 
 def exchanging(way: str, plain: nn.Module) -> tuple[nn.Module, Any]:
     """The model and the optimizer of one of `WAYS`."""
-    if way.startswith("taihu"):
-        taihu.torch.init(compression={**_DLGS, "density": float(way.rsplit(maxsplit=1)[-1])})
-        optimizer = torch.optim.SGD(plain.parameters(), lr=_RATE, momentum=0.9)
+    chosen = WAYS[way]
+    if chosen.hook is None:
+        taihu.torch.init(compression=dict(chosen.compression))
+        optimizer = torch.optim.SGD(plain.parameters(), lr=_RATE * chosen.faster, momentum=chosen.momentum)
         return plain, taihu.torch.DistributedOptimizer(optimizer, plain)
     model = DistributedDataParallel(plain, gradient_as_bucket_view=True, broadcast_buffers=False)
-    if way == WAYS[1]:
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    if way == WAYS[2]:
-        model.register_comm_hook(taihu.torch.ExchangeState(**_DLGS), taihu.torch.exchange_hook)
-    return model, torch.optim.SGD(model.parameters(), lr=_RATE, momentum=0.9)
+    chosen.hook(model)
+    return model, torch.optim.SGD(model.parameters(), lr=_RATE, momentum=chosen.momentum)
 
 
 def batches(data: Data, rank: int, size: int) -> Iterator[tuple[Any, Any]]:
