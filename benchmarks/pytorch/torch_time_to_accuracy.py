@@ -3,8 +3,8 @@
 Three workers with a host each (network namespaces with shaped links, as root) train the same network from the same
 values until worker 0 measures the accuracy on the test images, one way after the other: by DistributedDataParallel
 over Gloo, plain, with the hooks fp16 and PowerSGD and with taihu's hook, and by taihu's optimizer, with dlgs at 5 %
-and at 1 %. The clock stands still during tests; all have the same learning rates, which fall in a line; without momentum
-they are five times as high. Rows that the file of --json
+and at 1 %. The clock stands still during tests; all have the same learning rates, which fall in a line; without
+momentum they are five times as high. Rows that the file of --json
 holds are not trained again. Needs Debian's dataset-fashion-mnist.
 
     python -m benchmarks torch_time_to_accuracy --json /tmp/rows.json
