@@ -949,6 +949,7 @@ class StepMeasurement(_message.Message):
     GROUPS_FIELD_NUMBER: _builtins.int
     EXCHANGE_SECONDS_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     serial: _builtins.bool
     """Groups were exchanged one at a time."""
@@ -957,6 +958,8 @@ class StepMeasurement(_message.Message):
     """From the first gradient that was ready to the last answer."""
     path: _builtins.str
     """What its values took: "same-host", "tcp", "grpc", or several of them."""
+    seconds: _builtins.float
+    """All of it, waits included; 0 where that is not known."""
     @_builtins.property
     def backward_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """For each layer in backward order."""
@@ -973,10 +976,11 @@ class StepMeasurement(_message.Message):
         groups: _abc.Iterable[Global___GroupMeasurement] | None = ...,
         exchange_seconds: _builtins.float = ...,
         path: _builtins.str = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "exchange_seconds", b"exchange_seconds", "forward_seconds", b"forward_seconds", "groups", b"groups", "path", b"path", "serial", b"serial", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_seconds", b"backward_seconds", "exchange_seconds", b"exchange_seconds", "forward_seconds", b"forward_seconds", "groups", b"groups", "path", b"path", "seconds", b"seconds", "serial", b"serial", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -121,11 +121,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         best = min((way for way in prices if way != _AUTO), key=prices.__getitem__)
         dense = [row["step_seconds"] for row in of_cell if row["way"] == "none"]
         runs = [row for row in of_cell if row["way"] == _AUTO]
-        ratio = prices[_AUTO] / prices[best]
+        step, ratio = median(row["step_seconds"] for row in runs), prices[_AUTO] / prices[best]
         near += ratio <= _NEAR
         lines.append(
             f"| {model} | {rate} | {f'{1e3 * median(dense):,.0f}' if dense else 'not run'} | "
-            f"{', '.join(dict.fromkeys(map(chosen, runs)))} | {1e3 * median(row['step_seconds'] for row in runs):,.1f} | "
+            f"{', '.join(dict.fromkeys(map(chosen, runs)))} | {1e3 * step:,.1f} | "
             f"{1e3 * prices[_AUTO]:,.1f} | {best} | {1e3 * prices[best]:,.1f} | {ratio:.2f} |"
         )
     lines += ["", f"In {near} of {len(lines) - 2} cells the choice is the best, or within 10 % of that."]

@@ -1,8 +1,8 @@
 """The compression of a run that chooses it: by what a few steps have measured. Pure.
 
 The steps of a trial tell what links, processors and selections cost. From that a step of every way is predicted, as
-it is for plans. A way that sends less takes more steps to the same loss: that is part of its price. Behind the trial
-the run begins anew, and is the run of a job that names the choice.
+it is for plans; ways that may be the best are tried, too. A way that sends less takes more steps to the same loss:
+these are part of its price. Behind the trials the run begins anew, and is the run of a job that names the choice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from taihu.core.settings import CompressionSettings
 from taihu.core.traits.methods import DLGS, NONE, QUANTIZED
 from taihu.kernels.few_bits import FEW_BITS
 
-__all__ = ["LEARNS", "Choice", "Choosing", "Way", "choose", "trial", "ways"]
+__all__ = ["LEARNS", "Choice", "Choosing", "Way", "trial", "ways"]
 
 LEARNS: Final = MappingProxyType({1.0: 1.01, 0.05: 1.1, 0.01: 1.2, 0.001: 2.0})
 """Steps to a loss as multiples of those that the whole gradient takes, by the share of it that is sent at a time.
@@ -35,6 +35,7 @@ They are of the transformer and of Cifar10-quick in `python -m benchmarks loss_p
 
 _LEAST_DENSITY: Final = 0.01
 _ALIKE: Final = 0.03
+_NEAR: Final = 1.3
 _SHOWN: Final = ("method", "density", "value_type")
 # Of a worker in a step: few enough for slow links, and enough to tell their rate from their latency.
 _TRIAL_BYTES: Final = 1 << 18
@@ -74,81 +75,109 @@ class Choice:
 
     Attributes:
         way: the best one.
-        seconds: predicted for a step of each, by their labels.
+        measured: seconds of a step of those that were tried, by their labels.
+        predicted: those of the others.
         because: the reason where nothing was compared.
     """
 
     way: Way
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    predicted: Mapping[str, float] = field(default_factory=dict)
     because: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.way.label}: {self.reason}"
 
     @property
     def reason(self) -> str:
         """The reason of the choice, in one line."""
-        told = ", ".join(f"{label} {1e3 * seconds:.1f} ms" for label, seconds in self.seconds.items())
-        return self.because or f"a step takes {told}"
+        if self.because:
+            return self.because
+        measured, predicted = map(_in_words, (self.measured, self.predicted))
+        return f"a step took {measured}; predicted were {predicted or 'no others'}"
 
 
 class Choosing:
     """The choice of a run, made once; for the member that hosts the coordinator.
 
+    Trials follow each other: of the way that sends as much as the first may, and then of those whose predicted price
+    is near the best one's, the cheapest first. What they measure decides.
+
     Attributes:
         choice: None before it is made.
         tried: the way of the steps that are measured; None where none goes with the job's other settings.
+        is_over: whether another generation is to begin, with another trial or by the choice.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._ways = tuple(ways(job))
         self._known = tuple(way for way in self._ways if way.job.plans_by_measuring)
+        self._measured: dict[str, float] = {}
+        self._predicted: dict[str, float] = {}
+        self._reports = 0
         self.choice: Choice | None = None
-        self._measured = 0
         # Before the model is known, the one that sends the least.
         self.tried = self._known[-1] if len(self._known) > 1 else None
+        self.is_over = False
 
-    @property
-    def trial(self) -> Job:
-        """The job whose steps are measured."""
+    def begin(self) -> Job:
+        """The job of the trial that begins now."""
+        self._reports, self.is_over = 0, False
         return self._job if self.tried is None else trial(self.tried.job)
 
     @property
     def words(self) -> str:
         """The reason why a generation of the run is over."""
         if self.choice is not None:
-            return f"compression is chosen: {self.choice}"
-        return "" if self.tried is None else f"compression is to be chosen by steps of {self.tried.label}"
+            return f"compression is chosen: {self.choice.way.label}: {self.choice.reason}"
+        return "" if self.tried is None else f"compression is to be chosen, next by steps of {self.tried.label}"
 
-    def look(self, elements: int, *, one_host: bool) -> bool:
-        """Whether another generation is to begin, now that the model is known and before anything has been measured.
-
-        There is nothing to choose, or steps are to send more than those that have begun: as much as a trial may.
+    def look(self, elements: int, *, one_host: bool) -> None:
+        """Take in what is known before the first step: there may be nothing to choose, or more may be sent.
 
         Args:
             elements: of the model.
             one_host: whether only this machine's processes take part.
         """
-        self._measured = 0
         whole, former = self._ways[0], self.tried
         if one_host and whole.job.shares_memory:
-            self.choice = Choice(whole, because="all members share this machine's memory")
+            self._choose(Choice(whole, because="all members share this machine's memory"))
         elif former is None:
-            self.choice = Choice(whole, because="no compression goes with the other settings")
-        else:
+            self._choose(Choice(whole, because="no compression goes with the other settings"))
+        elif not self._measured:
             small = (way for way in self._known if _bytes_up(way.job, elements) <= _TRIAL_BYTES)
             self.tried = next(small, former)
-        return self.choice is not None or self.tried is not former
+            self.is_over = self.tried is not former
 
-    def measured(self, profile: Profile) -> None:
-        """Take in the costs that steps of `tried` have had; the second ones decide.
+    def measured(self, profile: Profile, seconds: float) -> None:
+        """Take in the costs that steps of `tried` have had; the second report of a trial counts.
 
-        The first are those of a message for each layer, which takes the processors longer than any plan does.
+        The first is of a message for each layer, which takes the processors longer than any plan does.
+
+        Args:
+            profile: of the costs.
+            seconds: of a step.
         """
-        self._measured += 1
-        if self.choice is None and self._measured == _DECISIVE:
-            self.choice = choose(self._ways, profile)
+        self._reports += 1
+        if self.choice is not None or self.tried is None or self._reports != _DECISIVE:
+            return
+        self._predicted = {way.label: _predicted(way.job, profile) for way in self._ways}
+        self._measured[self.tried.label] = seconds or self._predicted[self.tried.label]
+        following = self._next()
+        if following is not None:
+            self.tried, self.is_over = following, True
+            return
+        others = {label: each for label, each in self._predicted.items() if label not in self._measured}
+        best = _best([way for way in self._ways if way.label in self._measured], self._measured)
+        self._choose(Choice(best, dict(self._measured), others))
+
+    def _next(self) -> Way | None:
+        """The way to be tried next; None where no other one may be better than those that were."""
+        price = min(way.steps * self._measured[way.label] for way in self._ways if way.label in self._measured)
+        others = [way for way in self._known if way.label not in self._measured]
+        first = min(others, key=lambda way: way.steps * self._predicted[way.label], default=None)
+        return first if first is not None and first.steps * self._predicted[first.label] <= _NEAR * price else None
+
+    def _choose(self, choice: Choice) -> None:
+        self.choice, self.is_over = choice, True
 
 
 def ways(job: Job) -> Iterator[Way]:
@@ -175,14 +204,17 @@ def trial(job: Job) -> Job:
     return revised(tried, "checkpoint", dir=None, resume=None)
 
 
-def choose(among: Sequence[Way], profile: Profile) -> Choice:
-    """The way with the least time to a loss by these costs; of those that are alike, the first."""
-    seconds = {way.label: _predicted(way.job, profile) for way in among}
+def _best(among: Sequence[Way], seconds: Mapping[str, float]) -> Way:
+    """The way with the least time to a loss; of those that are alike, the first."""
     best = among[0]
     for way in among[1:]:
         if way.steps * seconds[way.label] < (1.0 - _ALIKE) * best.steps * seconds[best.label]:
             best = way
-    return Choice(best, MappingProxyType(seconds))
+    return best
+
+
+def _in_words(seconds: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} {1e3 * each:.1f} ms" for label, each in seconds.items())
 
 
 def _few_bits(given: CompressionSettings) -> list[str]:

@@ -116,7 +116,7 @@ def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job,
     else:
         table = {} if choosing.tried is None else table_of(choosing.tried.job.compression)
         begun = Begun(new_incarnation(), compression=table, is_trial=True)
-        return choosing.trial, Generation(begun, recovers=True, choosing=choosing)
+        return choosing.begin(), Generation(begun, recovers=True, choosing=choosing)
     own, generation = _next_hosted(own, restarts)
     begun = replace(generation.begun, compression=table_of(own.compression), because=because)
     return own, replace(generation, begun=begun)

@@ -101,8 +101,8 @@ def _keep_end(job: Job, generation: int, parameters_sha256: str) -> str | None:
 
 def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosing | None) -> Planning:
     one_host = _on_one_host(membership)
-    if choosing is not None and choosing.look(layout.elements, one_host=one_host):
-        membership.end_generation(choosing.words)
+    if choosing is not None:
+        choosing.look(layout.elements, one_host=one_host)
     job = settled(job, membership.updates)
     begun = resumed_from(job)
     spreads = job.exchange.fc != "data"
@@ -115,12 +115,12 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
         length=membership.length,
         updates=membership.updates,
         begun_after=0 if begun is None else begun.step,
-        on_profile=_nobody if choosing is None else choosing.measured,
+        on_measured=_nobody if choosing is None else choosing.measured,
     )
 
 
-def _nobody(profile: Profile) -> None:
-    """Nobody chooses by it."""
+def _nobody(profile: Profile, seconds: float) -> None:
+    """Nobody chooses by them."""
 
 
 def _on_one_host(membership: Membership) -> bool:

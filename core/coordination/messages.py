@@ -149,6 +149,7 @@ def step_to_message(step: StepMeasurement) -> pb.StepMeasurement:
         groups=[pb.GroupMeasurement(**asdict(group)) for group in step.groups],
         exchange_seconds=step.exchange_seconds,
         path=step.path,
+        seconds=step.seconds,
     )
 
 
@@ -166,8 +167,9 @@ def step_from_message(message: pb.StepMeasurement) -> StepMeasurement:
         groups,
         message.exchange_seconds,
         message.path,
+        message.seconds,
     )
-    seconds = [step.forward_seconds, *step.backward_seconds, step.exchange_seconds]
+    seconds = [step.forward_seconds, *step.backward_seconds, step.exchange_seconds, step.seconds]
     seconds += [value for group in groups for value in (group.compress_seconds, group.up_seconds, group.down_seconds)]
     if not all(map(math.isfinite, seconds)):
         raise FrameError(f"measurements of step {step.step}: expected finite times")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
 
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.coordination.plan import Plan
@@ -116,7 +117,7 @@ def frame_elements_of(job: Job, *, one_host: bool = False) -> int:
 class Planning:
     """`plan` is what holds now, `profile` the costs that it was made from, None before the first report.
 
-    `on_profile` is told of the costs as soon as they are known.
+    `on_measured` is told of the costs that each report leads to, and of the seconds of a step.
     """
 
     def __init__(
@@ -128,10 +129,10 @@ class Planning:
         length: RunLength | None = None,
         updates: UpdateRules | None = None,
         begun_after: int = 0,
-        on_profile: Callable[[Profile], None] = lambda _: None,
+        on_measured: Callable[[Profile, float], None] = lambda *_: None,
     ) -> None:
         self._job = job
-        self._on_profile = on_profile
+        self._on_measured = on_measured
         first = first_plan(job, layout, one_host=one_host)
         self.plan = replace(first, length=length, updates=updates, from_step=begun_after + 1)
         self.profile: Profile | None = None
@@ -206,6 +207,7 @@ class Planning:
             carriage="" if self._one_host else carriage,
         )
         self.adopt(step, profile, carriage)
+        self._on_measured(profile, _seconds_of(reports))
 
     def adopt(self, step: int, profile: Profile, carriage: Carriage) -> None:
         """Plan by costs that hold after `step`."""
@@ -222,7 +224,6 @@ class Planning:
                 groups, seconds = better, better_seconds
         routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
         self.profile = profile
-        self._on_profile(profile)
         self._change(step, groups=groups, frame_elements=frame_elements, routes=routes, carriage=carriage)
         self.plan = replace(self.plan, predicted_seconds=seconds)
 
@@ -262,6 +263,12 @@ class Planning:
         if named or by_frames or not _asks_links(self._job) or self.profile is not None or not self._job.servers:
             return own
         return best_frame_elements(profile, compression, own)
+
+
+def _seconds_of(reports: Sequence[Sequence[StepMeasurement]]) -> float:
+    """Seconds of a step that exchanges groups as ever, the median of the slowest worker; 0 where there was none."""
+    by_worker = ([step.seconds for step in steps if not step.serial] for steps in reports)
+    return max((median(seconds) for seconds in by_worker if seconds), default=0.0)
 
 
 def _fully_connected(layout: Layout) -> tuple[FcLayer, ...]:

@@ -53,8 +53,8 @@ class Coordinator:
 
     `make_planning` is called once, when the run's layout, and its length where it has one, are known; `keep_end` with
     the hash of the final parameters, before anybody is told that the run has finished. Where it says why that cannot
-    be kept, it is called again and again, until it can or the coordinator is closed. As soon as `choosing` has made
-    its choice the generation ends.
+    be kept, it is called again and again, until it can or the coordinator is closed. As soon as a trial of
+    `choosing` is over the generation ends.
     """
 
     def __init__(
@@ -138,12 +138,13 @@ class Coordinator:
                 raise PeerUnreachableError(f"no worker joined within {timeout_s:g} s, so there is no plan yet")
             if self._planning is None:
                 self._planning = self._make_planning(layout)
+                self._end_trial()
                 self._raise_if_broken()
             return self._planning.plan
 
     def _end_trial(self) -> None:
-        """All members begin again where the run's compression has been chosen."""
-        if self._choosing is not None and self._choosing.choice is not None:
+        """All members begin again where this trial of the run's compression is over."""
+        if self._choosing is not None and self._choosing.is_over:
             self._membership.end_generation(self._choosing.words)
 
     def report(self, member: MemberId, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None) -> Plan:

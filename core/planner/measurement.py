@@ -32,7 +32,7 @@ class StepMeasurement:
     """One measured step of one worker; `backward_seconds` for each layer in backward order.
 
     `exchange_seconds` is from the first gradient that was ready to the last answer, `path` what values took, as the
-    exchange says it.
+    exchange says it. `seconds` is all of the step, waits included; 0 where that is not known.
     """
 
     step: int
@@ -42,3 +42,4 @@ class StepMeasurement:
     groups: tuple[GroupMeasurement, ...]
     exchange_seconds: float = 0.0
     path: str = ""
+    seconds: float = 0.0

@@ -33,11 +33,11 @@ class CompressionSettings(Section):
     shared by the values of a layer in one frame: what a run computes then depends on the number of servers.
     `momentum_at` says who applies momentum: nobody, the workers before they select (momentum correction), or the
     servers. With `auto` nobody does at densities up to 0.05 (adam: 0.1): what is held back acts as momentum, and the
-    rate of sgd grows by 1 / (2 (1 - momentum)) for what it loses. `factor_masking` stops the momentum of what was sent, for
-    densities so low that it would be stale. The density falls from 1 within `density_warmup_steps`. `clip_norm`
-    bounds gradients before they are added to what is held back: with `clip` unit the norm of those that share a
-    threshold, divided by the square root of the number of workers; with `clip` whole the norm of all of a worker's,
-    for which the norm of the step before stands.
+    rate of sgd grows by 1 / (2 (1 - momentum)) for what it loses. `factor_masking` stops the momentum of what was
+    sent, for densities so low that it would be stale. The density falls from 1 within `density_warmup_steps`.
+    `clip_norm` bounds gradients before they are added to what is held back: with `clip` unit the norm of those that
+    share a threshold, divided by the square root of the number of workers; with `clip` whole the norm of all of a
+    worker's, for which the norm of the step before stands.
     """
 
     method: Annotated[Method, METHODS] = Field(default=NONE, description="how gradients are made smaller")

@@ -46,14 +46,16 @@ class PlanFollower:
 
 
 def _measurement(record: StepRecord) -> StepMeasurement:
+    sample = record.sample()
     return StepMeasurement(
         step=record.step,
         serial=record.serial,
         forward_seconds=record.forward_seconds,
         backward_seconds=tuple(record.backward_seconds),
         groups=tuple(map(group_measurement, record.times)),
-        exchange_seconds=record.sample().exchange_seconds,
+        exchange_seconds=sample.exchange_seconds,
         path=record.path,
+        seconds=sample.step_seconds,
     )
 
 
