@@ -1,10 +1,10 @@
 """The choices of `compression.method = auto` beside named ways, over shaped links: `python -m benchmarks chosen`.
 
 One server and three workers on hosts of their own (see `base.network`) train a model on computed data. Each way has a
-run; its price is the median of its steps, times the steps that it takes to a loss (`LEARNS`, see `loss_per_byte`). A
-row is a cell: the price of what `auto` has chosen, as that run measured it, beside the best of the others. Rates come
-from the fastest on; a way that costs three times the best one is not run at slower rates, where it only costs more.
-Runs that the file of --json holds are not measured again.
+run, and another one where it is chosen; its price is the median of their steps, times the steps that it takes to a
+loss (`LEARNS`, see `loss_per_byte`). A row is a cell: the price of what `auto` has chosen beside the best one. Trials
+are not in it. Rates come from the fastest on; a way that costs three times the best one is not run at slower rates,
+where it only costs more. Runs that the file of --json holds are not measured again.
 
 Examples:
   python -m benchmarks chosen --json benchmarks/results/chosen.json --docs docs/compression.md
@@ -27,13 +27,14 @@ from benchmarks.base.rows import load_rows, publish, save_rows
 from taihu.core.coordination.choosing import Way, ways
 from taihu.core.job.reading import load_job
 
-__all__ = ["measure", "price", "table"]
+__all__ = ["chosen", "measure", "table"]
 
 _PAGE: Final = "measured by benchmarks.compression.chosen"
 _WORKERS: Final = 3
 _CALIBRATION: Final = 6
 _CALIBRATION_OF_AUTO: Final = 10
 _AUTO: Final = "auto"
+_WHOLE: Final = "none"
 _HOPELESS: Final = 3.0
 _NEAR: Final = 1.1
 _DATA: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
@@ -89,11 +90,6 @@ def measure(model: str, rate: str, label: str, steps: int) -> dict[str, Any]:
     }
 
 
-def price(row: Mapping[str, Any]) -> float:
-    """Seconds of a row's way for what one step of the whole gradient learns."""
-    return float(row["step_seconds"]) * _ways()[chosen(row)].steps
-
-
 def chosen(row: Mapping[str, Any]) -> str:
     """The way that a row's run took."""
     table = row["chosen"]
@@ -110,35 +106,35 @@ def chosen(row: Mapping[str, Any]) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The cells as Markdown."""
     lines = [
-        "| model | links | dense, ms | chosen | its step, ms | its price | best named | its price | to best |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | links | all values, ms | chosen | its step, ms | its price | best | its step, ms | its price | to best |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    cells = dict.fromkeys((row["model"], row["rate"]) for row in rows)
     near = 0
-    for model, rate in cells:
+    for model, rate in dict.fromkeys((row["model"], row["rate"]) for row in rows):
         of_cell = [row for row in rows if (row["model"], row["rate"]) == (model, rate)]
-        prices = _prices(of_cell)
-        if _AUTO not in prices or len(prices) == 1:
+        seconds, choices = _seconds(of_cell), [chosen(row) for row in of_cell if row["way"] == _AUTO]
+        if not choices or len(seconds) == 1:
             continue
-        best = min((way for way in prices if way != _AUTO), key=prices.__getitem__)
-        dense = [row["step_seconds"] for row in of_cell if row["way"] == "none"]
-        runs = [row for row in of_cell if row["way"] == _AUTO]
-        step, ratio = median(row["step_seconds"] for row in runs), prices[_AUTO] / prices[best]
-        near += ratio <= _NEAR
-        lines.append(
-            f"| {model} | {rate} | {f'{1e3 * median(dense):,.0f}' if dense else 'not run'} | "
-            f"{', '.join(dict.fromkeys(map(chosen, runs)))} | {1e3 * step:,.1f} | "
-            f"{1e3 * prices[_AUTO]:,.1f} | {best} | {1e3 * prices[best]:,.1f} | {ratio:.2f} |"
-        )
+        prices = {label: _ways()[label].steps * each for label, each in seconds.items()}
+        best, choice = min(prices, key=prices.__getitem__), max(choices, key=prices.__getitem__)
+        near += prices[choice] <= _NEAR * prices[best]
+        dense = f"{1e3 * seconds[_WHOLE]:,.1f}" if _WHOLE in seconds else "not run"
+        cells = [
+            cell
+            for label in (choice, best)
+            for cell in (label, f"{1e3 * seconds[label]:,.1f}", f"{1e3 * prices[label]:,.1f}")
+        ]
+        lines.append(f"| {model} | {rate} | {dense} | {' | '.join(cells)} | {prices[choice] / prices[best]:.2f} |")
     lines += ["", f"In {near} of {len(lines) - 2} cells the choice is the best, or within 10 % of that."]
     return "\n".join(lines)
 
 
-def _prices(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The median price of each way's runs."""
+def _seconds(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The median step of the runs by each way, whether it was named or chosen."""
+    labels = [chosen(row) for row in rows]
     return {
-        way: median(price(row) for row in rows if row["way"] == way)
-        for way in dict.fromkeys(row["way"] for row in rows)
+        label: median(row["step_seconds"] for row, own in zip(rows, labels, strict=True) if own == label)
+        for label in dict.fromkeys(labels)
     }
 
 
@@ -171,7 +167,8 @@ def main() -> None:
             for _ in range(options.rounds):
                 for label in (_AUTO, *reversed(among)):
                     _run_missing(rows, (model, rate, label), options)
-            prices = _prices([row for row in rows if (row["model"], row["rate"]) == (model, rate)])
+            seconds = _seconds([row for row in rows if (row["model"], row["rate"]) == (model, rate)])
+            prices = {label: _ways()[label].steps * each for label, each in seconds.items()}
             among = [label for label in among if prices[label] <= _HOPELESS * min(prices.values())]
     publish(table(rows), _PAGE, options.docs)
 

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -49,7 +49,7 @@ class Way:
     """
 
     hook: Callable[[DistributedDataParallel], None] | None = None
-    compression: Mapping[str, Any] = MappingProxyType({})
+    compression: Mapping[str, Any] = field(default_factory=dict)
     momentum: float = 0.9
     faster: float = 1.0
     has_server: bool = False
