@@ -106,7 +106,7 @@ def chosen(row: Mapping[str, Any]) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The cells as Markdown."""
     lines = [
-        "| model | links | all values, ms | chosen | its step, ms | its price | best | its step, ms | its price | to best |",
+        "| model | links | all, ms | chosen | its step, ms | its price | best | its step, ms | its price | to best |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     near = 0
