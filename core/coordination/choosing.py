@@ -121,7 +121,7 @@ class Choosing:
     def begin(self) -> Job:
         """The job of the trial that begins now."""
         self._reports, self.is_over = 0, False
-        return self._job if self.tried is None else trial(self.tried.job)
+        return trial(self._job if self.tried is None else self.tried.job)
 
     @property
     def words(self) -> str:

@@ -157,4 +157,4 @@ def _asked_for(job: Job, member: MemberId) -> tuple[Job, Generation]:
     with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
         begun = client.begin()
     own = with_compression(job, begun.compression)
-    return trial(own) if begun.is_trial and begun.compression else own, Generation(begun)
+    return trial(own) if begun.is_trial else own, Generation(begun)
