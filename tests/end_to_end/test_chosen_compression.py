@@ -48,8 +48,7 @@ def test_a_run_is_that_of_the_job_that_names_the_choice(kind: tuple[str, str], t
     assert by_hand["parameters_sha256"] == results["parameters_sha256"]
 
 
-@pytest.mark.parametrize("step", [3, 25])
-@pytest.mark.parametrize("victim", ["server 0", "worker 1"])
+@pytest.mark.parametrize(("victim", "step"), [("server 0", 3), ("worker 1", 3), ("server 0", 25)])
 def test_who_is_started_again_goes_on_with_the_choice(victim: str, step: int, taihu: Taihu, tmp_path: Path) -> None:
     """A process may be lost in the trial, too, of which nothing is kept."""
     own = ("--workers", "2", "--servers", "1", "--set", "checkpoint.every_steps=2")
