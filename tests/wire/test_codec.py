@@ -335,15 +335,19 @@ def test_a_count_that_is_not_the_payloads_is_refused(count: int) -> None:
 @example(tensor_pb2.DATA_TYPE_FLOAT16)
 @example(tensor_pb2.DATA_TYPE_BFLOAT16)
 @example(tensor_pb2.DATA_TYPE_FLOAT64)
+@example(ValueType.INT8.value)
+@example(ValueType.INT2.value)
 def test_another_data_type_is_refused(kind: int) -> None:
-    labels: dict[int, str] = {value_type.value: value_type.label for value_type in ValueType}
+    known: dict[int, ValueType] = {value_type.value: value_type for value_type in ValueType}
     frame = tensor_pb2.Frame.FromString(small_frame())
     frame.header.MergeFromString(b"\x18" + varint(kind % 2**64))
     typed = signed(frame).header.SerializeToString()
     message = length_prefixed(0x0A, typed) + length_prefixed(0x12, frame.payload)
     reason = rf"data type {kind}: expected 1 \(float32\)"
-    if kind in labels:
-        reason = f"frame payload of 36 bytes: expected 9 {labels[kind]} values"
+    if kind in known:
+        label, is_few = known[kind].label, known[kind].few_bits
+        of_few = f"frame encoding dense, {label}: expected sparse"
+        reason = of_few if is_few else f"frame payload of 36 bytes: expected 9 {label} values"
     with pytest.raises(FrameError, match=reason):
         decode_frame(message)
 
