@@ -160,8 +160,11 @@ def test_a_way_passes_the_files_that_are_listed_and_no_more_than_before(name: st
     expected = files() - of_other_ways - {NOT_HERE}
     seen = files_run(way)
     assert not expected - seen
-    if len(seen) > MOST[name]:
-        seen = files_run(way)  # whoever is the first in a process loads kernels
+    for _ in range(3):
+        if len(seen) > MOST[name]:
+            # Whoever is the first in a process loads kernels; and on a busy machine the coordinator looks at its
+            # members while a step is listened to. What belongs to the way is there each time.
+            seen &= files_run(way)
     assert len(seen) <= MOST[name], sorted(seen - expected)
 
 
