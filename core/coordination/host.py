@@ -22,7 +22,6 @@ from taihu.core.coordination.planning import Planning
 from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
-from taihu.core.planner.profile import Profile
 from taihu.core.wire.address import is_loopback
 from taihu.core.wire.clock import SystemClock
 from taihu.core.wire.server import RpcServer
@@ -115,12 +114,8 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
         length=membership.length,
         updates=membership.updates,
         begun_after=0 if begun is None else begun.step,
-        on_measured=_nobody if choosing is None else choosing.measured,
+        on_measured=None if choosing is None else choosing.measured,
     )
-
-
-def _nobody(profile: Profile, seconds: float) -> None:
-    """Nobody chooses by them."""
 
 
 def _on_one_host(membership: Membership) -> bool:

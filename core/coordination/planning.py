@@ -129,7 +129,7 @@ class Planning:
         length: RunLength | None = None,
         updates: UpdateRules | None = None,
         begun_after: int = 0,
-        on_measured: Callable[[Profile, float], None] = lambda *_: None,
+        on_measured: Callable[[Profile, float], None] | None = None,
     ) -> None:
         self._job = job
         self._on_measured = on_measured
@@ -207,7 +207,8 @@ class Planning:
             carriage="" if self._one_host else carriage,
         )
         self.adopt(step, profile, carriage)
-        self._on_measured(profile, _seconds_of(reports))
+        if self._on_measured is not None:
+            self._on_measured(profile, _seconds_of(reports))
 
     def adopt(self, step: int, profile: Profile, carriage: Carriage) -> None:
         """Plan by costs that hold after `step`."""
