@@ -21,7 +21,7 @@ LOCAL: Final = "local."
 
 _VELOCITY: Final = "velocity"
 _MOMENTUM: Final = optimizer_name("momentum")
-_OF_UNITS: Final = ("bounds", "thresholds", "ages", "kept")
+_OF_UNITS: Final = ("bounds", "thresholds", "ages", "kept", "rates")
 
 
 def held_back_by(checkpoint: Checkpoint, rank: int, workers: int, layout: Layout) -> dict[str, NDArray[Any]]:
@@ -40,7 +40,7 @@ def held_back_by(checkpoint: Checkpoint, rank: int, workers: int, layout: Layout
     for name in (RESIDUAL, _VELOCITY):
         held[name] = _mean([each[name] for each in own])
     if layout != checkpoint.manifest.layout:
-        held |= {name: held[name][:0] for name in _OF_UNITS}
+        held |= {name: held[name][:0] for name in _OF_UNITS if name in held}
         for name in (RESIDUAL, _VELOCITY):
             if len(held[name]):
                 held[name] = _moved(checkpoint, name, held[name], layout)

@@ -22,8 +22,8 @@ class Weighed:
     """The residual of neighbouring elements around a selection; arrays of shape (n,), fp32.
 
     Attributes:
-        before: the residual before the gradient was added.
-        owed: the same after it was added, with nothing sent.
+        before: the residual before the step.
+        owed: what counts of it now, after it was added, with nothing sent.
         after: the residual behind the selection.
         together: that, and what is sent, added.
         rounded: whether what is sent was rounded.
@@ -50,6 +50,11 @@ class Weighing:
         self._range = slice(start, stop)
         self._before = state.residual[start:stop].copy()
         self._velocity = state.velocity[start:stop].copy()
+        self._counts = self._before
+
+    def follows(self) -> None:
+        """The residual was lowered for a learning rate that has risen."""
+        self._counts = self._state.residual[self._range].copy()
 
     def weighed(self, gradient: Values, parameters: Values, indices: NDArray[np.int32], sent: Values) -> Weighed:
         """The balance behind the selection of what is `sent` at `indices`.
@@ -60,7 +65,7 @@ class Weighing:
             indices: shape (k,), places in the arena.
             sent: shape (k,), as who receives it decodes it.
         """
-        owed = self._before.copy()
+        owed = self._counts.copy()
         self._compressor.accumulate(gradient[self._range], parameters[self._range], self._velocity, owed)
         after = self._state.residual[self._range].copy()
         places = indices - np.int32(self._range.start)

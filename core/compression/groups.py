@@ -56,18 +56,20 @@ class _Room:
 
     Attributes:
         units: of each group, by number.
+        layers: shape (units,): the first layer of each unit.
         indices, values: of what is selected of one group.
         packed, sections: of one frame of that.
     """
 
     units: list[range]
+    layers: NDArray[np.intp]
     indices: NDArray[np.int32]
     values: NDArray[Any]
     packed: NDArray[Any]
     sections: NDArray[np.uint8]
 
 
-def _room_for(compressor: Compressor, units: Sequence[Unit], groups: Sequence[Group]) -> _Room:
+def _room_for(compressor: Compressor, layout: Layout, units: Sequence[Unit], groups: Sequence[Group]) -> _Room:
     room = [0] * len(groups)
     ends = [0] * len(groups)
     for index, unit in enumerate(units):
@@ -78,6 +80,8 @@ def _room_for(compressor: Compressor, units: Sequence[Unit], groups: Sequence[Gr
     values = np.empty(most, dtype=compressor.value_dtype)
     return _Room(
         [range(start, stop) for start, stop in pairwise([0, *accumulate(ends, max)])],
+        # A layer without elements begins where the next one does.
+        np.searchsorted(layout.offsets, [unit.start for unit in units], side="right") - 1,
         np.empty(most, dtype=np.int32),
         values,
         np.empty_like(values),
@@ -96,6 +100,7 @@ class GroupCompressor:
         groups: of the first plan.
         gradients: the arena, shape (elements,), fp32; see `Compressor.update`.
         parameters: the arena, shape (elements,), fp32.
+        rate_of: the learning rate of a step, where what is held back counts for no more as that rises.
         forgets_non_finite: of a group with values that are not finite some are sent, so that all workers know, and
             none are held back. That takes another look at all values.
     """
@@ -108,9 +113,11 @@ class GroupCompressor:
         *,
         gradients: NDArray[np.float32],
         parameters: NDArray[np.float32],
+        rate_of: Callable[[int], float] | None = None,
         forgets_non_finite: bool = False,
     ) -> None:
         self._compressor = compressor
+        self._rate_of = rate_of
         self._layout = layout
         self._gradients = gradients
         self._parameters = parameters
@@ -118,18 +125,28 @@ class GroupCompressor:
         self.value_type = ValueType.named(compressor.value_type)
         units = units_of_plan(compressor.unit, layout, groups)
         self.state = compressor.init(layout.elements, units)
-        self._room = _room_for(compressor, units, groups)
+        self._room = _room_for(compressor, layout, units, groups)
 
     def adopt(self, groups: Sequence[Group]) -> None:
         """Go on with other groups: residuals stay, and thresholds but those of layers that are merged otherwise."""
         units = units_of_plan(self._compressor.unit, self._layout, groups)
         self.state.rebind(units)
-        self._room = _room_for(self._compressor, units, groups)
+        self._room = _room_for(self._compressor, self._layout, units, groups)
 
-    def compress(self, group: int, step: int, on_weighed: Callable[[Weighed], None] | None = None) -> Selection:
+    def compress(
+        self,
+        group: int,
+        step: int,
+        on_weighed: Callable[[Weighed], None] | None = None,
+        rates: NDArray[np.float64] | None = None,
+    ) -> Selection:
         """Select from the group's gradients, which are in the arena, and keep the rest for later.
 
-        `on_weighed` is told the balance, which takes copies of the group.
+        Args:
+            group: its number.
+            step: from 1.
+            on_weighed: is told the balance, which takes copies of the group.
+            rates: shape (layers,): the learning rate of each layer in this step, where `rate_of` does not know it.
         """
         room = self._room
         places = room.units[group]
@@ -137,6 +154,12 @@ class GroupCompressor:
         weighing = None
         if on_weighed is not None and units:
             weighing = Weighing(self._compressor, self.state, units[0].start, units[-1].stop)
+        if rates is None and self._rate_of is not None:
+            rates = np.full(len(self._layout.layers), self._rate_of(step))
+        if rates is not None:
+            self.state.follow(places, rates[room.layers[places.start : places.stop]])
+        if weighing is not None:
+            weighing.follows()
         outcome = self._compressor.update(
             self.state,
             places,

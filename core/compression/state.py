@@ -14,9 +14,10 @@ from taihu.core.base.errors import CheckpointError
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.traits.methods import UnitKind
+from taihu.kernels.clip import scale
 from taihu.kernels.unit_select import Outcomes, Thresholds
 
-__all__ = ["CompressionState", "Outcome", "Unit", "units_of_plan"]
+__all__ = ["CompressionState", "Outcome", "Unit", "lowered", "units_of_plan"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,21 @@ class Outcome:
     refreshed: NDArray[np.bool_]
 
 
+def lowered(before: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The factors by which what was held back counts for no more at other rates; shape (n,).
+
+    Error feedback is of updates, gradients times their rate (Zheng et al. 2019, algorithm 1). Rates of a warm-up are
+    small because its gradients are large: held back and sent at the full rate they would do what it is to prevent.
+    Where rates fall nothing changes: updates are to be small then.
+
+    Args:
+        before: rates of the last update, shape (n,); 0 where one is not known.
+        now: those of the update that comes.
+    """
+    factors = np.divide(before, now, out=np.ones_like(now), where=(before > 0.0) & (now > 0.0))
+    return np.minimum(factors, 1.0).astype(np.float32)
+
+
 @dataclass
 class CompressionState:
     """The memory of one worker's compression, changed in place by `update`.
@@ -105,6 +121,7 @@ class CompressionState:
         steps: shape (units,), fp32: of the last update's values of each unit, where they have a few bits.
         squares: shape (2, units), fp64: the squared norm of each unit's gradient at its last even and odd step, where
             the whole gradient is clipped.
+        rates: shape (units,), fp64: the learning rate of each unit's last update, 0 where that is not known.
     """
 
     units: tuple[Unit, ...]
@@ -114,6 +131,7 @@ class CompressionState:
     outcomes: Outcomes = field(init=False)
     steps: NDArray[np.float32] = field(init=False)
     squares: NDArray[np.float64] = field(init=False)
+    rates: NDArray[np.float64] = field(init=False)
 
     def __post_init__(self) -> None:
         units, self.units = self.units, ()
@@ -137,9 +155,10 @@ class CompressionState:
     def rebind(self, units: Sequence[Unit]) -> None:
         """Go on with other units: residual and velocity stay, and the thresholds of units that are there still."""
         places = {(unit.start, unit.stop): place for place, unit in enumerate(self.units)}
-        before, squares = self.table, self._sums_of_squares()
+        before, squares, rates = self.table, self._sums_of_squares(), self.rates
         self._make(tuple(units))
         self._take_squares(squares)
+        self._take_rates(before.bounds, rates)
         for place, unit in enumerate(self.units):
             if (old := places.get((unit.start, unit.stop))) is not None:
                 self.table.values[place] = before.values[old]
@@ -156,6 +175,7 @@ class CompressionState:
             "thresholds": self.thresholds,
             "ages": self.ages,
             "kept": self.kept,
+            "rates": self.rates,
         }
         squares = self._sums_of_squares()
         return {"residual": self.residual, "velocity": self.velocity, **table, "squares": squares}
@@ -178,12 +198,28 @@ class CompressionState:
             np.copyto(self.velocity, arrays["velocity"])
         if "squares" in arrays:
             self._take_squares(arrays["squares"])
+        if "rates" in arrays:
+            self._take_rates(arrays["bounds"], arrays["rates"])
         places = {tuple(bounds): place for place, bounds in enumerate(arrays["bounds"].tolist())}
         for place, unit in enumerate(self.units):
             if (old := places.get((unit.start, unit.stop))) is not None:
                 self.thresholds[place] = arrays["thresholds"][old]
                 self.ages[place] = arrays["ages"][old]
                 self.kept[place] = arrays["kept"][old]
+
+    def follow(self, units: range, rates: NDArray[np.float64]) -> None:
+        """Have what is held back of neighbouring units count no more than it did, where their learning rates rise.
+
+        Args:
+            units: indices of the units.
+            rates: shape (len(units),): of the update that comes, 0 where that is not known.
+        """
+        part = slice(units.start, units.stop)
+        factors = lowered(self.rates[part], rates)
+        self.rates[part] = rates
+        for place in np.flatnonzero(factors != 1.0).tolist():
+            unit = self.units[units.start + place]
+            scale(self.residual[unit.start : unit.stop], factors[place])
 
     def norm_before(self, step: int) -> float:
         """The norm of the whole gradient of the step before `step`, 0 where that is not known."""
@@ -213,10 +249,17 @@ class CompressionState:
         """Squared norms of the gradient that other units had: the next update of each writes over its own."""
         self.squares[:, :1] = squares.reshape(2, 1)
 
+    def _take_rates(self, bounds: NDArray[np.int64], rates: NDArray[np.float64]) -> None:
+        """Go on from the rates of other units, with `bounds` of shape (n, 2): each from that of the one before it."""
+        for place, unit in enumerate(self.units):
+            (found,) = np.nonzero((bounds[:, 0] <= unit.start) & (unit.start < bounds[:, 1]))
+            self.rates[place] = rates[found[0]] if len(found) else 0.0
+
     def _make(self, units: tuple[Unit, ...]) -> None:
         count = len(units)
         self.steps = np.zeros(count, dtype=np.float32)
         self.squares = np.zeros((2, count))
+        self.rates = np.zeros(count)
         self.units = units
         self.table = Thresholds(
             bounds=np.array([(unit.start, unit.stop) for unit in units], dtype=np.int64).reshape(-1, 2),

@@ -123,7 +123,7 @@ RULES: Final = (
     Rule(
         "compression.density compression.refresh_every compression.factor_masking compression.density_warmup_steps "
         "compression.clip_norm compression.clip compression.value_type compression.momentum_at "
-        "compression.threshold",
+        "compression.threshold compression.held_back_rises",
         lambda job: not (job.compression.method.selects or job.compression.method.is_chosen),
         "needs a compression.method",
     ),
@@ -131,6 +131,11 @@ RULES: Final = (
         "compression.density compression.density_warmup_steps compression.factor_masking",
         lambda job: job.compression.method.sends_all,
         "is for methods that leave values out",
+    ),
+    Rule(
+        "compression.held_back_rises",
+        lambda job: job.compression.method.selects and job.updates_locally,
+        "is for gradients; the differences of local steps have their rates in them",
     ),
     Rule(
         "compression.clip",

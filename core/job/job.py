@@ -402,6 +402,17 @@ class Job(Section):
         return compression.momentum_at == "none" or (compression.momentum_at == "auto" and is_left)
 
     @property
+    def lowers_held_back(self) -> bool:
+        """Whether what is held back is made smaller as the learning rate rises, so that it counts for no more."""
+        compression = self.compression
+        # Differences of local steps have their rates in them.
+        if not compression.method.selects or self.updates_locally:
+            return False
+        if compression.held_back_rises != "auto":
+            return compression.held_back_rises == "no"
+        return compression.momentum_at in ("auto", "none") and self.downlink != "doublesqueeze"
+
+    @property
     def updates_locally(self) -> bool:
         """Whether a step has several updates of each worker's own copy, and their difference is exchanged."""
         return self.exchange.local_steps > 1

@@ -35,6 +35,9 @@ class CompressionSettings(Section):
     servers. With `auto` nobody does at densities up to 0.05 (adam: 0.1): what is held back acts as momentum, and the
     rate of sgd grows by 1 / (2 (1 - momentum)) for what it loses. `factor_masking` stops the momentum of what was
     sent, for densities so low that it would be stale. The density falls from 1 within `density_warmup_steps`.
+    With `held_back_rises` no a learning rate that rises does not enlarge the updates that are held back: a warm-up
+    holds for them, too. `auto` is no, and yes with a `momentum_at` of workers or servers and with doublesqueeze, as
+    their papers have it.
     `clip_norm` bounds gradients before they are added to what is held back: with `clip` unit the norm of those that
     share a threshold, divided by the square root of the number of workers; with `clip` whole the norm of all of a
     worker's, for which the norm of the step before stands.
@@ -68,6 +71,10 @@ class CompressionSettings(Section):
     factor_masking: bool = Field(default=False, description="stop the momentum of what was sent")
     density_warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = Field(
         default=0, description="steps within which the density falls from 1"
+    )
+    held_back_rises: Literal["auto", "no", "yes"] = Field(
+        default="auto",
+        description="whether a learning rate that rises enlarges the updates that are held back",
     )
     clip_norm: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
         default=None,

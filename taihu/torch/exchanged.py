@@ -71,6 +71,11 @@ class Optimized:
         """The model that it trains, if that is known."""
         return None if self._model is None else self._model()
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Its parameter groups, empty where it is not there any more."""
+        optimizer = self._optimizer()
+        return [] if optimizer is None else optimizer.param_groups
+
     def own(self) -> list[torch.nn.Parameter]:
         """All that it updates now, or did at last; without columns of spread layers."""
         self.parameters()

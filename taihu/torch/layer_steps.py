@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taihu.core.job import Job
 from taihu.core.planner.groups import Group
 from taihu.core.wire.clock import Clock
@@ -188,10 +191,12 @@ class LayerSteps:
         step = self._step
         return step.is_open and self.exchange.plan.groups[self.group_of(layer)].last_layer < step.next
 
-    def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
-        """A step begins; nothing of the one before is under way. `rates` as `Exchange.begin` takes them."""
+    def begin(
+        self, record: StepRecord, rates: Sequence[float] | None, layer_rates: NDArray[np.float64] | None = None
+    ) -> None:
+        """A step begins; nothing of the one before is under way. Rates are as `Exchange.begin` takes them."""
         self._step = self._new_step(serial=record.serial)
-        self._driver.begin(record.step, one_by_one=record.serial, rates=rates)
+        self._driver.begin(record.step, one_by_one=record.serial, rates=rates, layer_rates=layer_rates)
 
     def _new_step(self, *, serial: bool) -> _Step:
         count, part = len(self._owners), self._groups.part_of(self._turns.expected)

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from taihu.core.compression import CompressionState
 from taihu.core.model.layout import Layout
+from taihu.torch.layer_rates import LayerRates
 from taihu.torch.layer_steps import LayerSteps
 from taihu.torch.live import LiveParameters
 from taihu.torch.order import ORDER
+from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["LayerPlaces", "Opened"]
 
@@ -50,11 +52,17 @@ class Opened:
         steps: of its layers.
         places: of parameters in it.
         live: the parameters that are here, where they do not stay.
+        rates: of its layers, where what is held back follows them.
     """
 
     steps: LayerSteps
     places: LayerPlaces
     live: LiveParameters | None
+    rates: LayerRates | None
+
+    def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
+        """A step begins; `rates` as `Exchange.begin` takes them."""
+        self.steps.begin(record, rates, None if self.rates is None else self.rates.now())
 
     @property
     def compression(self) -> CompressionState | None:

@@ -20,6 +20,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.wire.clock import Clock, SystemClock
 from taihu.torch.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients import GradientArena
+from taihu.torch.layer_rates import LayerRates
 from taihu.torch.layer_steps import Helping, LayerSteps
 from taihu.torch.live import LiveParameters
 from taihu.torch.means import Means
@@ -443,7 +444,7 @@ class BackwardSteps:
         self._came.clear()
         self._layers_of_ids = {}
         if self._opened is not None and not self._reopens:
-            self._opened.steps.begin(record, self._rates)
+            self._opened.begin(record, self._rates)
             if not self.adds_up and self.updates is None:
                 self._layers_of_ids = self._opened.places.by_id
         return record
@@ -503,7 +504,7 @@ class BackwardSteps:
             self.resume(loaded)
         elif held_back and former is not None and opened.compression is not None:
             opened.compression.resume(carried_over(held_back, former.places.ranges, opened.places.ranges))
-        opened.steps.begin(record, self._rates)
+        opened.begin(record, self._rates)
         for key in self._came:
             if key in exchanged.ids:
                 opened.steps.take(opened.places.by_id[key])
@@ -531,7 +532,9 @@ class BackwardSteps:
             clock=self._clock,
         )
         live = LiveParameters(layout, in_order, steps) if self._job.stage.divides_parameters else None
-        return Opened(steps, LayerPlaces(exchanged.parameters, order, layout), live)
+        places = LayerPlaces(exchanged.parameters, order, layout)
+        rates = LayerRates(places.by_id, exchanged.optimized) if self._job.lowers_held_back else None
+        return Opened(steps, places, live, rates)
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""

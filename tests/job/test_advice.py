@@ -63,6 +63,7 @@ VALUES: dict[str, Any] = {
     "compression.clip": "whole",
     "compression.value_type": "fp16",
     "compression.momentum_at": "servers",
+    "compression.held_back_rises": "yes",
     "cluster.servers": 4,
     "cluster.core_groups": 2,
 }
@@ -98,6 +99,7 @@ CASES: list[tuple[list[str], list[str]]] = [
         ["compression.method=quantized", "compression.value_type=int4"],
         ["compression.method=dlgs", "compression.downlink=dense"],
     ),
+    (["compression.method=dlgs", "exchange.local_steps=4"], ["compression.method=dlgs"]),
     (["compression.method=dlgs"], ["compression.method=dlgs", "compression.clip_norm=1"]),
     (["compression.method=lags"], ["compression.method=dlgs"]),
     (

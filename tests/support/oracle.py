@@ -73,11 +73,18 @@ class _Master:
             self._first = beta1 * self._first + (1 - beta1) * mean
             self._second = 0.999 * self._second + 0.001 * mean**2
             root = np.sqrt(self._second / (1 - 0.999**step)) + 1e-8
-            self.parameters = self.parameters - optimizer.learning_rate * self._first / (1 - beta1**step) / root
+            self.parameters = self.parameters - rate_of(optimizer, step) * self._first / (1 - beta1**step) / root
             return
         assert optimizer.name.key == "sgd"
         self._first = optimizer.momentum * self._first + mean + optimizer.weight_decay * self.parameters
-        self.parameters = self.parameters - optimizer.learning_rate * self._first
+        self.parameters = self.parameters - rate_of(optimizer, step) * self._first
+
+
+def rate_of(optimizer: OptimizerSettings, step: int) -> float:
+    """The learning rate of a step: a constant one behind a linear warm-up."""
+    assert optimizer.schedule == "constant"
+    assert not optimizer.warmup_epochs
+    return optimizer.learning_rate * (min(1.0, step / optimizer.warmup_steps) if optimizer.warmup_steps else 1.0)
 
 
 def _dense(job: Job, layout: Layout, gradients: Callable[[int, int], Values], steps: int) -> list[Exact]:
@@ -137,9 +144,13 @@ class _Selector:
         self._refresh = refresh
         self._thresholds: dict[tuple[int, int], tuple[float, int]] = {}
 
-    def select(self, addition: Exact, ranges: Ranges) -> Exact:
-        """The part that is sent of what is owed, zero elsewhere; every range has its threshold."""
+    def select(self, addition: Exact, ranges: Ranges, weight: float = 1.0) -> Exact:
+        """The part that is sent of what is owed, zero elsewhere; every range has its threshold.
+
+        What was held back counts by its `weight`.
+        """
         sent = np.zeros_like(self._residual)
+        self._residual *= weight
         self._residual += addition
         # Other ranges make their thresholds anew.
         self._thresholds = {key: value for key, value in self._thresholds.items() if key in ranges}
@@ -181,14 +192,18 @@ def _sparse(
     units = {"topk": [(0, layout.elements)], "lags": layers, "quantized": layers}
     if compression.threshold == "layer":
         units["dlgs"] = layers
+    usual = compression.momentum_at in {"auto", "none"} and job.downlink != "doublesqueeze"
+    lowers = {"auto": usual, "no": True, "yes": False}[compression.held_back_rises]
     for step, ranges in enumerate(groups, 1):
+        rises = lowers and step > 1
+        weight = min(1.0, rate_of(optimizer, step - 1) / rate_of(optimizer, step)) if rises else 1.0
         total, pushed = np.zeros(layout.elements), np.zeros(layout.elements, dtype=bool)
         for rank in range(workers):
             given = gradients(rank, step).astype(np.float64)
             if job.momentum_on_workers:
                 given += optimizer.momentum * velocities[rank] + optimizer.weight_decay * master.parameters
                 velocities[rank] = given
-            sent = selectors[rank].select(given, units.get(compression.method.key, ranges))
+            sent = selectors[rank].select(given, units.get(compression.method.key, ranges), weight)
             if job.momentum_on_workers and compression.factor_masking:
                 velocities[rank] = np.where(sent != 0, 0.0, given)
             total += sent
@@ -201,6 +216,6 @@ def _sparse(
         else:
             if job.downlink == "doublesqueeze":
                 total = down.select(total, layers if units.get(compression.method.key) == layers else ranges)
-            master.parameters = master.parameters - optimizer.learning_rate * total / workers
+            master.parameters = master.parameters - rate_of(optimizer, step) * total / workers
         history.append(master.parameters)
     return history

@@ -51,7 +51,7 @@ class SlowExchange:
     def __post_init__(self) -> None:
         self.plan = first_plan(make_job(1, 2, exchange={"plan": "per-layer"}), LAYOUT, one_host=False)
 
-    def begin(self, step: int, attempt: int = 0, rates: object = None) -> None:
+    def begin(self, step: int, attempt: int = 0, rates: object = None, layer_rates: object = None) -> None:
         self.asked.append(("begin", step))
 
     def push(self, group: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import TaihuError
@@ -12,6 +13,7 @@ from taihu.core.compression import GroupCompressor, Outcome, make_compressor
 from taihu.core.coordination.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
+from taihu.core.job.schedule import in_steps, learning_rate
 from taihu.core.trace import Tracer
 from taihu.core.wire.identity import WorkerIdentity
 from taihu.worker.exchange.base.recording import Recording
@@ -147,11 +149,15 @@ def compressor_of(job: Job, plan: Plan, arenas: Arenas) -> GroupCompressor:
     compressor = make_compressor(
         job.compression, job.applied_optimizer, workers=plan.world.workers, momentum_here=job.momentum_on_workers
     )
+    rate_of = None
+    if job.lowers_held_back and job.exchange.returns == "parameters":
+        rate_of = partial(learning_rate, in_steps(job.applied_optimizer, plan.length))
     return GroupCompressor(
         compressor,
         plan.layout,
         plan.groups,
         gradients=arenas.gradients,
         parameters=arenas.parameters,
+        rate_of=rate_of,
         forgets_non_finite=not job.refuses_non_finite,
     )

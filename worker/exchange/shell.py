@@ -112,6 +112,8 @@ class Exchange:
         self._awaited = -1
         self._own = TaskThread("exchange", self.fail)
         self._compressor = compressor
+        # Of the step that has begun.
+        self._layer_rates: NDArray[np.float64] | None = None
         events = RouteEvents(self._updated, self._arrived, self._applied, self._later, self.fail)
         route = self._route = make_route(events)
         self._rules = replace(rules, agrees=route.agrees, asks_early=route.asks_early)
@@ -188,11 +190,18 @@ class Exchange:
         self._asked = [(0, 0.0)] * len(plan.groups)
         self._follow_plan()
 
-    def begin(self, step: int, attempt: int = 0, rates: Sequence[float] | None = None) -> None:
+    def begin(
+        self,
+        step: int,
+        attempt: int = 0,
+        rates: Sequence[float] | None = None,
+        layer_rates: NDArray[np.float64] | None = None,
+    ) -> None:
         """Start step `step` (from 1); every group of the step before has been waited for.
 
         `rates` are those of a script's optimizer that servers carry out, one for each parameter group, the same on
-        all workers; one that has nothing to say gives `()`.
+        all workers; one that has nothing to say gives `()`. `layer_rates`, shape (layers,), are those by which a
+        script's optimizer updates each layer, where what is held back of it follows them; 0 where that is not known.
 
         A step that was aborted begins again with a higher `attempt`; attempts never fall, so that a lower one stands
         for the present one.
@@ -206,6 +215,7 @@ class Exchange:
             self._times = [GroupTimes(elements) for elements in self._memory.sizes]
         self._do(actions)
         self._route.begin(self._protocol.at)
+        self._layer_rates = layer_rates
         if rates is not None:
             self._route.tell(rates)
 
@@ -450,15 +460,24 @@ class Exchange:
     def _push(self, group: int, *, skipped: bool) -> None:
         times = self._times[group]
         if self._compressor is not None:
-            self._own.put(partial(self._compress, self._compressor, group, self._protocol.at, times))
+            self._own.put(
+                partial(self._compress, self._compressor, group, self._protocol.at, times, self._layer_rates)
+            )
             return
         self._recording.pushed(group, self._protocol.at)
         times.submitted(self._clock.now())
         times.sent(self._route.send(group, loss_scale=self.loss_scale, skipped=skipped))
 
-    def _compress(self, compressor: GroupCompressor, group: int, at: At, times: GroupTimes) -> None:
+    def _compress(
+        self,
+        compressor: GroupCompressor,
+        group: int,
+        at: At,
+        times: GroupTimes,
+        rates: NDArray[np.float64] | None,
+    ) -> None:
         start = self._clock.now()
-        selection = self._recording.compress(compressor, group, at)
+        selection = self._recording.compress(compressor, group, at, rates)
         times.compressed(selection)
         # All that others send may be here before this thread goes on: the step has ended then.
         times.packed(start, self._clock.now())

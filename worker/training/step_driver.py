@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from taihu.core.base.errors import RunError
 from taihu.core.coordination.plan import Plan
 from taihu.core.job import Job
@@ -56,15 +59,21 @@ class StepDriver:
         self._timed(self._exchange.wait, self._countdown.group_of[layer])
 
     def begin(
-        self, step: int, *, attempt: int = 0, one_by_one: bool = False, rates: Sequence[float] | None = None
+        self,
+        step: int,
+        *,
+        attempt: int = 0,
+        one_by_one: bool = False,
+        rates: Sequence[float] | None = None,
+        layer_rates: NDArray[np.float64] | None = None,
     ) -> None:
         """All parameters of `step` have been read; its groups may be exchanged `one_by_one`, to measure them.
 
-        `rates` as `Exchange.begin` takes them.
+        `rates` and `layer_rates` as `Exchange.begin` takes them.
         """
         self._step = step
         self._one_by_one = one_by_one and not self._together
-        self._exchange.begin(step, attempt, rates)
+        self._exchange.begin(step, attempt, rates, layer_rates)
         self._countdown.begin()
         self._left_out.clear()
 

@@ -59,6 +59,18 @@ def test_by_default_nobody_applies_momentum_behind_a_selection(servers: int, opt
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("servers", [0, 2])
+@pytest.mark.parametrize("rises", ["auto", "no", "yes"])
+@pytest.mark.parametrize("momentum_at", ["none", "workers"])
+def test_a_warm_up_holds_for_what_is_held_back(servers: int, rises: str, momentum_at: str) -> None:
+    settings = {"momentum_at": momentum_at, "held_back_rises": rises}
+    job = job_of(servers, 2, {"momentum": 0.5, "warmup_steps": 4}, **settings)
+    run = exchange_steps(job, LAYOUT, gradients, steps=STEPS)
+    expected = expected_parameters(job, LAYOUT, gradients, ["bucket:1kB"] * STEPS)
+    for seen, exact in zip(run.parameters, expected, strict=True):
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("downlink", ["exact", "dense"])
 @pytest.mark.parametrize("threshold", ["layer", "group"])
 @pytest.mark.parametrize("value_type", ["int8", "int4", "int2"])

@@ -45,10 +45,12 @@ class Recording:
             values = digest_of(as_fp32(self._arenas.sent[start:stop], self._kind), bounds)
             self._recorder.add(Push(at.step, at.attempt, group, start, stop - start, values))
 
-    def compress(self, compressor: GroupCompressor, group: int, at: At) -> Selection:
-        """Have the group compressed, which is sent then."""
+    def compress(
+        self, compressor: GroupCompressor, group: int, at: At, rates: NDArray[np.float64] | None
+    ) -> Selection:
+        """Have the group compressed, which is sent then; `rates` as `GroupCompressor.compress` takes them."""
         if not self._recorder.enabled:
-            return compressor.compress(group, at.step)
+            return compressor.compress(group, at.step, rates=rates)
         bounds = self._bounds[group]
         start, stop = map(int, bounds[0])
 
@@ -57,7 +59,7 @@ class Recording:
             push = Push(at.step, at.attempt, group, start, stop - start, values, kept)
             self._recorder.add(push)
 
-        return compressor.compress(group, at.step, weighed)
+        return compressor.compress(group, at.step, weighed, rates)
 
     def skipped(self, at: At) -> None:
         """All workers have agreed to push nothing in this step."""
