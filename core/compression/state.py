@@ -99,11 +99,11 @@ def lowered(before: NDArray[np.float64], now: NDArray[np.float64]) -> NDArray[np
     Where rates fall nothing changes: updates are to be small then.
 
     Args:
-        before: rates of the last update, shape (n,); 0 where one is not known.
+        before: rates of the last update, shape (n,); -1 where one is not known.
         now: those of the update that comes.
     """
-    factors = np.divide(before, now, out=np.ones_like(now), where=(before > 0.0) & (now > 0.0))
-    return np.minimum(factors, 1.0).astype(np.float32)
+    rises = (before >= 0.0) & (now > before)
+    return np.divide(before, now, out=np.ones_like(now), where=rises).astype(np.float32)
 
 
 @dataclass
@@ -121,7 +121,7 @@ class CompressionState:
         steps: shape (units,), fp32: of the last update's values of each unit, where they have a few bits.
         squares: shape (2, units), fp64: the squared norm of each unit's gradient at its last even and odd step, where
             the whole gradient is clipped.
-        rates: shape (units,), fp64: the learning rate of each unit's last update, 0 where that is not known.
+        rates: shape (units,), fp64: the learning rate of each unit's last update, -1 where that is not known.
     """
 
     units: tuple[Unit, ...]
@@ -212,7 +212,7 @@ class CompressionState:
 
         Args:
             units: indices of the units.
-            rates: shape (len(units),): of the update that comes, 0 where that is not known.
+            rates: shape (len(units),): of the update that comes, -1 where that is not known.
         """
         part = slice(units.start, units.stop)
         factors = lowered(self.rates[part], rates)
@@ -253,13 +253,13 @@ class CompressionState:
         """Go on from the rates of other units, with `bounds` of shape (n, 2): each from that of the one before it."""
         for place, unit in enumerate(self.units):
             (found,) = np.nonzero((bounds[:, 0] <= unit.start) & (unit.start < bounds[:, 1]))
-            self.rates[place] = rates[found[0]] if len(found) else 0.0
+            self.rates[place] = rates[found[0]] if len(found) else -1.0
 
     def _make(self, units: tuple[Unit, ...]) -> None:
         count = len(units)
         self.steps = np.zeros(count, dtype=np.float32)
         self.squares = np.zeros((2, count))
-        self.rates = np.zeros(count)
+        self.rates = np.full(count, -1.0)
         self.units = units
         self.table = Thresholds(
             bounds=np.array([(unit.start, unit.stop) for unit in units], dtype=np.int64).reshape(-1, 2),

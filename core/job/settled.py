@@ -60,4 +60,6 @@ def _with_dense_answers(job: Job) -> Job:
             "update=\"servers\": compression.momentum_at is 'workers', and servers keep the momentum of the script's "
             'optimizer; leave it out, or give update="workers"'
         )
-    return revised(job, "compression", downlink="dense", momentum_at="servers")
+    # As it would be, were the momentum not the script's own affair.
+    rises = "no" if job.lowers_held_back else "yes"
+    return revised(job, "compression", downlink="dense", momentum_at="servers", held_back_rises=rises)

@@ -25,15 +25,15 @@ class LayerRates:
         self._optimized = optimized
         # Of parameter groups, as they were seen at last.
         self._seen: list[float] = []
-        self._rates = np.zeros(len(layers))
+        self._rates = np.full(len(layers), -1.0)
 
     def now(self) -> NDArray[np.float64]:
-        """Shape (layers,), 0 where no optimizer says; another array where one has changed."""
+        """Shape (layers,), -1 where no optimizer says; another array where one has changed."""
         groups = [group for each in self._optimized for group in each.groups()]
         # An optimizer of somebody's own need not have any; some begin without.
-        seen = [float(group.get("lr") or 0.0) for group in groups]
+        seen = [-1.0 if (rate := group.get("lr")) is None else float(rate) for group in groups]
         if seen != self._seen:
-            self._seen, self._rates = seen, np.zeros(len(self._layers))
+            self._seen, self._rates = seen, np.full(len(self._layers), -1.0)
             for group, rate in zip(groups, seen, strict=True):
                 places = [self._layers[id(p)] for p in group["params"] if id(p) in self._layers]
                 self._rates[places] = rate

@@ -16,7 +16,7 @@ LAYOUT = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, siz
 LAYERS = len(LAYOUT.layers)
 PLANS = ((Group(0, 1), Group(2, 4)), (Group(0, 0), Group(1, 1), Group(2, 2), Group(3, 4)), (Group(0, 4),))
 Exact = NDArray[np.float64]
-RATES = st.sampled_from([1e-3, 0.1, 0.25, 1.0, 3.0])
+RATES = st.sampled_from([0.0, 1e-3, 0.1, 0.25, 1.0, 3.0])
 
 
 class _Owed:
@@ -28,7 +28,8 @@ class _Owed:
 
     def add(self, gradient: Exact, rates: Exact) -> None:
         if self._rates is not None:
-            rises = np.maximum(rates / self._rates, 1.0)
+            rises = np.divide(rates, self._rates, out=np.full_like(rates, np.inf), where=self._rates > 0)
+            rises = np.where(rates > self._rates, rises, 1.0)
             self._held = [(values, weights / rises) for values, weights in self._held]
         self._held.append((gradient.copy(), np.ones_like(rates)))
         self._rates = rates
@@ -102,7 +103,7 @@ def test_what_is_sent_and_held_back_is_the_gradient_bit_for_bit_behind_a_rise() 
 def test_an_unknown_rate_changes_nothing() -> None:
     gradients = np.ones(LAYOUT.elements, dtype=np.float32)
     follows, plain = _compressor(2, gradients), _compressor(2, gradients)
-    for step, rate in enumerate((0.0, 0.5, 0.0, 3.0), 1):
+    for step, rate in enumerate((-1.0, 0.5, -1.0, 3.0), 1):
         for compressor, rates in ((follows, np.full(LAYERS, rate)), (plain, None)):
             compressor.compress(0, step, rates=rates)
     assert follows.state.residual.tobytes() == plain.state.residual.tobytes()

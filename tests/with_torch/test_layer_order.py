@@ -292,7 +292,8 @@ def test_values_of_a_state_follow_their_layers(
         for number, layer in enumerate(layout.layers)
     }
     held = np.array([value for number in before for value in values[number]], dtype=np.float32)
-    units = {"bounds": np.array([[0, 1]]), "thresholds": np.ones(1), "ages": np.ones(1), "kept": np.ones(1)}
+    names = ("thresholds", "ages", "kept", "rates")
+    units = {"bounds": np.array([[0, 1]]), **dict.fromkeys(names, np.ones(1))}
     squares = np.array([2.0, 3.0])  # of all layers together
     arrays = {"residual": held, "velocity": -held if has_velocity else held[:0], **units, "squares": squares}
     if has_order:

@@ -150,7 +150,7 @@ def compressor_of(job: Job, plan: Plan, arenas: Arenas) -> GroupCompressor:
         job.compression, job.applied_optimizer, workers=plan.world.workers, momentum_here=job.momentum_on_workers
     )
     rate_of = None
-    if job.lowers_held_back and job.exchange.returns == "parameters":
+    if job.lowers_held_back and job.exchange.returns == "parameters" and plan.updates is None:
         rate_of = partial(learning_rate, in_steps(job.applied_optimizer, plan.length))
     return GroupCompressor(
         compressor,

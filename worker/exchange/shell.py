@@ -201,7 +201,7 @@ class Exchange:
 
         `rates` are those of a script's optimizer that servers carry out, one for each parameter group, the same on
         all workers; one that has nothing to say gives `()`. `layer_rates`, shape (layers,), are those by which a
-        script's optimizer updates each layer, where what is held back of it follows them; 0 where that is not known.
+        script's optimizer updates each layer, where what is held back of it follows them; -1 where that is not known.
 
         A step that was aborted begins again with a higher `attempt`; attempts never fall, so that a lower one stands
         for the present one.
