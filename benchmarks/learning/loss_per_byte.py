@@ -103,7 +103,10 @@ WAYS: Final = MappingProxyType(
 
 @dataclass(frozen=True)
 class Cell:
-    """One training, of so many steps of the transformer or epochs of another task."""
+    """One training, of so many steps of the transformer or epochs of another task.
+
+    `images` is the number of those that are trained on, 0 for the usual one.
+    """
 
     task: str
     way: str
@@ -111,17 +114,19 @@ class Cell:
     workers: int
     length: int
     seed: int
+    images: int = 0
 
 
-def cells(
-    tasks: Sequence[str], workers: int, length: int | None, seeds: int, ways: Sequence[str] = tuple(WAYS)
-) -> Iterator[Cell]:
-    """All cells, those of the first seed first."""
-    for seed in range(1, seeds + 1):
-        for task in tasks:
-            for way in ways:
+def cells(options: argparse.Namespace) -> Iterator[Cell]:
+    """All cells of options as `main` has them, those of the first seed first."""
+    factors = {float(factor) for factor in options.factors.split(",") if factor}
+    for seed in range(1, options.seeds + 1):
+        for task in options.tasks.split(","):
+            for way in options.ways.split(";") if options.ways else WAYS:
                 for factor in WAYS[way].factors:
-                    yield Cell(task, way, factor, workers, length or _LENGTHS[task], seed)
+                    if not factors or factor in factors:
+                        length = options.length or _LENGTHS[task]
+                        yield Cell(task, way, factor, options.workers, length, seed, options.images)
 
 
 def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
@@ -135,7 +140,7 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
 
 def _of_images(cell: Cell, path: Path | None) -> dict[str, Any]:
     """By test accuracy in percent, after every epoch."""
-    row = train_on_first(_job_of(cell), JOBS[cell.task][0], path)
+    row = train_on_first(_job_of(cell), cell.images or JOBS[cell.task][0], path)
     curve = [100 * epoch["test_accuracy"] for epoch in row["epochs"]]
     return {"curve": curve, "end": curve[-1], "up": row["up"], "down": row["down"]}
 
@@ -214,7 +219,7 @@ def _by_gradients(cell: Cell, model: Any, batches: Callable[[], list[Any]]) -> t
         for rank, windows in enumerate(batches()):
             optimizer.zero_grad(set_to_none=False)
             loss = _backward(model, windows)
-            replicas.push(rank, step)
+            replicas.push(rank, step, warm_up.get_last_lr()[0])
             if rank == 0:
                 losses.append(loss)
         replicas.take_mean()
@@ -299,12 +304,13 @@ class _Replicas:
         for each, start, stop in zip(model.parameters(), self._offsets, self._offsets[1:], strict=False):
             each.grad = torch.from_numpy(self.gradients[start:stop]).view(each.shape)
 
-    def push(self, rank: int, step: int) -> None:
-        """Add what a worker sends of the gradients to their sum."""
+    def push(self, rank: int, step: int, rate: float | None = None) -> None:
+        """Add what a worker sends of the gradients, whose learning rate is `rate`, to their sum."""
         if not self._compressors:
             self._total += self.gradients
             return
-        self._pushed.append(selected_of(self._compressors[rank], 1, step))
+        rates = None if rate is None else np.full(len(self._offsets) - 1, rate)
+        self._pushed.append(selected_of(self._compressors[rank], 1, step, rates=rates))
         indices, values = self._pushed[-1]
         self._total[indices] += values
 
@@ -384,9 +390,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "| task | workers | way | rate | by seed | mean | to dense | up | down | steps |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    settings = dict.fromkeys((row["task"], row["workers"], row["length"]) for row in rows)
-    for task, workers, length in settings:
-        of_setting = [row for row in rows if (row["task"], row["workers"], row["length"]) == (task, workers, length)]
+    for (task, workers, length, images), of_setting in _by_setting(rows).items():
         of_dense = [row for row in of_setting if row["way"] == "dense"]
         if not of_dense:
             continue
@@ -402,10 +406,22 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             told = "-" if steps is None else f"{steps:.2f}"
             up, down = (fmean(row[key] for row in best.rows) for key in ("up", "down"))
             lines.append(
-                f"| {task}, {length:,} {unit} | {workers} | {way} | x {best.factor:g} | {ends} | "
+                f"| {_named(task, images)}, {length:,} {unit} | {workers} | {way} | x {best.factor:g} | {ends} | "
                 f"{form.format(best.mean)} | {gap} | {up:.2%} | {down:.2%} | {told} |"
             )
     return "\n".join(lines)
+
+
+def _by_setting(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, int, int, int], list[dict[str, Any]]]:
+    """The rows by task, workers, length and number of images, 0 for the usual one."""
+    found: dict[tuple[str, int, int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["task"], row["workers"], row["length"], row.get("images", 0)), []).append(row)
+    return found
+
+
+def _named(task: str, images: int) -> str:
+    return f"{task}, {images:,} images" if images else task
 
 
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
@@ -415,11 +431,11 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    settings = list(dict.fromkeys((row["task"], row["workers"], row["length"]) for row in rows))
+    settings = _by_setting(rows)
     size = 4.6 * len(settings), 6.8
     figure, panels = plt.subplots(2, len(settings), figsize=size, layout="constrained", squeeze=False)
-    for over_steps, over_bytes, (task, workers, length) in zip(*panels, settings, strict=True):
-        of_setting = [row for row in rows if (row["task"], row["workers"], row["length"]) == (task, workers, length)]
+    for over_steps, over_bytes, (setting, of_setting) in zip(*panels, settings.items(), strict=True):
+        task, workers, _, images = setting
         each = _WINDOW if task == "transformer" else 1
         worth, unit = ("training loss", "steps") if task == "transformer" else ("test accuracy, %", "epochs")
         for way in dict.fromkeys(row["way"] for row in of_setting):
@@ -429,7 +445,7 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
             places = np.arange(1, len(means) + 1) * each
             over_steps.plot(places, means, label=way)
             over_bytes.semilogx(places * share, means, label=way)
-        over_steps.set(title=f"{task}, {workers} workers", xlabel=unit, ylabel=worth)
+        over_steps.set(title=f"{_named(task, images)}, {workers} workers", xlabel=unit, ylabel=worth)
         over_bytes.set(xlabel=f"bytes, as {unit} of all values", ylabel=worth)
         over_steps.legend(fontsize=6)
         for panel in (over_steps, over_bytes):
@@ -443,6 +459,8 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(_LENGTHS), help="comma-separated")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--ways", default="", metavar="A;B", help="these alone, with semicolons between them")
+    parser.add_argument("--factors", default="", help="of the usual rate: these alone, of those of a way")
+    parser.add_argument("--images", type=int, default=0, help="to train on; that of the task by default")
     parser.add_argument("--length", type=int, help="steps of the transformer, epochs of others")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="cells that the file holds are not trained again")
@@ -456,9 +474,8 @@ def main() -> None:
         return
     rows = load_rows(options.json)
     if options.draw is None:
-        done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows]
-        ways = options.ways.split(";") if options.ways else tuple(WAYS)
-        for cell in cells(options.tasks.split(","), options.workers, options.length, options.seeds, ways):
+        done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__ if name in row}) for row in rows]
+        for cell in cells(options):
             if cell not in done:
                 rows.append(row_of_a_cell("loss_per_byte", asdict(cell), options.path))
                 save_rows(options.json, rows)

@@ -91,12 +91,16 @@ class RoundedSums:
 
 
 def selected_of(
-    compressor: GroupCompressor, groups: int, step: int, log: CompressionLog | None = None
+    compressor: GroupCompressor,
+    groups: int,
+    step: int,
+    log: CompressionLog | None = None,
+    rates: NDArray[np.float64] | None = None,
 ) -> tuple[Positions, Values]:
-    """The positions and values that a worker sends of a step, ascending."""
+    """The positions and values that a worker sends of a step, ascending; `rates` as `GroupCompressor.compress`."""
     parts = []
     for group in range(groups):
-        selection = compressor.compress(group, step)
+        selection = compressor.compress(group, step, rates=rates)
         parts.append((selection.indices.copy(), compressor.decoded(selection).copy()))
         if log is not None:
             log.add(selection.outcome)
