@@ -117,7 +117,7 @@ class WorkersInTurns:
         per_epoch = batches[0].steps_per_epoch
         self.per_epoch, self.steps = per_epoch, per_epoch * job.train.epochs
         length = RunLength(per_epoch * len(batches) * job.train.batch, per_epoch, self.steps)
-        plan = first_plan(job, model.layout, one_host=True)
+        plan = replace(first_plan(job, model.layout, one_host=True), length=length)
         self._groups = len(plan.groups)
         self._arenas = arenas_of(job, model.layout.elements)
         model.bind(self._arenas.parameters, self._arenas.gradients)

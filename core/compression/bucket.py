@@ -35,12 +35,14 @@ class HeldBack:
         threshold: of the parameter, if it has one of its own.
         age: updates since that was made, -1 where there is none.
         made_for: entries that it was made for.
+        rate: the learning rate of the last exchange, -1 where that is not known.
     """
 
     residual: Values
     threshold: float = 0.0
     age: int = -1
     made_for: int = 0
+    rate: float = -1.0
 
 
 class Bucket:
@@ -78,16 +80,17 @@ class Bucket:
         self.parcel = np.zeros(self._room_at(step), dtype=np.uint8)
         self.received = np.zeros((ranks, len(self.parcel)), dtype=np.uint8)
 
-    def select(self, step: int) -> None:
+    def select(self, step: int, rates: NDArray[np.float64] | None = None) -> None:
         """Take in the gradients of step `step` (from 1), and have in `parcel` what is sent of them.
 
         Of a parameter whose gradient is zeros nothing is sent: where no rank has used it, nobody takes what comes.
+        `rates`, shape (parameters,), are learning rates: what is held back counts for no more as they rise.
         """
         if step <= self._compressor.density_warmup_steps + 1 and (room := self._room_at(step)) != len(self.parcel):
             self.parcel = np.zeros(room, dtype=np.uint8)
             self.received = np.zeros((self._ranks, room), dtype=np.uint8)
         quiet = [bounds for bounds in self._bounds if self._is_quiet(*bounds)]
-        selection = self._group.compress(0, step)
+        selection = self._group.compress(0, step, rates=rates)
         indices, values = self._of_others(selection, quiet) if quiet else (selection.indices, selection.values)
         self._parcels.write(indices, values, self.parcel)
 
@@ -106,13 +109,13 @@ class Bucket:
         places = {tuple(bounds): place for place, bounds in enumerate(arrays["bounds"].tolist())}
         found = []
         for start, stop in self._bounds:
-            residual = arrays["residual"][start:stop].copy()
+            residual, rate = arrays["residual"][start:stop].copy(), self._group.state.rate_at(start)
             place = places.get((start, stop))
             if place is None:
-                found.append(HeldBack(residual))
+                found.append(HeldBack(residual, rate=rate))
                 continue
             threshold, age, made_for = (arrays[name][place] for name in ("thresholds", "ages", "kept"))
-            found.append(HeldBack(residual, float(threshold), int(age), int(made_for)))
+            found.append(HeldBack(residual, float(threshold), int(age), int(made_for), rate))
         return found
 
     def _resume(self, held: Sequence[HeldBack]) -> None:
@@ -125,6 +128,7 @@ class Bucket:
                 "thresholds": np.array([each.threshold for each in held], dtype=np.float32),
                 "ages": np.array([each.age for each in held], dtype=np.int64),
                 "kept": np.array([each.made_for for each in held], dtype=np.int64),
+                "rates": np.array([each.rate for each in held]),
             }
         )
 

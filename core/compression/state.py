@@ -221,6 +221,10 @@ class CompressionState:
             unit = self.units[units.start + place]
             scale(self.residual[unit.start : unit.stop], factors[place])
 
+    def rate_at(self, element: int) -> float:
+        """The learning rate of the last update of the unit that has an element, -1 where that is not known."""
+        return _rate_at(element, self.table.bounds, self.rates)
+
     def norm_before(self, step: int) -> float:
         """The norm of the whole gradient of the step before `step`, 0 where that is not known."""
         return math.sqrt(math.fsum(self.squares[(step - 1) % 2]))
@@ -252,8 +256,7 @@ class CompressionState:
     def _take_rates(self, bounds: NDArray[np.int64], rates: NDArray[np.float64]) -> None:
         """Go on from the rates of other units, with `bounds` of shape (n, 2): each from that of the one before it."""
         for place, unit in enumerate(self.units):
-            (found,) = np.nonzero((bounds[:, 0] <= unit.start) & (unit.start < bounds[:, 1]))
-            self.rates[place] = rates[found[0]] if len(found) else -1.0
+            self.rates[place] = _rate_at(unit.start, bounds, rates)
 
     def _make(self, units: tuple[Unit, ...]) -> None:
         count = len(units)
@@ -274,3 +277,8 @@ class CompressionState:
             drifts=np.full(count, np.nan),
             refreshed=np.zeros(count, dtype=np.bool_),
         )
+
+
+def _rate_at(element: int, bounds: NDArray[np.int64], rates: NDArray[np.float64]) -> float:
+    (found,) = np.nonzero((bounds[:, 0] <= element) & (element < bounds[:, 1]))
+    return float(rates[found[0]]) if len(found) else -1.0

@@ -22,6 +22,7 @@ __all__ = [
     "shape_of",
     "stepping_locally",
     "supervisor_of",
+    "warming_up",
 ]
 
 Marks = Mapping[tuple[str, str], int]
@@ -50,6 +51,8 @@ _SIZES: Final = (
 _SHARING: Final = 0.25
 # The share of jobs with local steps, of those likewise.
 _STEPPING_LOCALLY: Final = 0.15
+# The share of jobs whose rate rises, of those that hold something back.
+_WARMING_UP: Final = 0.5
 _SMALL: Final = {"data": {"name": "synthetic:1x8x8"}, "model": {"name": "small_cnn"}}
 _MLP: Final = {"data": {"name": "synthetic:1x6x6"}, "model": {"name": "mlp"}}
 
@@ -160,6 +163,14 @@ def stepping_locally(shape: Shape) -> Shape:
         return shape
     exchange = {**shape.settings["exchange"], "local_steps": 2}
     return replace(shape, settings={**shape.settings, "exchange": exchange})
+
+
+def warming_up(shape: Shape) -> Shape:
+    """The job, or the same with a learning rate that rises for a while, where something is held back."""
+    if "compression" not in shape.settings or Random(f"warm {shape}").random() >= _WARMING_UP:  # noqa: S311
+        return shape
+    optimizer = {**shape.settings["optimizer"], "warmup_steps": 4}
+    return replace(shape, settings={**shape.settings, "optimizer": optimizer})
 
 
 def _ring(chance: Random) -> Shape:

@@ -4,13 +4,14 @@ Annotations are objects here and no text: DistributedDataParallel looks at those
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import listed
@@ -47,19 +48,30 @@ class ExchangeState:
         method: topk, lags or dlgs; none for sums of everything.
         density: share of the gradient that is sent.
         group: of processes, None for all of them.
+        optimizer: of the model; given, a learning rate that rises does not enlarge what is held back, as
+            `held_back_rises` says.
         settings: further ones.
 
     Raises:
         ConfigError: a setting is unknown, out of range, or means nothing here.
     """
 
-    def __init__(self, method: str = "dlgs", density: float = 0.01, group: Any = None, **settings: object) -> None:
+    def __init__(
+        self,
+        method: str = "dlgs",
+        density: float = 0.01,
+        group: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **settings: object,
+    ) -> None:
         if named := sorted(_WITHOUT_MEANING & settings.keys()):
             raise ConfigError(
                 f"ExchangeState: {listed(named)}: nothing that DistributedDataParallel's hook does; leave it out"
             )
         tables = {"compression": {"method": method, "density": density, **settings}}
-        self._settings = load_job(None, tables, sources=("ExchangeState",)).compression
+        job = load_job(None, tables, sources=("ExchangeState",))
+        self._settings = job.compression
+        self._optimizer = optimizer if job.lowers_held_back else None
         if ValueType.named(self._settings.value_type).few_bits:
             raise ConfigError(
                 f"ExchangeState: value_type {self._settings.value_type!r}: expected fp32, fp16 or bf16; fewer bits "
@@ -86,7 +98,7 @@ class ExchangeState:
         if self._is_dense:
             return _mean(bucket.buffer(), group)
         own = self._own(bucket, self._compressor, group.size(), step)
-        own.select(step)
+        own.select(step, self._rates_of(bucket.parameters()))
         received, parcel = torch.from_numpy(own.received).view(-1), torch.from_numpy(own.parcel)
         gathered = _all_gather(received, parcel, group=group, async_op=True).get_future()
         gradients = bucket.buffer()
@@ -106,7 +118,7 @@ class ExchangeState:
 
         Returns:
             `step`, and by names of parameters `residuals`, fp32 of shape (n,) in the order of their memory, and
-            `thresholds`: threshold, its age and the number of entries that it was made for.
+            `thresholds`: threshold, its age and the number of entries that it was made for; and `rates`.
         """
         everything = self._everything()
         held = {name: everything[id(p)][1] for name, p in _named(model).items() if id(p) in everything}
@@ -114,6 +126,7 @@ class ExchangeState:
             "step": self._step,
             "residuals": {name: torch.tensor(each.residual) for name, each in held.items()},
             "thresholds": {name: (each.threshold, each.age, each.made_for) for name, each in held.items()},
+            "rates": {name: each.rate for name, each in held.items()},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any], model: torch.nn.Module) -> None:
@@ -133,10 +146,20 @@ class ExchangeState:
                     "what was saved of the same model"
                 )
             values = residual.detach().to(torch.float32).numpy().copy()
-            held[id(parameter)] = parameter, HeldBack(values, *saved["thresholds"][name])
+            rate = saved.get("rates", {}).get(name, -1.0)
+            threshold, age, made_for = saved["thresholds"][name]
+            held[id(parameter)] = parameter, HeldBack(values, threshold, age, made_for, rate)
         self._buckets.clear()
         self._held = held
         self._step = int(saved["step"])
+
+    def _rates_of(self, parameters: Sequence[torch.Tensor]) -> NDArray[np.float64] | None:
+        """The learning rates of a bucket's parameters, shape (n,), -1 where they are not known."""
+        if self._optimizer is None:
+            return None
+        known = {id(p): group.get("lr") for group in self._optimizer.param_groups for p in group["params"]}
+        rates = (known.get(id(parameter)) for parameter in parameters)
+        return np.array([-1.0 if rate is None else float(rate) for rate in rates])
 
     @property
     def _is_dense(self) -> bool:

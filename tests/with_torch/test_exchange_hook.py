@@ -75,6 +75,11 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
 
 
+def rate_of(step: int, warms: bool) -> float:
+    """Rises for more steps than half of a run, to the usual one."""
+    return 0.3 * min(1.0, step / 15) if warms else 0.3
+
+
 def batch(rank: int, step: int) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(1000 * rank + step)
     return torch.randn(8, 12, generator=generator), torch.randint(0, 5, (8,), generator=generator)
@@ -100,6 +105,7 @@ class Way(NamedTuple):
     infinite: tuple[int, int] | None = None
     reloaded: bool = False
     kind: Callable[[], nn.Module] = Net
+    warms: bool = False
 
 
 WAYS = {
@@ -120,6 +126,9 @@ WAYS = {
         wrapped={"find_unused_parameters": True, "bucket_cap_mb": 0.003},
         is_late=lambda rank, step: step % 4 == 0 or (rank, step % 4) == (1, 1),
     ),
+    "warm-up": Way({"method": "lags", "density": DENSITY}, warms=True),
+    "warm-up, together": Way({"method": "topk", "density": DENSITY}, wrapped={}, warms=True),
+    "warm-up, reloaded": Way({"method": "lags", "density": DENSITY}, reloaded=True, warms=True),
     "scaled": Way({"density": DENSITY}, infinite=(1, 3)),
     "density 1": Way({"density": 1.0}),
     "none": Way({"method": "none"}, "gloo"),
@@ -128,7 +137,13 @@ WAYS = {
 
 
 def trained(rank: int, way: Way, group: Any) -> Seen:
-    model, state = made_model(way.kind), taihu.torch.ExchangeState(group=group, **way.settings)
+    def made() -> tuple[nn.Module, Any, Any]:
+        model = made_model(way.kind)
+        optimizer = sgd(model)
+        followed = optimizer if way.warms else None
+        return model, optimizer, taihu.torch.ExchangeState(group=group, optimizer=followed, **way.settings)
+
+    model, optimizer, state = made()
     seen = Seen([], {}, {}, {}, {}, [], [])
     for name, value in of_values(model).items():
         seen.gradients[name], seen.arrived[name] = np.zeros(value.size), np.zeros(value.shape)
@@ -140,14 +155,14 @@ def trained(rank: int, way: Way, group: Any) -> Seen:
             seen.orders[-1].append(f"{bucket.index()} {names[id(parameter)]}")
         return taihu.torch.exchange_hook(state, bucket)
 
-    def wrap(model: nn.Module) -> tuple[Any, Any]:
+    def wrap(model: nn.Module) -> Any:
         wrapped = DistributedDataParallel(model, process_group=group, **way.wrapped)
         hook.__annotations__ = taihu.torch.exchange_hook.__annotations__
         wrapped.register_comm_hook(state, hook)
         names.update({id(p): name for name, p in model.named_parameters()})
-        return wrapped, sgd(model)
+        return wrapped
 
-    wrapped, optimizer = wrap(model)
+    wrapped = wrap(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=way.infinite is not None)
     for step in range(STEPS):
         if way.reloaded and step == STEPS // 2:
@@ -155,12 +170,13 @@ def trained(rank: int, way: Way, group: Any) -> Seen:
             torch.save([state.state_dict(wrapped), model.state_dict(), optimizer.state_dict()], file)
             file.seek(0)
             held, values, own = torch.load(file, weights_only=True)
-            model, state = made_model(way.kind), taihu.torch.ExchangeState(group=group, **way.settings)
+            model, optimizer, state = made()
             model.load_state_dict(values)
             state.load_state_dict(held, model)
-            wrapped, optimizer = wrap(model)
+            wrapped = wrap(model)
             optimizer.load_state_dict(own)
         seen.orders.append([])
+        optimizer.param_groups[0]["lr"] = rate_of(step, way.warms)
         optimizer.zero_grad()
         for part in range(way.micro):
             with nullcontext() if part == way.micro - 1 else wrapped.no_sync():
@@ -227,19 +243,20 @@ def top(held: Any, count: int) -> Any:
 
 
 @cache
-def by_hand(whole: bool, micro: int = 1) -> Arrays:
+def by_hand(whole: bool, micro: int = 1, warms: bool = False) -> Arrays:
     """Parameters behind all steps: top-k with error feedback for each parameter, or all together."""
     models = [deepcopy(made_model()) for _ in range(RANKS)]
     optimizers = [sgd(model) for model in models]
     residuals = [[torch.zeros_like(p) for p in model.parameters()] for model in models]
     for step in range(STEPS):
         sums = [torch.zeros_like(p) for p in models[0].parameters()]
+        rate, before = rate_of(step, warms), rate_of(max(step - 1, 0), warms)
         for rank, model in enumerate(models):
             model.zero_grad()
             for part in range(micro):
                 (loss_of(model, rank, micro * step + part) / micro).backward()
             for held, p in zip(residuals[rank], model.parameters(), strict=True):
-                held.add_(p.grad)
+                held.mul_(before / rate if rate > before else 1.0).add_(p.grad)
             units = [torch.cat([each.flatten() for each in residuals[rank]])] if whole else residuals[rank]
             chosen = [top(unit, max(1, math.ceil(DENSITY * unit.numel()))) for unit in units]
             if whole:
@@ -251,13 +268,17 @@ def by_hand(whole: bool, micro: int = 1) -> Arrays:
         for model, optimizer in zip(models, optimizers, strict=True):
             for p, total in zip(model.parameters(), sums, strict=True):
                 p.grad = total * (1.0 / RANKS)
+            optimizer.param_groups[0]["lr"] = rate
             optimizer.step()
     return of_values(models[0])
 
 
-@pytest.mark.parametrize("way", ["topk", "lags", "lags, gloo", "views", "lags, reloaded", "micro-batches"])
+TOP_K = ["topk", "lags", "lags, gloo", "views", "lags, reloaded", "micro-batches", "warm-up", "warm-up, together"]
+
+
+@pytest.mark.parametrize("way", TOP_K)
 def test_parameters_are_those_of_top_k_with_error_feedback(way: str, ranks: list[Any]) -> None:
-    expected = by_hand(way == "topk", WAYS[way].micro)
+    expected = by_hand(WAYS[way].settings["method"] == "topk", WAYS[way].micro, WAYS[way].warms)
     before = of_values(made_model())
     for name, value in ranks[0][0][way].values.items():
         np.testing.assert_allclose(value, expected[name], rtol=2e-4, atol=2e-5)
@@ -271,7 +292,7 @@ def test_all_ranks_have_the_same_bits(way: str, ranks: list[Any]) -> None:
         assert all(np.array_equal(first.values[name], other.values[name]) for name in first.values)
 
 
-@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.infinite is None])
+@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.infinite is None and not way.warms])
 def test_what_is_sent_and_what_is_held_back_are_the_gradients(way: str, ranks: list[Any]) -> None:
     seen = [each[way] for each, _, _ in ranks]
     for name, arrived in seen[0].arrived.items():
@@ -289,7 +310,7 @@ def test_buckets_were_made_anew_behind_the_first_step(ranks: list[Any]) -> None:
     assert len({each.split()[0] for each in second}) > 1
 
 
-@pytest.mark.parametrize("way", ["lags", "dlgs", "fp16"])
+@pytest.mark.parametrize("way", ["lags", "dlgs", "fp16", "warm-up"])
 def test_a_run_that_goes_on_from_what_was_saved_has_the_bits_of_one_that_never_ended(
     way: str, ranks: list[Any]
 ) -> None:

@@ -21,6 +21,7 @@ from taihu.explore.cases import (
     shape_of,
     stepping_locally,
     supervisor_of,
+    warming_up,
 )
 from taihu.explore.faults import fault_from
 from taihu.explore.line_switches import lines_of
@@ -95,7 +96,7 @@ def _valid_shape(chance: Random) -> Shape:
         for each in (stepping_locally(together), together, shape):
             with suppress(ConfigError):
                 job_of(each)
-                return each
+                return warming_up(each)
 
 
 def _made_smaller(shape: Shape, smaller: Smaller) -> Shape:
