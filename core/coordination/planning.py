@@ -33,6 +33,7 @@ __all__ = ["FRAME_BYTES", "Planning", "first_plan", "frame_elements_of", "is_com
 _COMPUTED = ("auto", "greedy", "exact")
 _WORTHWHILE_GAIN = 0.05
 FRAME_BYTES = 1 << 19
+_BUCKETS = "bucket:100kB"
 
 
 def is_computed(strategy: str) -> bool:
@@ -61,7 +62,10 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
 def _first_strategy(job: Job) -> str:
     if _computes(job):
         return "per-layer"
-    return "single" if is_computed(job.exchange.plan) else job.exchange.plan
+    if not is_computed(job.exchange.plan):
+        return job.exchange.plan
+    # The first matrices of a product are to be on their way while backward goes on.
+    return _BUCKETS if job.compression.method.is_low_rank else "single"
 
 
 def _computes(job: Job) -> bool:

@@ -133,6 +133,9 @@ RULES: Final = (
         "is for methods that leave values out",
     ),
     Rule(
+        "compression.rank", lambda job: not job.compression.method.is_low_rank, "is for compression.method powersgd"
+    ),
+    Rule(
         "compression.held_back_rises",
         lambda job: job.compression.method.selects and job.updates_locally,
         "is for gradients; the differences of local steps have their rates in them",

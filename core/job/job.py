@@ -101,6 +101,16 @@ class Job(Section):
                 "compression 'auto' is chosen by steps of the built-in loop, which begins anew behind them: give the "
                 "run of a script a method, see `taihu plan search`"
             )
+        if compression.method.is_low_rank and self.exchange.returns == "parameters":
+            raise ValueError(
+                f"compression '{compression.method}' is of a script's gradients, see `taihu run`: choose another "
+                "compression.method for a model of taihu's own"
+            )
+        if compression.method.is_low_rank and compression.value_type != "fp32":
+            raise ValueError(
+                f"compression '{compression.method}' sends its matrices as they are: set compression.value_type = "
+                "'fp32'"
+            )
         if compression.method.selects and self.exchange.transport == "same-host":
             raise ValueError("compressed gradients travel in messages: set exchange.transport = 'auto'")
         if not compression.method.selects and (self.downlink != "dense" or compression.momentum_at == "workers"):
@@ -337,9 +347,10 @@ class Job(Section):
         """Whether the timeline knows the job's exchange.
 
         It knows one exchange for each group and step that begins within backward: not what stage 3 of ZeRO fetches,
-        and not what begins after backward.
+        and not what begins after backward, as the second matrices of a product do.
         """
-        return not self.stage.divides_parameters and not self.updates_together
+        is_late = self.compression.method.is_low_rank
+        return not (self.stage.divides_parameters or self.updates_together or is_late)
 
     @property
     def servers(self) -> int:
@@ -406,7 +417,7 @@ class Job(Section):
         """Whether what is held back is made smaller as the learning rate rises, so that it counts for no more."""
         compression = self.compression
         # Differences of local steps have their rates in them.
-        if not compression.method.selects or self.updates_locally:
+        if not compression.method.holds_back or self.updates_locally:
             return False
         if compression.held_back_rises != "auto":
             return compression.held_back_rises == "no"

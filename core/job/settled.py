@@ -26,6 +26,11 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
                 "exchange.zero = 0"
             )
         return revised(job, "exchange", returns="gradients")
+    if job.compression.method.is_low_rank:
+        raise ConfigError(
+            f"update=\"servers\": compression '{job.compression.method}' brings mean gradients to the workers, which "
+            'update; give update="workers"'
+        )
     if not job.servers:
         raise ConfigError(
             'update="servers": a ring has no servers; start it with --servers, or give update="workers"'

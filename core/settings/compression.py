@@ -23,7 +23,8 @@ class CompressionSettings(Section):
     `method` topk sends the share `density` of the whole gradient, lags and dlgs that share of every layer; dlgs makes
     its thresholds anew every `refresh_every` steps only. With `threshold` group it has one for all layers that are
     merged into a message; what a run computes then depends on its plan. `quantized` sends every value, in the few
-    bits of a `value_type`, and holds back what rounding takes away. `auto` is one of these, or none: some steps
+    bits of a `value_type`, and holds back what rounding takes away. `powersgd` sends each matrix of a script's
+    gradients as the product of two, `rank` wide. `auto` is one of these, or none: some steps
     measure links and processors, and the run begins anew by the way that is predicted to take the least time to a
     loss; a `density` and a `value_type` that are given are the least that it may send. `downlink` is what comes back:
     all parameters (`dense`), those that any worker pushed (`exact`), or as many as one worker pushed
@@ -51,6 +52,9 @@ class CompressionSettings(Section):
         default="layer", description="dlgs: what shares a threshold, a layer or the layers of a message"
     )
     refresh_every: Count = Field(default=32, description="dlgs: steps after which a threshold is made anew")
+    rank: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=4, description="powersgd: the width of the matrices whose product stands for a gradient"
+    )
     value_type: ValueName = Field(
         default="fp32",
         description="what selected values are sent as; what rounding takes away is sent later. Those of int8, int4 "

@@ -7,7 +7,19 @@ from typing import Final, Literal
 
 from taihu.core.traits.registry import Registry
 
-__all__ = ["AUTO", "DLGS", "LAGS", "METHODS", "NONE", "QUANTIZED", "TOPK", "Method", "Threshold", "UnitKind"]
+__all__ = [
+    "AUTO",
+    "DLGS",
+    "LAGS",
+    "METHODS",
+    "NONE",
+    "POWERSGD",
+    "QUANTIZED",
+    "TOPK",
+    "Method",
+    "Threshold",
+    "UnitKind",
+]
 
 UnitKind = Literal["model", "layer", "group"]
 Threshold = Literal["layer", "group"]
@@ -23,6 +35,7 @@ class Method:
         unit: the range from which the density keeps a share; None leaves it to `compression.threshold`.
         reuses: whether a threshold serves for `compression.refresh_every` steps; else every selection is exact.
         sends_all: whether every value is sent, in few bits, whatever the density.
+        is_low_rank: whether a gradient goes as the product of two thin matrices, `compression.rank` wide.
         is_chosen: whether another one stands in for it before the first step, by what the run measures.
         selection: "module:function" that selects, see `taihu.core.compression.selecting`.
     """
@@ -32,6 +45,7 @@ class Method:
     unit: UnitKind | None
     reuses: bool = False
     sends_all: bool = False
+    is_low_rank: bool = False
     is_chosen: bool = False
     selection: str = "taihu.core.compression.selecting:by_threshold"
 
@@ -40,6 +54,11 @@ class Method:
 
     def __str__(self) -> str:
         return self.key
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether a worker keeps something of its gradients for later steps."""
+        return self.selects or self.is_low_rank
 
     @property
     def is_of_whole_model(self) -> bool:
@@ -66,4 +85,6 @@ QUANTIZED: Final = Method(
 
 AUTO: Final = Method("auto", selects=False, unit="group", is_chosen=True)
 
-METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS, QUANTIZED, AUTO))
+POWERSGD: Final = Method("powersgd", selects=False, unit="layer", is_low_rank=True)
+
+METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS, QUANTIZED, POWERSGD, AUTO))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from taihu.core.job import Job
 from taihu.core.planner.groups import Group
 from taihu.core.wire.clock import Clock
+from taihu.torch.factored import FactoredGradients
 from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports
 from taihu.torch.turns import Brought, Turns
@@ -120,7 +121,7 @@ class LayerSteps:
         reports: are told of steps and plans.
         measuring: says when workers report.
         helping: carries out the last group of a step in this thread, where nothing else is under way.
-        owners: of each layer the number of the optimizer.
+        owners: of each parameter the number of the optimizer; late layers behind them have that of their source.
         turns: of the optimizers.
         timed: carries out a wait, and measures it.
         waits: called with whether this worker waits for others from now on.
@@ -129,7 +130,7 @@ class LayerSteps:
     def __init__(
         self,
         job: Job,
-        gradients: GradientArena,
+        gradients: GradientArena | FactoredGradients,
         session: Session,
         reports: Reports,
         measuring: Schedule,
@@ -144,7 +145,8 @@ class LayerSteps:
         self.gradients = gradients
         self.exchange: Exchange = session.exchange
         self._helping = helping
-        self._owners = owners
+        self._sources = gradients.sources
+        self._owners = owners = [*owners, *(owners[source] for source in gradients.sources)]
         self._turns = turns
         self._reports = reports
         self._measuring = measuring
@@ -196,6 +198,7 @@ class LayerSteps:
     ) -> None:
         """A step begins; nothing of the one before is under way. Rates are as `Exchange.begin` takes them."""
         self._step = self._new_step(serial=record.serial)
+        self.gradients.begin(layer_rates)
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates, layer_rates=layer_rates)
 
     def _new_step(self, *, serial: bool) -> _Step:
@@ -271,7 +274,7 @@ class LayerSteps:
         step = self._step
         step.part = part = self._groups.part_of(brought)
         for layer in part.layers:
-            if not step.is_ready[layer]:
+            if not step.is_ready[layer] and not self._is_late(layer):
                 self.take(layer)
         for group in part.left_out:
             self._driver.leave_out(group)
@@ -281,9 +284,23 @@ class LayerSteps:
             step.order = [layer for layer in step.order if layer in wanted]
             step.order += [layer for layer in part.layers if layer not in expected]
         self.push(record, waits=True)
+        self._push_late(record)
         record.backward_end_s = self._clock.now()
         self._driver.end_backward()
         step.is_open = False
+
+    def _is_late(self, layer: int) -> bool:
+        return layer >= len(self._owners) - len(self._sources)
+
+    def _push_late(self, record: StepRecord) -> None:
+        """Push layers that follow from what comes back of others, in the order that all workers push in."""
+        step = self._step
+        while step.next < len(step.order):
+            late = step.order[step.next] - (len(self._owners) - len(self._sources))
+            self._driver.complete(self._groups.of_layer[self._sources[late]])
+            self.gradients.follow(late)
+            step.is_ready[step.order[step.next]] = True
+            self.push(record, waits=True)
 
     def finish(self) -> None:
         """Return when every group has been summed, and updated where servers do so."""

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.core.compression import CompressionState
+from taihu.core.compression.low_rank import LowRank
 from taihu.core.model.layout import Layout
 from taihu.torch.layer_rates import LayerRates
 from taihu.torch.layer_steps import LayerSteps
@@ -53,21 +54,18 @@ class Opened:
         places: of parameters in it.
         live: the parameters that are here, where they do not stay.
         rates: of its layers, where what is held back follows them.
+        compression: the live state of compression; None where nothing is compressed.
     """
 
     steps: LayerSteps
     places: LayerPlaces
     live: LiveParameters | None
     rates: LayerRates | None
+    compression: CompressionState | LowRank | None
 
     def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
         """A step begins; `rates` as `Exchange.begin` takes them."""
         self.steps.begin(record, rates, None if self.rates is None else self.rates.now())
-
-    @property
-    def compression(self) -> CompressionState | None:
-        """The live state of compression; None where nothing is compressed."""
-        return self.steps.exchange.compression
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         """The live state of compression, and its `ORDER`; empty where nothing is compressed."""

@@ -21,7 +21,7 @@ ORDER: Final = "order"
 """The name of the order in a state, shape (parameters,), int64; one that has none is in the order of numbers."""
 
 _OF_VALUES: Final = ("residual", "velocity")
-_OF_UNITS: Final = ("bounds", "thresholds", "ages", "kept", "rates")
+_OF_UNITS: Final = ("bounds", "thresholds", "ages", "kept", "rates", "right")
 
 
 def whole_order(came: Iterable[int], count: int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.wire.clock import Clock, SystemClock
 from taihu.torch.exchanged import ExchangedSet, Optimized, Watch
+from taihu.torch.factored import FactoredGradients
 from taihu.torch.gradients import GradientArena
 from taihu.torch.layer_rates import LayerRates
 from taihu.torch.layer_steps import Helping, LayerSteps
@@ -45,7 +46,7 @@ class Open(Protocol):
 
     def __call__(
         self, order: Sequence[int], layout: Layout, parameters: Sequence[torch.nn.Parameter]
-    ) -> tuple[GradientArena, Session]:
+    ) -> tuple[GradientArena | FactoredGradients, Session]:
         """Take the order in which parameters came, layout and parameters in it; return gradients and the exchange."""
         ...
 
@@ -190,7 +191,7 @@ class BackwardSteps:
         Raises:
             ConfigError: it belongs to other parameters.
         """
-        if not self._job.compression.method.selects:
+        if not self._job.compression.method.holds_back:
             return
         if self._opened is None:
             order_of_state(state, self._set.layout)
@@ -312,7 +313,7 @@ class BackwardSteps:
             return
         if not is_asked_for:
             self._means.check(rest, names)
-        if self._job.compression.method.selects and len(rest) < sum(p.grad is not None for p in own):
+        if self._job.compression.method.holds_back and len(rest) < sum(p.grad is not None for p in own):
             raise RunError(
                 f"step(): the gradient of {names[id(rest[0])]} was set by hand behind a backward that has brought "
                 "others, and with compression each is exchanged once: set all of them, or compression.method = 'none'"
@@ -433,7 +434,9 @@ class BackwardSteps:
         turns = self._known_turns()
         turns.begin()
         number = turns.counted + 1
-        serial = turns.expects_all and self._measuring.is_serial(number)
+        # What follows from other groups does not wait for its turn.
+        in_turns = turns.expects_all and not self._job.compression.method.is_low_rank
+        serial = in_turns and self._measuring.is_serial(number)
         steady = not serial and self._measuring.is_steady(number)
         record = StepRecord(self.step, serial, steady, self._start_s)
         # Everything until the first gradient.
@@ -457,7 +460,7 @@ class BackwardSteps:
 
     def _wanted(self) -> ExchangedSet:
         """The set of what is to be exchanged; what was exchanged stays as long as an optimizer has it."""
-        shares = not self._job.compression.method.selects
+        shares = not self._job.compression.method.holds_back
         return ExchangedSet.of(self._watch.optimized, stays=self._set.ids, shares_groups=shares)
 
     def _renew_set(self) -> None:
@@ -534,7 +537,8 @@ class BackwardSteps:
         live = LiveParameters(layout, in_order, steps) if self._job.stage.divides_parameters else None
         places = LayerPlaces(exchanged.parameters, order, layout)
         rates = LayerRates(places.by_id, exchanged.optimized) if self._job.lowers_held_back else None
-        return Opened(steps, places, live, rates)
+        held = gradients.state or session.exchange.compression
+        return Opened(steps, places, live, rates, held)
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""

@@ -17,6 +17,7 @@ from taihu.allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.allreduce.small_sums import SmallSums
 from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.core.base.words import one_line, ordinal
+from taihu.core.compression.low_rank import LowRank
 from taihu.core.coordination.members import Progress
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
@@ -25,6 +26,7 @@ from taihu.core.process.last_will import LastWill
 from taihu.core.wire.clock import SystemClock
 from taihu.torch.anew import between_workers_of, plan_anew
 from taihu.torch.exchanged import Optimized, digest_of_tensors
+from taihu.torch.factored import FactoredGradients
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import RunPlace
 from taihu.torch.reports import Reports, options_of
@@ -216,7 +218,7 @@ class World:
         *,
         job: Job,
         updates: ServerUpdates | None,
-    ) -> tuple[GradientArena, Session]:
+    ) -> tuple[GradientArena | FactoredGradients, Session]:
         """Open the exchange of all parameters, which are, as their layers, in `order`; the one before is closed.
 
         Raises:
@@ -232,8 +234,12 @@ class World:
             self._opened = self._stack.enter_context(ExitStack())
         self._is_through_servers = former is None and bool(job.servers)
         job = job if former is None else between_workers_of(job)
-        arenas = arenas_of(job, layout.elements)
-        exchanged = Exchanged(layout, arenas)
+        low_rank = None
+        if job.compression.method.is_low_rank:
+            low_rank = LowRank(layout, job.compression.rank, job.train.seed)
+        sent = layout if low_rank is None else low_rank.layout
+        arenas = arenas_of(job, sent.elements)
+        exchanged = Exchanged(sent, arenas)
         if updates is not None:
             put = updates.offer(order, arenas.parameters)
             exchanged = Exchanged(layout, arenas, put, updates.rules(order))
@@ -243,13 +249,17 @@ class World:
         if former is None:
             opening = exchange_after_meeting(self.job, self._meeting, exchanged, self._reporting)
         else:
-            plan = plan_anew(job, layout, former.exchange.plan)
+            plan = plan_anew(job, sent, former.exchange.plan)
             opening = exchange_by_plan(job, plan, self._meeting, exchanged, self._reporting)
         session = self._session = self._opened.enter_context(opening)
         self._opened.callback(self._reports.tell_trace, session)
         self._activity.takes_part(session)
         if updates is not None:
             updates.take_over(order, arenas.parameters)
+        if low_rank is not None:
+            factored = FactoredGradients(layout, parameters, arenas.gradients, low_rank)
+            self._opened.callback(factored.close)
+            return factored, session
         keeps, seals = not job.stage.divides_gradients, updates is not None
         gradients = GradientArena(layout, parameters, arenas.gradients, keeps=keeps, seals=seals)
         self._opened.callback(gradients.close)

@@ -134,6 +134,10 @@ class StepDriver:
                 if group not in self._left_out:
                     self._exchange_alone(group)
 
+    def complete(self, group: int) -> None:
+        """Return when a group of the step that has begun, which was pushed, has been summed."""
+        self._timed(self._exchange.complete, group)
+
     def finish(self) -> None:
         """Return when every group has been summed and updated by all."""
         for group in range(len(self._countdown.missing)):
