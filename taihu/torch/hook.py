@@ -19,6 +19,7 @@ from taihu.core.compression import Compressor, make_compressor
 from taihu.core.compression.bucket import Bucket, HeldBack
 from taihu.core.job import load_job
 from taihu.core.settings import OptimizerSettings
+from taihu.core.traits.methods import METHODS
 from taihu.core.wire.headers import ValueType
 
 __all__ = ["ExchangeState", "exchange_hook"]
@@ -26,7 +27,9 @@ __all__ = ["ExchangeState", "exchange_hook"]
 _SETTINGS_BYTES: Final = 512
 # The second is the name in older versions of PyTorch; newer ones warn of it.
 _all_gather: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_WITHOUT_MEANING: Final = frozenset({"clip", "downlink", "downlink_value_type", "factor_masking", "momentum_at"})
+_WITHOUT_MEANING: Final = frozenset(
+    {"clip", "downlink", "downlink_value_type", "factor_masking", "momentum_at", "rank"}
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class ExchangeState:
                 f"ExchangeState: {listed(named)}: nothing that DistributedDataParallel's hook does; leave it out"
             )
         tables = {"compression": {"method": method, "density": density, **settings}}
+        wanted = METHODS.find(method)
+        if wanted is not None and (wanted.is_chosen or wanted.is_low_rank or wanted.sends_all):
+            raise ConfigError(
+                f"ExchangeState: method {method!r}: expected 'none' or one that selects values, as 'dlgs' does"
+            )
         job = load_job(None, tables, sources=("ExchangeState",))
         self._settings = job.compression
         self._optimizer = optimizer if job.lowers_held_back else None

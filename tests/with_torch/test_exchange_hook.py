@@ -351,6 +351,10 @@ def test_ranks_with_other_settings_are_told_of_them(ranks: list[Any]) -> None:
     [
         ({"density": 2.0}, "ExchangeState: compression.density: expected"),
         ({"method": "best"}, "ExchangeState: compression.method: expected"),
+        ({"method": "auto"}, "method 'auto': expected 'none' or one that selects"),
+        ({"method": "powersgd"}, "method 'powersgd': expected 'none' or one that selects"),
+        ({"method": "quantized"}, "method 'quantized': expected 'none' or one that selects"),
+        ({"rank": 2}, "rank: nothing that DistributedDataParallel's hook does"),
         ({"densty": 0.1}, "densty"),
         ({"clip": "whole"}, "clip: nothing that DistributedDataParallel's hook does"),
         ({"value_type": "int4"}, "value_type 'int4': expected fp32, fp16 or bf16"),
