@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from taihu.core.base.errors import ConfigError, ModelError
 from taihu.core.job import Job
+from taihu.core.job.settled import check_without_script
 from taihu.core.model.losses import find_loss
 from taihu.core.model.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
 from taihu.core.model.names import TEXT_DATA, TOKENS, built_in_data, layers_file, own_data, own_model
@@ -54,8 +55,9 @@ def check_trains(job: Job) -> None:
     """Check that somebody updates the parameters of a model that this worker trains.
 
     Raises:
-        ConfigError: gradients come back instead, for the optimizer of a PyTorch script.
+        ConfigError: gradients come back instead, for the optimizer of a PyTorch script, or would have to.
     """
+    check_without_script(job)
     if job.exchange.returns != "parameters":
         raise ConfigError(
             f"exchange.returns {job.exchange.returns!r}: nobody would update a built-in model, which would learn "

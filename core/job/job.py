@@ -101,11 +101,6 @@ class Job(Section):
                 "compression 'auto' is chosen by steps of the built-in loop, which begins anew behind them: give the "
                 "run of a script a method, see `taihu plan search`"
             )
-        if compression.method.is_low_rank and self.exchange.returns == "parameters":
-            raise ValueError(
-                f"compression '{compression.method}' is of a script's gradients, see `taihu run`: choose another "
-                "compression.method for a model of taihu's own"
-            )
         if compression.method.is_low_rank and compression.value_type != "fp32":
             raise ValueError(
                 f"compression '{compression.method}' sends its matrices as they are: set compression.value_type = "

@@ -7,7 +7,20 @@ from taihu.core.job.job import Job
 from taihu.core.job.reading import revised
 from taihu.core.job.update_rules import CONSTANTS, UpdateRules
 
-__all__ = ["settled"]
+__all__ = ["check_without_script", "settled"]
+
+
+def check_without_script(job: Job) -> None:
+    """Check that the job goes without a script, whose steps alone are known before they run.
+
+    Raises:
+        ConfigError: its compression is of a script's gradients.
+    """
+    if job.compression.method.is_low_rank:
+        raise ConfigError(
+            f"compression '{job.compression.method}' is of a script's gradients, see `taihu run`: choose another "
+            "compression.method for a model of taihu's own, its plans, and simulation"
+        )
 
 
 def settled(job: Job, updates: UpdateRules | None) -> Job:

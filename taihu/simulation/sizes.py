@@ -11,6 +11,7 @@ import numpy as np
 from taihu.core.coordination.plan import Plan
 from taihu.core.coordination.planning import planned_compression
 from taihu.core.job import Job
+from taihu.core.job.settled import check_without_script
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.planner.profile import Profile
 from taihu.core.wire.direct_frames import HEADER_BYTES
@@ -35,6 +36,7 @@ class Sizes:
     """
 
     def __init__(self, job: Job, plan: Plan, profile: Profile, machines: Machines) -> None:
+        check_without_script(job)
         self.add_rate = machines.add_bytes_per_second
         self.selected_value_seconds = machines.selected_value_seconds
         self._workers = job.world.workers

@@ -8,6 +8,7 @@ from typing import Final
 from taihu.core.compression import make_compressor
 from taihu.core.coordination.planning import FRAME_BYTES, is_computed
 from taihu.core.job import Job
+from taihu.core.job.settled import check_without_script
 from taihu.core.model.layout import Layout, TensorSpec
 from taihu.core.optimization import OptimizerState
 from taihu.core.planner.fc_mode import FcJob, FcLinks, choose_fc
@@ -50,6 +51,7 @@ def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob
     Computed plans are not known before the job has been measured: their groups are taken to be full buckets. Neither
     is known what `exchange.fc` = 'auto' spreads over the workers: it is counted as if it were exchanged.
     """
+    check_without_script(job)
     exchange, workers = job.exchange, job.world.workers
     names = spread_layers(job, known)
     spread = [layer for layer in layout.layers if layer.name in names]
