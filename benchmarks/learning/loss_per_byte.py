@@ -20,22 +20,25 @@ import runpy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
 from benchmarks.learning.accuracy_by_method import JOBS
 from benchmarks.learning.workers_in_turns import RoundedSums, Sent, selected_of, train_on_first
 from taihu.core.compression import GroupCompressor, make_compressor
+from taihu.core.compression.low_rank import LowRank
 from taihu.core.job import Job
 from taihu.core.job.reading import load_job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
+from taihu.core.traits.methods import POWERSGD
 from taihu.core.wire.headers import ValueType
 
 __all__ = ["Cell", "cells", "table", "train"]
@@ -89,6 +92,8 @@ WAYS: Final = MappingProxyType(
         ),
         "quantized, int8 both ways": Way({**_ALL, **_both("int8")}, (1.0, 2.0), 0.9),
         "quantized, int4 both ways": Way({**_ALL, **_both("int4")}, (1.0, 2.0), 0.9),
+        "powersgd, rank 1": Way({"method": "powersgd", "rank": 1}, (1.0, 2.0), 0.9),
+        "powersgd, rank 4": Way({"method": "powersgd", "rank": 4}, (1.0, 2.0), 0.9),
         "4 local steps": Way({}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}),
         "4 local steps, dlgs 0.1, int4": Way(
             {**_DLGS, "density": 0.1, "value_type": "int4"}, (1.0, 2.0, 3.0), 0.9, {"local_steps": 4}
@@ -211,7 +216,9 @@ def _by_gradients(cell: Cell, model: Any, batches: Callable[[], list[Any]]) -> t
     """The losses of worker 0, and shares of bytes: every step exchanges gradients."""
     import torch  # noqa: PLC0415
 
-    replicas = _Replicas(model, cell.workers, WAYS[cell.way].compression)
+    way = WAYS[cell.way].compression
+    kind = _FactoredReplicas if way.get("method") == POWERSGD.key else _Replicas
+    replicas = kind(model, cell.workers, way)
     replicas.bind(model)
     optimizer, warm_up = _adamw(cell, model)
     losses = []
@@ -267,6 +274,14 @@ def _by_local_steps(cell: Cell, model: Any, batches: Callable[[], list[Any]]) ->
     return losses, {way: share / count for way, share in replicas.shares().items()}
 
 
+def _bind(model: Any, layout: Layout, gradients: NDArray[np.float32]) -> None:
+    """Have the gradients of a model in an arena of this layout."""
+    import torch  # noqa: PLC0415
+
+    for each, (start, stop) in zip(model.parameters(), pairwise(layout.offsets), strict=True):
+        each.grad = torch.from_numpy(gradients[start:stop]).view(each.shape)
+
+
 class _Replicas:
     """An arena of gradients for a model of PyTorch, and what each of its workers holds back."""
 
@@ -275,8 +290,7 @@ class _Replicas:
         layers = (
             LayerSpec(str(place), (TensorSpec("weight", (each.numel(),)),)) for place, each in enumerate(parameters)
         )
-        layout = Layout(tuple(layers))
-        self._offsets = layout.offsets
+        layout = self._layout = Layout(tuple(layers))
         self.gradients = np.zeros(layout.elements, dtype=np.float32)
         given = {key: value for key, value in compression.items() if key != "momentum_at"}
         job = load_job(None, {"compression": given})
@@ -299,17 +313,14 @@ class _Replicas:
 
     def bind(self, model: Any) -> None:
         """Have the gradients of a model in the arena."""
-        import torch  # noqa: PLC0415
-
-        for each, start, stop in zip(model.parameters(), self._offsets, self._offsets[1:], strict=False):
-            each.grad = torch.from_numpy(self.gradients[start:stop]).view(each.shape)
+        _bind(model, self._layout, self.gradients)
 
     def push(self, rank: int, step: int, rate: float | None = None) -> None:
         """Add what a worker sends of the gradients, whose learning rate is `rate`, to their sum."""
         if not self._compressors:
             self._total += self.gradients
             return
-        rates = None if rate is None else np.full(len(self._offsets) - 1, rate)
+        rates = None if rate is None else np.full(len(self._layout.layers), rate)
         self._pushed.append(selected_of(self._compressors[rank], 1, step, rates=rates))
         indices, values = self._pushed[-1]
         self._total[indices] += values
@@ -331,6 +342,51 @@ class _Replicas:
             return {"up": 1.0, "down": 1.0}
         shares = self._sent.shares()
         return {"up": shares["up"], "down": shares["down"]}
+
+
+class _FactoredReplicas:
+    """The same where matrices go as products; a step's gradients are summed as they come, and codes behind all."""
+
+    def __init__(self, model: Any, workers: int, compression: Mapping[str, Any]) -> None:
+        shapes = [tuple(each.shape) for each in model.parameters()]
+        self._layout = Layout(
+            tuple(LayerSpec(str(place), (TensorSpec("weight", shape),)) for place, shape in enumerate(shapes))
+        )
+        self.gradients = np.zeros(self._layout.elements, dtype=np.float32)
+        self._own = [LowRank(self._layout, compression["rank"], 1) for _ in range(workers)]
+        self._codes = np.zeros((workers, self._own[0].layout.elements), dtype=np.float32)
+
+    def bind(self, model: Any) -> None:
+        """Have the gradients of a model in the arena."""
+        _bind(model, self._layout, self.gradients)
+
+    def push(self, rank: int, step: int, rate: float | None = None) -> None:
+        """Take in what a worker has of step `step`, by whose learning rate what is held back is lowered."""
+        if rate is not None:
+            self._own[rank].follow_rates(np.full(len(self._layout.layers), rate))
+        for layer, part in enumerate(self._parts):
+            self._own[rank].encode(layer, self.gradients[part], self._codes[rank])
+
+    def take_mean(self) -> None:
+        """Have the mean of all workers in the place of the gradients."""
+        late = self._own[0].layout.offsets[len(self._layout.layers)]
+        self._codes[:, :late] = self._codes[:, :late].mean(axis=0, dtype=np.float64)
+        for own, codes in zip(self._own, self._codes, strict=True):
+            for place in range(len(own.sources)):
+                own.follow(place, codes)
+        self._codes[:, late:] = self._codes[:, late:].mean(axis=0, dtype=np.float64)
+        for own, codes in zip(self._own, self._codes, strict=True):
+            for layer, part in enumerate(self._parts):
+                own.decode(layer, codes, self.gradients[part])
+
+    def shares(self) -> dict[str, float]:
+        """Bytes up and down as shares of the dense exchange's."""
+        share = self._codes.shape[1] / self._layout.elements
+        return {"up": share, "down": share}
+
+    @property
+    def _parts(self) -> list[slice]:
+        return [slice(*each) for each in pairwise(self._layout.offsets)]
 
 
 @dataclass(frozen=True)
