@@ -88,8 +88,11 @@ class LowRank:
         with np.errstate(all="ignore"):
             np.matmul(matrix, self._right_of(layer), out=own.reshape(-1, self._rank))
 
-    def follow(self, late: int, codes: Values) -> None:
-        """Have the codes of the late layer `late`, from 0, in their arena, where the mean of its source is."""
+    def follow(self, late: int, codes: Values, room: Values) -> None:
+        """Have the codes of the late layer `late`, from 0, in their arena, where the mean of its source is.
+
+        `room`, shape (elements,) of its source, is written over: the gradient that was encoded will do.
+        """
         layer = self.sources[late]
         left = self._codes_of(layer, codes).reshape(-1, self._rank)
         own = self._codes_of(self._late[layer], codes).reshape(-1, self._rank)
@@ -101,7 +104,7 @@ class LowRank:
             return
         left[:] = np.linalg.qr(left.astype(np.float64))[0]
         np.matmul(matrix.T, left, out=own)
-        matrix -= left @ own.T
+        matrix -= np.matmul(left, own.T, out=room.reshape(matrix.shape))
 
     def decode(self, layer: int, codes: Values, gradient: Values) -> None:
         """Have the mean gradient of a layer, shape (elements,), where the means of all codes are in their arena."""

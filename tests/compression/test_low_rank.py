@@ -50,7 +50,7 @@ class Workers:
         self._mean(slice(0, bounds[len(parts)]))
         for late in range(len(first.sources)):
             for own, codes in zip(self.own, self.codes, strict=True):
-                own.follow(late, codes)
+                own.follow(late, codes, np.empty(self.layout.layers[own.sources[late]].elements, dtype=np.float32))
         self._mean(slice(bounds[len(parts)], None))
         decoded = [np.empty(self.layout.elements, dtype=np.float32) for _ in self.own]
         for own, codes, into in zip(self.own, self.codes, decoded, strict=True):
