@@ -372,8 +372,8 @@ class _FactoredReplicas:
         late = self._own[0].layout.offsets[len(self._layout.layers)]
         self._codes[:, :late] = self._codes[:, :late].mean(axis=0, dtype=np.float64)
         for own, codes in zip(self._own, self._codes, strict=True):
-            for place, source in enumerate(own.sources):
-                own.follow(place, codes, self.gradients[self._parts[source]])
+            for place in range(len(own.sources)):
+                own.follow(place, codes)
         self._codes[:, late:] = self._codes[:, late:].mean(axis=0, dtype=np.float64)
         for own, codes in zip(self._own, self._codes, strict=True):
             for layer, part in enumerate(self._parts):

@@ -3,6 +3,7 @@
 A gradient, shape (m, n), with what was held back of those before is M. Workers exchange the mean of P = M Q, of shape
 (m, r), by the Q of the step before, and make its columns orthonormal; then that of Q = M' P, of shape (n, r). P Q' is
 the mean gradient then; what P and a worker's own Q leave of its M is held back. Any dense exchange brings such means.
+Q lies in its arenas by columns, as an array of shape (r, n).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import ConfigError
 from taihu.core.compression.state import lowered
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.kernels.low_rank import add_and_project, leave, product, project_rows, warm_up
 from taihu.kernels.reduce import all_finite
 
 __all__ = ["LowRank", "matrix_of"]
@@ -46,6 +48,7 @@ class LowRank:
     """
 
     def __init__(self, layout: Layout, rank: int, seed: int) -> None:
+        warm_up()
         self._offsets = layout.offsets
         shapes = [layer.tensors[0].shape for layer in layout.layers]
         self._matrices = {
@@ -53,7 +56,7 @@ class LowRank:
         }
         self._rank = rank
         self._first = {
-            layer: _drawn((columns, rank), seed, layout.layers[layer].name)
+            layer: _drawn((rank, columns), seed, layout.layers[layer].name)
             for layer, (_, columns) in self._matrices.items()
         }
         self._residual = np.zeros(layout.elements, dtype=np.float32)
@@ -84,27 +87,22 @@ class LowRank:
             own[:] = gradient
             return
         matrix = self._held(layer)
-        matrix += gradient.reshape(matrix.shape)
-        with np.errstate(all="ignore"):
-            np.matmul(matrix, self._right_of(layer), out=own.reshape(-1, self._rank))
+        add_and_project(gradient.reshape(matrix.shape), matrix, self._right_of(layer), own.reshape(-1, self._rank))
 
-    def follow(self, late: int, codes: Values, room: Values) -> None:
-        """Have the codes of the late layer `late`, from 0, in their arena, where the mean of its source is.
-
-        `room`, shape (elements,) of its source, is written over: the gradient that was encoded will do.
-        """
+    def follow(self, late: int, codes: Values) -> None:
+        """Have the codes of the late layer `late`, from 0, in their arena, where the mean of its source is."""
         layer = self.sources[late]
         left = self._codes_of(layer, codes).reshape(-1, self._rank)
-        own = self._codes_of(self._late[layer], codes).reshape(-1, self._rank)
+        own = self._codes_of(self._late[layer], codes).reshape(self._rank, -1)
         matrix = self._held(layer)
-        if not all_finite(left.ravel()):
+        if not all_finite(left.reshape(-1)):
             # All workers see that, and skip the step or end; nothing of it stays.
             own[:] = np.nan
             matrix[~np.isfinite(matrix)] = 0.0
             return
         left[:] = np.linalg.qr(left.astype(np.float64))[0]
-        np.matmul(matrix.T, left, out=own)
-        matrix -= np.matmul(left, own.T, out=room.reshape(matrix.shape))
+        project_rows(matrix, left, own)
+        leave(matrix, left, own)
 
     def decode(self, layer: int, codes: Values, gradient: Values) -> None:
         """Have the mean gradient of a layer, shape (elements,), where the means of all codes are in their arena."""
@@ -113,14 +111,14 @@ class LowRank:
             gradient[:] = left
             return
         rows, columns = self._matrices[layer]
-        right = self._codes_of(self._late[layer], codes).reshape(-1, self._rank)
-        if not all_finite(right.ravel()):
+        right = self._codes_of(self._late[layer], codes).reshape(self._rank, -1)
+        if not all_finite(right.reshape(-1)):
             gradient[:] = np.nan
             return
-        np.matmul(left.reshape(-1, self._rank), right.T, out=gradient.reshape(rows, columns))
-        # A column without anything would never have something again.
+        product(left.reshape(-1, self._rank), right, gradient.reshape(rows, columns))
+        # A row without anything would never have something again.
         kept = self._right_of(layer)
-        kept[:] = np.where(right.any(axis=0), right, self._first[layer])
+        kept[:] = np.where(right.any(axis=1, keepdims=True), right, self._first[layer])
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All that outlasts a step, live: `residual`, shape (elements,), `rates`, and `right`, Q of all matrices."""
@@ -149,7 +147,7 @@ class LowRank:
         return self._residual[self._offsets[layer] : self._offsets[layer + 1]].reshape(self._matrices[layer])
 
     def _right_of(self, layer: int) -> Values:
-        return self._right[self._places[layer]].reshape(-1, self._rank)
+        return self._right[self._places[layer]].reshape(self._rank, -1)
 
     def _codes_of(self, layer: int, codes: Values) -> Values:
         offsets = self.layout.offsets
@@ -164,7 +162,7 @@ def _layout_of_codes(layout: Layout, matrices: Mapping[int, tuple[int, int]], ra
     ]
     # Of a kind of their own: they are not there before all of the others are.
     behind = [
-        LayerSpec(f"{each.name}, Q", (TensorSpec("Q", (matrices[layer][1], rank)),), late + each.kind)
+        LayerSpec(f"{each.name}, Q", (TensorSpec("Q", (rank, matrices[layer][1])),), late + each.kind)
         for layer, each in enumerate(layout.layers)
         if layer in matrices
     ]

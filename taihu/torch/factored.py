@@ -82,7 +82,7 @@ class FactoredGradients:
 
     def follow(self, late: int) -> None:
         """Have the codes of a late layer, from 0, in their arena, where the mean of its source is."""
-        self.state.follow(late, self._codes, self._part(self.sources[late]))
+        self.state.follow(late, self._codes)
 
     def give(self, indices: Iterable[int], is_brought: Callable[[int], bool] = lambda _: True) -> None:
         """The arena has what came back for layers `indices`: have it in the gradients of their parameters."""

@@ -233,7 +233,7 @@ class GradientArena:
         self.sources: tuple[int, ...] = ()
         """Of each late layer, whose values follow from what came back, the layer that it follows: there is none."""
         self.state = None
-        """What compression holds back of gradients before they are exchanged: nothing."""
+        """The compression of gradients before they are exchanged: there is none."""
         self._names = [layer.name for layer in layout.layers]
         bounds = zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
         self._views = [_View(arena[start:stop], _real_shape(p)) for start, stop, p in bounds]

@@ -50,7 +50,7 @@ class Workers:
         self._mean(slice(0, bounds[len(parts)]))
         for late in range(len(first.sources)):
             for own, codes in zip(self.own, self.codes, strict=True):
-                own.follow(late, codes, np.empty(self.layout.layers[own.sources[late]].elements, dtype=np.float32))
+                own.follow(late, codes)
         self._mean(slice(bounds[len(parts)], None))
         decoded = [np.empty(self.layout.elements, dtype=np.float32) for _ in self.own]
         for own, codes, into in zip(self.own, self.codes, decoded, strict=True):
@@ -96,7 +96,7 @@ class Plain:
 def test_it_is_the_algorithm_of_the_paper(*, rows: int, columns: int, rank: int, count: int, seed: int) -> None:
     layout = layout_of([(rows, columns)])
     workers = Workers(layout, rank, count)
-    (first,) = (each.arrays()["right"].reshape(columns, rank).astype(np.float64) for each in workers.own[:1])
+    (first,) = (each.arrays()["right"].reshape(rank, columns).T.astype(np.float64) for each in workers.own[:1])
     plain, random = Plain(first, count, (rows, columns)), np.random.default_rng(seed)
     for _ in range(4):
         gradients = [random.standard_normal(rows * columns).astype(np.float32) for _ in range(count)]

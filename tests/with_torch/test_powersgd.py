@@ -110,7 +110,7 @@ def by_hand(seed: int) -> Arrays:
                 parameter.grad = torch.from_numpy(np.mean([each[place] for each in given], axis=0)).float()
                 continue
             drawn = np.random.default_rng((seed, *names[place].encode()))
-            first = drawn.standard_normal((columns, RANK), dtype=np.float32)
+            first = drawn.standard_normal((RANK, columns), dtype=np.float32).T
             owed = [(held[rank][place] + given[rank][place]).reshape(rows, columns) for rank in range(WORKERS)]
             left = np.linalg.qr(np.mean([each @ rights.get(place, first) for each in owed], axis=0))[0]
             own = [each.T @ left for each in owed]
