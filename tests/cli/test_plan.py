@@ -269,7 +269,7 @@ def test_a_mistake_is_one_line(run_plan: Run, file: Path, arguments: list[str], 
         (json.dumps({"compression": "dlgs", "density": "x", "profile": PROFILE.to_json()}), "density 'x'"),
         (
             json.dumps({"compression": "gzip", "density": 0.1, "profile": PROFILE.to_json()}),
-            "expected 'none', 'topk', 'lags', 'dlgs', 'quantized' or 'auto', got 'gzip'",
+            "expected 'none', 'topk', 'lags', 'dlgs', 'quantized', 'powersgd' or 'auto', got 'gzip'",
         ),
     ],
 )
