@@ -47,6 +47,7 @@ _WAYS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = MappingPro
         "dlgs 0.01, beta1 0, twice the rate": (_DLGS, _NEWEST),
         "the same, clipped": ((*_DLGS, *_CLIPPED), _NEWEST),
         "the same, 4 bits both ways": ((*_DLGS, *_CLIPPED, *_FOUR_BITS), _NEWEST),
+        "powersgd, rank 4": (("--compression", "powersgd"), ()),
         "4 local steps, twice the rate": (_LOCAL, _FASTER),
         "4 local steps, dlgs 0.05, 4 bits both ways, twice the rate": (
             (*_DLGS, "--density", "0.05", *_FOUR_BITS, *_LOCAL),
