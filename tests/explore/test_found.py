@@ -139,3 +139,16 @@ def test_a_twin_that_ends_later_hides_no_results() -> None:
     assert not found.problems
     assert found.ended_well
     assert len(found.done) == len(faults), found.done
+
+
+def test_who_comes_behind_an_end_does_not_hide_whoever_was_there() -> None:
+    """A worker was to leave when its run was being stopped: the processes brought in its place found nobody."""
+    faults = [
+        'terminate worker 1 at its 17th "send frame"',
+        'kill worker 0 at its 1st "connect"',
+        'leave worker 0 at its 20th "receive frame"',
+    ]
+    (found,) = explored(Work(cases=[(7001887, Smaller(faults=faults))]))
+    assert not found.problems, found.problems
+    assert not found.ended_well
+    assert len(found.done) == len(faults), found.done

@@ -10,7 +10,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -21,6 +21,8 @@ from taihu.explore.disk.modules import DiskStandIns
 from taihu.explore.stand_ins.modules import python_modules
 
 __all__ = ["main"]
+
+_RUNS_UNTIL_THAW: Final = 128
 
 
 def main(text: str, write: Callable[[str], object]) -> None:
@@ -37,12 +39,23 @@ def main(text: str, write: Callable[[str], object]) -> None:
     sys.unraisablehook = _without_ends
     # Collections in a run would come at other points in each of them: they come between two. What is frozen costs
     # them nothing, and memory that a run leaves is still in the caches for the next one.
+    gc.disable()
+    _collect(thaws=True)
+    for runs, (seed, smaller) in enumerate(work.all_cases, 1):
+        write(exploration.explore(seed, smaller).as_json())
+        _collect(thaws=not runs % _RUNS_UNTIL_THAW)
+
+
+def _collect(*, thaws: bool) -> None:
+    """Collect what is not frozen, with `thaws` all there is, and freeze what is left.
+
+    What outlasts a run is scattered over the memory of all runs before: to look at it behind each took longer every
+    time, 5 ms at first and 80 ms behind 1,200 runs.
+    """
+    if thaws:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.disable()
-    for seed, smaller in work.all_cases:
-        write(exploration.explore(seed, smaller).as_json())
-        gc.collect()
 
 
 def _without_ends(unraisable: sys.UnraisableHookArgs) -> None:

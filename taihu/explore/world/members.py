@@ -81,6 +81,7 @@ class Member:
         interrupts: signals of this process, once it handles them.
         traceback: of an error that is none of the project's.
         leaves: whether it was asked to end alone, so that another one takes its place.
+        saw_end: whether it has returned because its run has ended, finished or stopped.
         was_stuck: whether it has ended itself because nothing moved in it any more.
     """
 
@@ -97,6 +98,7 @@ class Member:
     chaos: MarkedPoints = field(default_factory=MarkedPoints)
     given_up: str = ""
     leaves: bool = False
+    saw_end: bool = False
     was_stuck: bool = False
     is_settled: bool = False
 
@@ -107,6 +109,7 @@ class Member:
         run: Callable[[int, Interrupts], int] = self._serve if role == "server" else self._work
         try:
             code = run(int(rank), interrupts)
+            self.saw_end = True
         except TaihuError as error:
             code, self.words = error.exit_code, str(error)
         except Exception as error:
