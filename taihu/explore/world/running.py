@@ -195,9 +195,9 @@ class _Run:
         """The life of a member that took part: a launcher may have started two at a time.
 
         One that has told results is asked first: its twin ends well, too, when it hears that the run has finished.
-        One that was interrupted comes next, as its twin may wait for a run that is over; so may whoever took the place
-        of one that was to leave, and was there until the run was stopped. Of others the last to end is taken: one that
-        finds its place taken ends at once.
+        One that was interrupted comes next, as its twin may wait for a run that is over; of those that were to leave
+        one that was there until the run was stopped. Of others the last to end is taken: one that finds its place
+        taken ends at once.
         """
         lives = [each for each in (*self._processes.former, member) if each.name == member.name]
         return max(
