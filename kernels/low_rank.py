@@ -52,24 +52,25 @@ def project_rows(matrix: Matrix, left: Matrix, right: Matrix) -> None:
 @kernel
 def leave(matrix: Matrix, left: Matrix, right: Matrix) -> None:
     """Subtract `left @ right` from `matrix`."""
-    columns = matrix.shape[1]
-    for start in range(0, columns, _COLUMNS):
-        stop = min(start + _COLUMNS, columns)
-        for i in range(matrix.shape[0]):
-            for k in range(right.shape[0]):
-                _add_scaled(matrix[i, start:stop], right[k, start:stop], -left[i, k])
+    _add_product(matrix, left, right, np.float32(-1.0), from_zero=False)
 
 
 @kernel
 def product(left: Matrix, right: Matrix, matrix: Matrix) -> None:
     """Set `matrix` to `left @ right`."""
+    _add_product(matrix, left, right, np.float32(1.0), from_zero=True)
+
+
+@kernel_part
+def _add_product(matrix: Matrix, left: Matrix, right: Matrix, sign: np.float32, from_zero: bool) -> None:
     columns = matrix.shape[1]
     for start in range(0, columns, _COLUMNS):
         stop = min(start + _COLUMNS, columns)
         for i in range(matrix.shape[0]):
-            matrix[i, start:stop] = np.float32(0.0)
+            if from_zero:
+                matrix[i, start:stop] = np.float32(0.0)
             for k in range(right.shape[0]):
-                _add_scaled(matrix[i, start:stop], right[k, start:stop], left[i, k])
+                _add_scaled(matrix[i, start:stop], right[k, start:stop], sign * left[i, k])
 
 
 @kernel_part

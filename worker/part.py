@@ -227,7 +227,13 @@ class Participant:
             session.client.stored(step, file)
 
         try:
-            writing = maybe_writing(self._job, stored, session.client.left_out, self._options.chaos)
+            writing = maybe_writing(
+                self._job,
+                stored,
+                session.client.left_out,
+                self._options.chaos,
+                has_ended=lambda: self._last_will.has_begun,
+            )
             with own_mistakes_told(), writing as writer:
                 keeper = Keeper(
                     self._job,

@@ -24,7 +24,7 @@ from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import Model, StepContext, StepHooks, build_model
-from taihu.worker.exchange.making import compressor_of
+from taihu.worker.exchange.making import compressor_of, scheduled_rates
 from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.reporting.compression_log import CompressionLog
 from taihu.worker.training.evaluation import evaluate
@@ -130,6 +130,7 @@ class WorkersInTurns:
         ]
         is_dense = not job.compression.method.selects
         self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
+        self._rates = scheduled_rates(job, plan)
         self._total = np.zeros(model.layout.elements, dtype=np.float32)
         self._log = CompressionLog()
         down_type = ValueType.named(job.compression.downlink_value_type)
@@ -172,7 +173,8 @@ class WorkersInTurns:
             self._model.load_buffers(buffers)
             if self._compressors:
                 log = self._log if rank == 0 else None
-                pushed.append(selected_of(self._compressors[rank], self._groups, step, log))
+                rates = None if self._rates is None else self._rates.of(step)
+                pushed.append(selected_of(self._compressors[rank], self._groups, step, log, rates))
             else:
                 self._total += self._arenas.gradients
         self._model.load_buffers(kept)

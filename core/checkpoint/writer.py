@@ -30,7 +30,11 @@ LeftOut = Callable[[int, str], None]
 
 @contextmanager
 def maybe_writing(
-    job: Job, stored: Stored, left_out: LeftOut, chaos: Chaos | None = None
+    job: Job,
+    stored: Stored,
+    left_out: LeftOut,
+    chaos: Chaos | None = None,
+    has_ended: Callable[[], bool] = lambda: False,
 ) -> Iterator[PartWriter | None]:
     """A writer during the block, see `PartWriter`; None where the job keeps no checkpoints."""
     folder = checkpoint_folder(job)
@@ -38,7 +42,8 @@ def maybe_writing(
         yield None
         return
     # A coordinator that is lost is noticed within half of that; what a cut connection had on its way takes longer.
-    with PartWriter(folder, stored, left_out, chaos, 2.0 * job.cluster.lost_after_s) as writer:
+    told_within_s = 2.0 * job.cluster.lost_after_s
+    with PartWriter(folder, stored, left_out, chaos, told_within_s=told_within_s, has_ended=has_ended) as writer:
         yield writer
 
 
@@ -55,6 +60,8 @@ class PartWriter:
         chaos: is asked at each point.
         told_within_s: seconds for which `stored` is called again where it was not answered: a connection that breaks
             is no reason to leave a part out. It has to bear that it is told of a part twice.
+        has_ended: whether the run has ended elsewhere, so that nobody is there to be told: who waits for this writer
+            has to go on then. Called by the thread that writes.
     """
 
     def __init__(
@@ -63,13 +70,16 @@ class PartWriter:
         stored: Stored,
         left_out: LeftOut = lambda *_: None,
         chaos: Chaos | None = None,
+        *,
         told_within_s: float = 0.0,
+        has_ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = CheckpointStore(folder)
         self._stored = stored
         self._left_out = left_out
         self._chaos = chaos or NoChaos()
         self._told_within_s = told_within_s
+        self._has_ended = has_ended
         self._clock = SystemClock()
         self._changed = threading.Condition()
         self._next: Part | None = None
@@ -132,7 +142,8 @@ class PartWriter:
             try:
                 self._stored(step, file)
             except AWAY:
-                if self._clock.now() >= until_s or self._fails_within(next(pauses)):
+                is_over = self._has_ended() or self._clock.now() >= until_s
+                if is_over or self._fails_within(next(pauses)):
                     raise
             else:
                 return
@@ -150,5 +161,6 @@ class PartWriter:
 
     def _say(self, step: int, why: str) -> None:
         self._log.warning("checkpoint left out", step=step, reason=why)
-        with suppress(TaihuError):  # nobody is left who would hear it
-            self._left_out(step, one_line(why))
+        if not self._has_ended():
+            with suppress(TaihuError):  # nobody is left who would hear it
+                self._left_out(step, one_line(why))

@@ -100,7 +100,6 @@ class GroupCompressor:
         groups: of the first plan.
         gradients: the arena, shape (elements,), fp32; see `Compressor.update`.
         parameters: the arena, shape (elements,), fp32.
-        rate_of: the learning rate of a step, where what is held back counts for no more as that rises.
         forgets_non_finite: of a group with values that are not finite some are sent, so that all workers know, and
             none are held back. That takes another look at all values.
     """
@@ -113,11 +112,9 @@ class GroupCompressor:
         *,
         gradients: NDArray[np.float32],
         parameters: NDArray[np.float32],
-        rate_of: Callable[[int], float] | None = None,
         forgets_non_finite: bool = False,
     ) -> None:
         self._compressor = compressor
-        self._rate_of = rate_of
         self._layout = layout
         self._gradients = gradients
         self._parameters = parameters
@@ -146,7 +143,8 @@ class GroupCompressor:
             group: its number.
             step: from 1.
             on_weighed: is told the balance, which takes copies of the group.
-            rates: shape (layers,): the learning rate of each layer in this step, where `rate_of` does not know it.
+            rates: shape (layers,): the learning rate of each layer in this step, -1 where that is not known; None
+                where what is held back does not follow it.
         """
         room = self._room
         places = room.units[group]
@@ -154,8 +152,6 @@ class GroupCompressor:
         weighing = None
         if on_weighed is not None and units:
             weighing = Weighing(self._compressor, self.state, units[0].start, units[-1].stop)
-        if rates is None and self._rate_of is not None:
-            rates = np.full(len(self._layout.layers), self._rate_of(step))
         if rates is not None:
             self.state.follow(places, rates[room.layers[places.start : places.stop]])
         if weighing is not None:

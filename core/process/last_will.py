@@ -34,6 +34,11 @@ class LastWill:
             self._timer.daemon = True
             self._timer.start()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether all others have ended, or gone on."""
+        return self._timer is not None
+
     def cancel(self) -> None:
         """This process goes on."""
         with self._lock:

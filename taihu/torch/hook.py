@@ -21,6 +21,7 @@ from taihu.core.job import load_job
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.methods import METHODS
 from taihu.core.wire.headers import ValueType
+from taihu.torch.layer_rates import rates_by_id
 
 __all__ = ["ExchangeState", "exchange_hook"]
 
@@ -165,9 +166,8 @@ class ExchangeState:
         """The learning rates of a bucket's parameters, shape (n,), -1 where they are not known."""
         if self._optimizer is None:
             return None
-        known = {id(p): group.get("lr") for group in self._optimizer.param_groups for p in group["params"]}
-        rates = (known.get(id(parameter)) for parameter in parameters)
-        return np.array([-1.0 if rate is None else float(rate) for rate in rates])
+        known = rates_by_id(self._optimizer.param_groups)
+        return np.array([known.get(id(parameter), -1.0) for parameter in parameters])
 
     @property
     def _is_dense(self) -> bool:

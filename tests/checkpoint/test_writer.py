@@ -87,6 +87,28 @@ def test_nobody_is_told_again_where_the_run_fails(tmp_path: Path) -> None:
     assert left_out == ["server 0 was lost"]
 
 
+def test_nobody_is_told_again_of_a_run_that_has_ended_elsewhere(tmp_path: Path) -> None:
+    """A worker waited for its last parts, of which it told a coordinator that was known to be gone: it was stuck."""
+    has_ended, told, left_out = threading.Event(), list[int](), list[str]()
+
+    def store(step: int, _: PartFile) -> None:
+        told.append(step)
+        has_ended.set()
+        raise MemberLostError("server 0 was lost")
+
+    with (
+        capture_logs() as logs,
+        PartWriter(
+            tmp_path, store, lambda _, why: left_out.append(why), told_within_s=1e6, has_ended=has_ended.is_set
+        ) as writer,
+    ):
+        for step in (1, 2):
+            with writer.finished():
+                writer.write(step, lambda step=step: part_of(step))  # type: ignore[misc]
+    assert (told, left_out) == ([1, 2], [])
+    assert [(log["step"], log["reason"]) for log in logs] == [(1, "server 0 was lost"), (2, "server 0 was lost")]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("the coordinator is gone")])
 def test_the_run_goes_on_when_a_part_cannot_be_stored(error: Exception, tmp_path: Path) -> None:
     stored: SimpleQueue[int] = SimpleQueue()

@@ -45,14 +45,13 @@ class _Owed:
             values[places] = 0.0
 
 
-def _compressor(plan: int, gradients: NDArray[np.float32], rates: list[float] | None = None) -> GroupCompressor:
+def _compressor(plan: int, gradients: NDArray[np.float32]) -> GroupCompressor:
     return GroupCompressor(
         Compressor(DLGS, 0.1, 3),
         LAYOUT,
         PLANS[plan],
         gradients=gradients,
         parameters=np.zeros_like(gradients),
-        rate_of=None if rates is None else lambda step: rates[step - 1],
     )
 
 
@@ -68,21 +67,21 @@ def test_what_is_held_back_counts_for_no_more_as_rates_rise(
 ) -> None:
     random = np.random.default_rng(seed)
     gradients = np.empty(LAYOUT.elements, dtype=np.float32)
-    of_all = None if by_layer else [row[0] for row in rates]
-    compressor, owed = _compressor(plans[0], gradients, of_all), _Owed()
-    for step, row in enumerate(rates, 1):
+    compressor, owed = _compressor(plans[0], gradients), _Owed()
+    for step, drawn in enumerate(rates, 1):
+        row = drawn if by_layer else [drawn[0]] * LAYERS
         if step == 3:
             compressor.adopt(PLANS[plans[1]])
         if step == 5:
             kept = {name: array.copy() for name, array in compressor.state.arrays().items()}
-            compressor = _compressor(plans[2], gradients, of_all)
+            compressor = _compressor(plans[2], gradients)
             compressor.state.resume(kept)
         gradients[:] = random.standard_normal(LAYOUT.elements)
-        by_element = np.repeat(row if by_layer else [row[0]] * LAYERS, np.diff(LAYOUT.offsets))
+        by_element = np.repeat(row, np.diff(LAYOUT.offsets))
         owed.add(gradients.astype(np.float64), by_element)
         expected, sent = owed.total(), np.zeros(LAYOUT.elements)
         for group in range(len(PLANS[plans[(step > 2) + (step > 4)]])):
-            selection = compressor.compress(group, step, rates=np.array(row) if by_layer else None)
+            selection = compressor.compress(group, step, rates=np.array(row))
             sent[selection.indices] = selection.values
             owed.send(selection.indices)
         np.testing.assert_allclose(sent + compressor.state.residual, expected, rtol=1e-5, atol=1e-5)
@@ -90,10 +89,10 @@ def test_what_is_held_back_counts_for_no_more_as_rates_rise(
 
 def test_what_is_sent_and_held_back_is_the_gradient_bit_for_bit_behind_a_rise() -> None:
     gradients = np.arange(1, LAYOUT.elements + 1, dtype=np.float32) / np.float32(7)
-    compressor = _compressor(2, gradients, [0.1, 0.3, 0.3])
-    for step in (1, 2, 3):
+    compressor = _compressor(2, gradients)
+    for step, rate in enumerate((0.1, 0.3, 0.3), 1):
         before = compressor.state.residual.copy()
-        selection = compressor.compress(0, step)
+        selection = compressor.compress(0, step, rates=np.full(LAYERS, rate))
         own = compressor.state.residual.copy()
         own[selection.indices] += selection.values
         factor = np.float32(0.1 / 0.3) if step == 2 else np.float32(1.0)
@@ -111,11 +110,11 @@ def test_an_unknown_rate_changes_nothing() -> None:
 
 def test_a_state_of_before_has_no_rates() -> None:
     gradients = np.ones(LAYOUT.elements, dtype=np.float32)
-    first, second = _compressor(2, gradients, [0.1, 0.5, 0.5]), _compressor(2, gradients, [0.1, 0.5, 0.5])
-    first.compress(0, 1)
+    first, second = _compressor(2, gradients), _compressor(2, gradients)
+    first.compress(0, 1, rates=np.full(LAYERS, 0.1))
     second.state.resume({name: array for name, array in first.state.arrays().items() if name != "rates"})
     before = second.state.residual.copy()
-    selection = second.compress(0, 2)
+    selection = second.compress(0, 2, rates=np.full(LAYERS, 0.5))
     before += gradients
     before[selection.indices] = 0.0
     assert second.state.residual.tobytes() == before.tobytes()
@@ -123,7 +122,8 @@ def test_a_state_of_before_has_no_rates() -> None:
 
 def test_falling_rates_leave_it_alone() -> None:
     gradients = np.ones(LAYOUT.elements, dtype=np.float32)
-    falls, stays = _compressor(2, gradients, [1.0, 0.5, 0.1, 0.01]), _compressor(2, gradients, [1.0] * 4)
-    for step in range(1, 5):
-        one, other = falls.compress(0, step), stays.compress(0, step)
+    falls, stays = _compressor(2, gradients), _compressor(2, gradients)
+    for step, rate in enumerate((1.0, 0.5, 0.1, 0.01), 1):
+        one = falls.compress(0, step, rates=np.full(LAYERS, rate))
+        other = stays.compress(0, step, rates=np.ones(LAYERS))
         assert one.values.tobytes() == other.values.tobytes()

@@ -86,6 +86,15 @@ def test_a_part_is_told_of_again_when_a_partition_has_healed() -> None:
     assert found.ended_well
 
 
+def test_who_has_lost_its_coordinator_does_not_wait_to_tell_it_of_parts() -> None:
+    """A worker told it of its last two parts, each for ten seconds, and had to end itself after twenty."""
+    faults = ['kill worker 0 at its 1st "allocate"', 'full-disk worker 0 at its 4th "fetch" for 2 s']
+    (found,) = explored(Work(cases=[(7010436, Smaller(faults=faults))]))
+    assert not found.problems, found.problems
+    assert len(found.done) == len(faults), found.done
+    assert not found.ended_well
+
+
 def test_a_checkpoint_that_counts_is_not_written_over() -> None:
     """A worker was lost behind the last step, which was kept a second time: as far as a disk was not full."""
     faults = ['kill worker 0 at its 2nd "send GetProfile"', 'full-disk worker 1 at its 2nd "send Begin" for 8 s']

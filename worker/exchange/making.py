@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import TaihuError
@@ -13,7 +12,7 @@ from taihu.core.compression import GroupCompressor, Outcome, make_compressor
 from taihu.core.coordination.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
-from taihu.core.job.schedule import in_steps, learning_rate
+from taihu.core.job.schedule import ScheduledRates, in_steps
 from taihu.core.trace import Tracer
 from taihu.core.wire.identity import WorkerIdentity
 from taihu.worker.exchange.base.recording import Recording
@@ -29,7 +28,7 @@ from taihu.worker.exchange.step_rules import rules_of
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["Beside", "between_workers", "compressor_of", "through_servers"]
+__all__ = ["Beside", "between_workers", "compressor_of", "scheduled_rates", "through_servers"]
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,7 @@ def _exchange(  # noqa: PLR0917 - one of each
         rules=rules_of(job, len(arenas.parameters)),
         make_route=make_route if isinstance(chaos, NoChaos) else disturbed,
         compressor=compressor_of(job, plan, arenas) if job.compression.method.selects else None,
+        scheduled=scheduled_rates(job, plan),
         on_compressed=beside.on_compressed,
         on_failure=beside.on_failure,
         recording=recording,
@@ -144,20 +144,23 @@ def _exchange(  # noqa: PLR0917 - one of each
     )
 
 
+def scheduled_rates(job: Job, plan: Plan) -> ScheduledRates | None:
+    """The learning rates of a job's own schedule; None where what is held back does not follow them."""
+    if not (job.lowers_held_back and job.exchange.returns == "parameters" and plan.updates is None):
+        return None
+    return ScheduledRates(in_steps(job.applied_optimizer, plan.length), len(plan.layout.layers))
+
+
 def compressor_of(job: Job, plan: Plan, arenas: Arenas) -> GroupCompressor:
     """The compression of a worker's gradients."""
     compressor = make_compressor(
         job.compression, job.applied_optimizer, workers=plan.world.workers, momentum_here=job.momentum_on_workers
     )
-    rate_of = None
-    if job.lowers_held_back and job.exchange.returns == "parameters" and plan.updates is None:
-        rate_of = partial(learning_rate, in_steps(job.applied_optimizer, plan.length))
     return GroupCompressor(
         compressor,
         plan.layout,
         plan.groups,
         gradients=arenas.gradients,
         parameters=arenas.parameters,
-        rate_of=rate_of,
         forgets_non_finite=not job.refuses_non_finite,
     )

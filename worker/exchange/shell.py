@@ -21,6 +21,7 @@ from taihu.core.compression import CompressionState, GroupCompressor, Outcome
 from taihu.core.coordination.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
+from taihu.core.job.schedule import ScheduledRates
 from taihu.core.optimization import LossScale
 from taihu.core.process.background import TaskThread
 from taihu.core.process.preparation import give_back_freed_memory
@@ -76,6 +77,7 @@ class Exchange:
         rules: of its steps, but for those that are the route's.
         make_route: makes the route, which tells what happens to what it is given.
         compressor: of this worker's gradients, by the first plan.
+        scheduled: the learning rates that what is held back follows, where `begin` is not told of any.
         on_compressed: called with what became of the units of each group that was compressed.
         on_failure: called with the error that ends the exchange, by the thread that saw it, before others see that.
         recording: is told of what is pushed and read.
@@ -92,6 +94,7 @@ class Exchange:
         rules: Rules,
         make_route: Callable[[RouteEvents], Route],
         compressor: GroupCompressor | None = None,
+        scheduled: ScheduledRates | None = None,
         on_compressed: Callable[[Outcome], None] = lambda _: None,
         on_failure: Callable[[TaihuError], None] = lambda _: None,
         recording: Recording | None = None,
@@ -112,6 +115,7 @@ class Exchange:
         self._awaited = -1
         self._own = TaskThread("exchange", self.fail)
         self._compressor = compressor
+        self._scheduled = scheduled
         # Of the step that has begun.
         self._layer_rates: NDArray[np.float64] | None = None
         events = RouteEvents(self._updated, self._arrived, self._applied, self._later, self.fail)
@@ -215,7 +219,7 @@ class Exchange:
             self._times = [GroupTimes(elements) for elements in self._memory.sizes]
         self._do(actions)
         self._route.begin(self._protocol.at)
-        self._layer_rates = layer_rates
+        self._layer_rates = self._scheduled.of(step) if layer_rates is None and self._scheduled else layer_rates
         if rates is not None:
             self._route.tell(rates)
 
