@@ -1,4 +1,4 @@
-"""The promises of a method of compression, each checked on a small model by the objects that a worker has.
+"""The promises of a method that selects, each checked on a small model by the objects that a worker has.
 
 A method that keeps all of them trains, plans, goes on from checkpoints and recovers as the built-in ones do.
 """
@@ -23,7 +23,7 @@ from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkC
 from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import Method
 
-__all__ = ["PROMISES", "Promise", "Trial", "broken_by"]
+__all__ = ["PROMISES", "BrokenPromiseError", "Promise", "Trial", "broken_by"]
 
 Values = NDArray[np.float32]
 

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import ConfigError
 from taihu.core.compression.state import lowered
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.core.settings import CompressionSettings
 from taihu.kernels.low_rank import add_and_project, leave, product, project_rows, warm_up
 from taihu.kernels.reduce import all_finite
 
-__all__ = ["LowRank", "matrix_of"]
+__all__ = ["LowRank", "matrix_of", "powersgd"]
 
 Values = NDArray[np.float32]
 
@@ -33,13 +34,15 @@ def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int] | None:
     return (rows, columns) if (rows + columns) * rank < rows * columns else None
 
 
-class LowRank:
-    """One worker's gradients as codes, in an arena of their own; one thread calls all of these.
+def powersgd(layout: Layout, settings: CompressionSettings, seed: int) -> LowRank:
+    """The coder of the method, see `taihu.core.compression.coding`."""
+    return LowRank(layout, settings.rank, seed)
 
-    The codes' layout has a layer for each of the gradients', in its order: P of a matrix, and the gradient itself of
-    what is none. Behind them comes Q of each matrix, which is computed when the mean of its P is there. In a step all
-    layers are `encode`d, each late one `follow`s when the mean of its source is there, and all are `decode`d when all
-    means are.
+
+class LowRank:
+    """One worker's gradients as codes, a `Coder`: P of a matrix, and the gradient itself of what is none.
+
+    Late layers are Q of each matrix, which is computed when the mean of its P is there.
 
     Args:
         layout: of the gradients; each layer has one tensor.
@@ -69,19 +72,17 @@ class LowRank:
             self._right_of(layer)[:] = first
         self._late = {layer: len(shapes) + late for late, layer in enumerate(self._matrices)}
         self.sources = tuple(self._matrices)
-        """Of each late layer the one that it follows."""
         self.layout = _layout_of_codes(layout, self._matrices, rank)
-        """Of the codes."""
 
     def follow_rates(self, rates: NDArray[np.float64]) -> None:
-        """A step begins by these rates of layers, -1 where one is not known: none enlarges what is held back."""
+        """As of `Coder`."""
         factors = lowered(self._rates, rates)
         self._rates[:] = rates
         for layer in np.flatnonzero(factors != 1.0).tolist():
             self._residual[self._offsets[layer] : self._offsets[layer + 1]] *= factors[layer]
 
     def encode(self, layer: int, gradient: Values, codes: Values) -> None:
-        """Take in a layer's gradient, shape (elements,), and have its codes in the arena of all of them."""
+        """As of `Coder`: P is M Q."""
         own = self._codes_of(layer, codes)
         if layer not in self._matrices:
             own[:] = gradient
@@ -90,7 +91,7 @@ class LowRank:
         add_and_project(gradient.reshape(matrix.shape), matrix, self._right_of(layer), own.reshape(-1, self._rank))
 
     def follow(self, late: int, codes: Values) -> None:
-        """Have the codes of the late layer `late`, from 0, in their arena, where the mean of its source is."""
+        """As of `Coder`: Q is M' P, of the mean P with orthonormal columns."""
         layer = self.sources[late]
         left = self._codes_of(layer, codes).reshape(-1, self._rank)
         own = self._codes_of(self._late[layer], codes).reshape(self._rank, -1)
@@ -105,7 +106,7 @@ class LowRank:
         leave(matrix, left, own)
 
     def decode(self, layer: int, codes: Values, gradient: Values) -> None:
-        """Have the mean gradient of a layer, shape (elements,), where the means of all codes are in their arena."""
+        """As of `Coder`: P Q'."""
         left = self._codes_of(layer, codes)
         if layer not in self._matrices:
             gradient[:] = left

@@ -65,7 +65,7 @@ def _first_strategy(job: Job) -> str:
     if not is_computed(job.exchange.plan):
         return job.exchange.plan
     # The first matrices of a product are to be on their way while backward goes on.
-    return _BUCKETS if job.compression.method.is_low_rank else "single"
+    return _BUCKETS if job.compression.method.codes else "single"
 
 
 def _computes(job: Job) -> bool:

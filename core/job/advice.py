@@ -132,9 +132,7 @@ RULES: Final = (
         lambda job: job.compression.method.sends_all,
         "is for methods that leave values out",
     ),
-    Rule(
-        "compression.rank", lambda job: not job.compression.method.is_low_rank, "is for compression.method powersgd"
-    ),
+    Rule("compression.rank", lambda job: not job.compression.method.codes, "is for compression.method powersgd"),
     Rule(
         "compression.held_back_rises",
         lambda job: job.compression.method.selects and job.updates_locally,

@@ -101,7 +101,7 @@ class Job(Section):
                 "compression 'auto' is chosen by steps of the built-in loop, which begins anew behind them: give the "
                 "run of a script a method, see `taihu plan search`"
             )
-        if compression.method.is_low_rank and compression.value_type != "fp32":
+        if compression.method.codes and compression.value_type != "fp32":
             raise ValueError(
                 f"compression '{compression.method}' sends its matrices as they are: set compression.value_type = "
                 "'fp32'"
@@ -344,8 +344,7 @@ class Job(Section):
         It knows one exchange for each group and step that begins within backward: not what stage 3 of ZeRO fetches,
         and not what begins after backward, as the second matrices of a product do.
         """
-        is_late = self.compression.method.is_low_rank
-        return not (self.stage.divides_parameters or self.updates_together or is_late)
+        return not (self.stage.divides_parameters or self.updates_together or self.compression.method.codes)
 
     @property
     def servers(self) -> int:

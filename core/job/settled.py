@@ -16,7 +16,7 @@ def check_without_script(job: Job) -> None:
     Raises:
         ConfigError: its compression is of a script's gradients.
     """
-    if job.compression.method.is_low_rank:
+    if job.compression.method.codes:
         raise ConfigError(
             f"compression '{job.compression.method}' is of a script's gradients, see `taihu run`: choose another "
             "compression.method for a model of taihu's own, its plans, and simulation"
@@ -39,7 +39,7 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
                 "exchange.zero = 0"
             )
         return revised(job, "exchange", returns="gradients")
-    if job.compression.method.is_low_rank:
+    if job.compression.method.codes:
         raise ConfigError(
             f"update=\"servers\": compression '{job.compression.method}' brings mean gradients to the workers, which "
             'update; give update="workers"'

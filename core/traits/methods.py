@@ -35,9 +35,10 @@ class Method:
         unit: the range from which the density keeps a share; None leaves it to `compression.threshold`.
         reuses: whether a threshold serves for `compression.refresh_every` steps; else every selection is exact.
         sends_all: whether every value is sent, in few bits, whatever the density.
-        is_low_rank: whether a gradient goes as the product of two thin matrices, `compression.rank` wide.
         is_chosen: whether another one stands in for it before the first step, by what the run measures.
         selection: "module:function" that selects, see `taihu.core.compression.selecting`.
+        codes: "module:function" that makes the codes in which gradients go, see `taihu.core.compression.coding`;
+            empty where they go as values.
     """
 
     key: str
@@ -45,9 +46,9 @@ class Method:
     unit: UnitKind | None
     reuses: bool = False
     sends_all: bool = False
-    is_low_rank: bool = False
     is_chosen: bool = False
     selection: str = "taihu.core.compression.selecting:by_threshold"
+    codes: str = ""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r})"
@@ -58,7 +59,7 @@ class Method:
     @property
     def holds_back(self) -> bool:
         """Whether a worker keeps something of its gradients for later steps."""
-        return self.selects or self.is_low_rank
+        return self.selects or bool(self.codes)
 
     @property
     def is_of_whole_model(self) -> bool:
@@ -85,6 +86,6 @@ QUANTIZED: Final = Method(
 
 AUTO: Final = Method("auto", selects=False, unit="group", is_chosen=True)
 
-POWERSGD: Final = Method("powersgd", selects=False, unit="layer", is_low_rank=True)
+POWERSGD: Final = Method("powersgd", selects=False, unit="layer", codes="taihu.core.compression.low_rank:powersgd")
 
 METHODS: Final = Registry(Method, "taihu.methods", (NONE, TOPK, LAGS, DLGS, QUANTIZED, POWERSGD, AUTO))

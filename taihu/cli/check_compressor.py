@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.compression.coder_conformance import CODER_PROMISES
 from taihu.core.compression.conformance import PROMISES, Promise, Trial, broken_by
 from taihu.core.process.user_code import explained, load_object, split_function
 from taihu.core.traits.methods import METHODS, Method
@@ -39,10 +40,10 @@ def check_compressor(
         raise ConfigError(f"--density {density:g}: expected a share above 0 and at most 1")
     is_own = ":" in method
     found = load_object(method, Method, thing="method") if is_own else METHODS[method]
-    if not found.selects:
+    if not found.holds_back:
         raise ConfigError(f"method {found}: it selects nothing, and sends all there is")
-    faults = []
-    for promise in PROMISES:
+    promises, faults = CODER_PROMISES if found.codes else PROMISES, []
+    for promise in promises:
         fault = _fault(promise, Trial(found, density, seed), split_function(method)[0] if is_own else None)
         typer.echo(f"{'BROKEN' if fault else 'kept':<8}{promise.words}")
         faults += [f"{promise.words}: {fault}"] if fault else []
@@ -50,7 +51,8 @@ def check_compressor(
         for fault in faults[1:]:
             typer.echo(f"broken: {fault}", err=True)
         raise RunError(f"method {found}: {faults[0]}")
-    typer.echo(f"method {found} keeps all {len(PROMISES)} promises at density {density:g}")
+    tried = "" if found.codes else f" at density {density:g}"
+    typer.echo(f"method {found} keeps all {len(promises)} promises{tried}")
 
 
 def _fault(promise: Promise, trial: Trial, path: Path | None) -> str:

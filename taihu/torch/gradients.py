@@ -230,10 +230,6 @@ class GradientArena:
         stage: Callable[[torch.device], Staging | None] = staging_of,
     ) -> None:
         self.parameters = list(parameters)
-        self.sources: tuple[int, ...] = ()
-        """Of each late layer, whose values follow from what came back, the layer that it follows: there is none."""
-        self.state = None
-        """The compression of gradients before they are exchanged: there is none."""
         self._names = [layer.name for layer in layout.layers]
         bounds = zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
         self._views = [_View(arena[start:stop], _real_shape(p)) for start, stop, p in bounds]
@@ -256,12 +252,6 @@ class GradientArena:
         """Nothing is copied any more."""
         self._settle()
         self._unpin()
-
-    def begin(self, rates: NDArray[np.float64] | None) -> None:
-        """A step begins, with the learning rates of layers, which change nothing here."""
-
-    def follow(self, late: int) -> None:
-        """Have the values of a late layer in the arena: there is none."""
 
     def bind_one(self, index: int) -> None:
         """Have backward add to the arena, or to memory of its own, unless parameter `index` has a gradient."""

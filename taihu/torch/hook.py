@@ -74,7 +74,7 @@ class ExchangeState:
             )
         tables = {"compression": {"method": method, "density": density, **settings}}
         wanted = METHODS.find(method)
-        if wanted is not None and (wanted.is_chosen or wanted.is_low_rank or wanted.sends_all):
+        if wanted is not None and (wanted.is_chosen or wanted.codes or wanted.sends_all):
             raise ConfigError(
                 f"ExchangeState: method {method!r}: expected 'none' or one that selects values, as 'dlgs' does"
             )

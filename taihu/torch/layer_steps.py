@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from taihu.core.job import Job
 from taihu.core.planner.groups import Group
 from taihu.core.wire.clock import Clock
-from taihu.torch.factored import FactoredGradients
+from taihu.torch.coded import CodedGradients, Codes
 from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports
 from taihu.torch.turns import Brought, Turns
@@ -120,6 +120,7 @@ class LayerSteps:
         session: that the exchange belongs to.
         reports: are told of steps and plans.
         measuring: says when workers report.
+        codes: in which gradients go, where they do not go themselves.
         helping: carries out the last group of a step in this thread, where nothing else is under way.
         owners: of each parameter the number of the optimizer; late layers behind them have that of their source.
         turns: of the optimizers.
@@ -130,11 +131,12 @@ class LayerSteps:
     def __init__(
         self,
         job: Job,
-        gradients: GradientArena | FactoredGradients,
+        gradients: GradientArena | CodedGradients,
         session: Session,
         reports: Reports,
         measuring: Schedule,
         *,
+        codes: Codes | None,
         helping: Helping,
         owners: Sequence[int],
         turns: Turns,
@@ -145,8 +147,9 @@ class LayerSteps:
         self.gradients = gradients
         self.exchange: Exchange = session.exchange
         self._helping = helping
-        self._sources = gradients.sources
-        self._owners = owners = [*owners, *(owners[source] for source in gradients.sources)]
+        self._codes = codes
+        self._sources = () if codes is None else codes.sources
+        self._owners = owners = [*owners, *(owners[source] for source in self._sources)]
         self._turns = turns
         self._reports = reports
         self._measuring = measuring
@@ -198,7 +201,8 @@ class LayerSteps:
     ) -> None:
         """A step begins; nothing of the one before is under way. Rates are as `Exchange.begin` takes them."""
         self._step = self._new_step(serial=record.serial)
-        self.gradients.begin(layer_rates)
+        if self._codes is not None and layer_rates is not None:
+            self._codes.coder.follow_rates(layer_rates)
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates, layer_rates=layer_rates)
 
     def _new_step(self, *, serial: bool) -> _Step:
@@ -296,9 +300,10 @@ class LayerSteps:
         """Push layers that follow from what comes back of others, in the order that all workers push in."""
         step = self._step
         while step.next < len(step.order):
+            assert self._codes is not None  # noqa: S101 - all others have been pushed
             late = step.order[step.next] - (len(self._owners) - len(self._sources))
             self._driver.complete(self._groups.of_layer[self._sources[late]])
-            self.gradients.follow(late)
+            self._codes.follow(late)
             step.is_ready[step.order[step.next]] = True
             self.push(record, waits=True)
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.core.compression import CompressionState
-from taihu.core.compression.low_rank import LowRank
+from taihu.core.compression.coding import Coder
 from taihu.core.model.layout import Layout
 from taihu.torch.layer_rates import LayerRates
 from taihu.torch.layer_steps import LayerSteps
@@ -61,7 +61,7 @@ class Opened:
     places: LayerPlaces
     live: LiveParameters | None
     rates: LayerRates | None
-    compression: CompressionState | LowRank | None
+    compression: CompressionState | Coder | None
 
     def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
         """A step begins; `rates` as `Exchange.begin` takes them."""

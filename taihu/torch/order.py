@@ -21,7 +21,8 @@ ORDER: Final = "order"
 """The name of the order in a state, shape (parameters,), int64; one that has none is in the order of numbers."""
 
 _OF_VALUES: Final = ("residual", "velocity")
-_OF_UNITS: Final = ("bounds", "thresholds", "ages", "kept", "rates", "right")
+# Whatever else there is belongs to layers in their order, and is made anew where that is another.
+_STAY: Final = (*_OF_VALUES, "squares", ORDER)
 
 
 def whole_order(came: Iterable[int], count: int) -> tuple[int, ...]:
@@ -77,7 +78,7 @@ def state_in_order(
         return dict(arrays)
     offsets = with_layers(layout, before).offsets
     layers = {number: slice(offsets[place], offsets[place + 1]) for place, number in enumerate(before)}
-    moved = {name: array[:0] if name in _OF_UNITS else array for name, array in arrays.items()}
+    moved = {name: array if name in _STAY else array[:0] for name, array in arrays.items()}
     moved[ORDER] = np.array(order, dtype=np.int64)
     for name in _OF_VALUES:
         if len(values := arrays[name]):
@@ -96,7 +97,7 @@ def carried_over(
         after: the places of the parameters of the state that is returned, which cover it.
     """
     elements = sum(place.stop - place.start for place in after.values())
-    moved = {name: array[:0] if name in _OF_UNITS else array for name, array in arrays.items()}
+    moved = {name: array if name in _STAY else array[:0] for name, array in arrays.items()}
     for name in _OF_VALUES:
         if len(values := arrays[name]):
             moved[name] = np.zeros(elements, dtype=values.dtype)

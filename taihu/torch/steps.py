@@ -18,8 +18,8 @@ from taihu.core.coordination.hashes import checksums_in_words
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.wire.clock import Clock, SystemClock
+from taihu.torch.coded import CodedGradients, Codes
 from taihu.torch.exchanged import ExchangedSet, Optimized, Watch
-from taihu.torch.factored import FactoredGradients
 from taihu.torch.gradients import GradientArena
 from taihu.torch.layer_rates import LayerRates
 from taihu.torch.layer_steps import Helping, LayerSteps
@@ -46,8 +46,8 @@ class Open(Protocol):
 
     def __call__(
         self, order: Sequence[int], layout: Layout, parameters: Sequence[torch.nn.Parameter]
-    ) -> tuple[GradientArena | FactoredGradients, Session]:
-        """Take the order in which parameters came, layout and parameters in it; return gradients and the exchange."""
+    ) -> tuple[GradientArena | CodedGradients, Codes | None, Session]:
+        """Take the order in which parameters came, layout and parameters in it; return gradients, codes, exchange."""
         ...
 
 
@@ -435,7 +435,7 @@ class BackwardSteps:
         turns.begin()
         number = turns.counted + 1
         # What follows from other groups does not wait for its turn.
-        in_turns = turns.expects_all and not self._job.compression.method.is_low_rank
+        in_turns = turns.expects_all and not self._job.compression.method.codes
         serial = in_turns and self._measuring.is_serial(number)
         steady = not serial and self._measuring.is_steady(number)
         record = StepRecord(self.step, serial, steady, self._start_s)
@@ -520,13 +520,14 @@ class BackwardSteps:
             order = self._agree(wanted)
         in_order = [exchanged.parameters[number] for number in order]
         layout = with_layers(exchanged.layout, order)
-        gradients, session = self._open_exchange(order, layout, in_order)
+        gradients, codes, session = self._open_exchange(order, layout, in_order)
         steps = LayerSteps(
             self._job,
             gradients,
             session,
             self._reports,
             self._measuring,
+            codes=codes,
             helping=self._helping,
             owners=[exchanged.owners[number] for number in order],
             turns=self._known_turns(),
@@ -537,7 +538,7 @@ class BackwardSteps:
         live = LiveParameters(layout, in_order, steps) if self._job.stage.divides_parameters else None
         places = LayerPlaces(exchanged.parameters, order, layout)
         rates = LayerRates(places.by_id, exchanged.optimized) if self._job.lowers_held_back else None
-        held = gradients.state or session.exchange.compression
+        held = session.exchange.compression if codes is None else codes.coder
         return Opened(steps, places, live, rates, held)
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:

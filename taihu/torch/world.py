@@ -17,7 +17,7 @@ from taihu.allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.allreduce.small_sums import SmallSums
 from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.core.base.words import one_line, ordinal
-from taihu.core.compression.low_rank import LowRank
+from taihu.core.compression.coding import make_coder
 from taihu.core.coordination.members import Progress
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
@@ -25,8 +25,8 @@ from taihu.core.process.ending import log_of_script, tell
 from taihu.core.process.last_will import LastWill
 from taihu.core.wire.clock import SystemClock
 from taihu.torch.anew import between_workers_of, plan_anew
+from taihu.torch.coded import CodedGradients, Codes
 from taihu.torch.exchanged import Optimized, digest_of_tensors
-from taihu.torch.factored import FactoredGradients
 from taihu.torch.gradients import GradientArena
 from taihu.torch.place import RunPlace
 from taihu.torch.reports import Reports, options_of
@@ -218,7 +218,7 @@ class World:
         *,
         job: Job,
         updates: ServerUpdates | None,
-    ) -> tuple[GradientArena | FactoredGradients, Session]:
+    ) -> tuple[GradientArena | CodedGradients, Codes | None, Session]:
         """Open the exchange of all parameters, which are, as their layers, in `order`; the one before is closed.
 
         Raises:
@@ -234,10 +234,8 @@ class World:
             self._opened = self._stack.enter_context(ExitStack())
         self._is_through_servers = former is None and bool(job.servers)
         job = job if former is None else between_workers_of(job)
-        low_rank = None
-        if job.compression.method.is_low_rank:
-            low_rank = LowRank(layout, job.compression.rank, job.train.seed)
-        sent = layout if low_rank is None else low_rank.layout
+        coder = make_coder(layout, job.compression, job.train.seed)
+        sent = layout if coder is None else coder.layout
         arenas = arenas_of(job, sent.elements)
         exchanged = Exchanged(sent, arenas)
         if updates is not None:
@@ -256,14 +254,15 @@ class World:
         self._activity.takes_part(session)
         if updates is not None:
             updates.take_over(order, arenas.parameters)
-        if low_rank is not None:
-            factored = FactoredGradients(layout, parameters, arenas.gradients, low_rank)
-            self._opened.callback(factored.close)
-            return factored, session
+        if coder is not None:
+            codes = Codes(coder, arenas.gradients)
+            coded = CodedGradients(layout, parameters, codes)
+            self._opened.callback(coded.close)
+            return coded, codes, session
         keeps, seals = not job.stage.divides_gradients, updates is not None
         gradients = GradientArena(layout, parameters, arenas.gradients, keeps=keeps, seals=seals)
         self._opened.callback(gradients.close)
-        return gradients, session
+        return gradients, None, session
 
     def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
         """Have the values of worker `root` in `tensors`, which all workers have alike; nothing may be under way.

@@ -1,45 +1,59 @@
-"""Gradients of PyTorch's parameters that are exchanged as products of two thin matrices (PowerSGD)."""
+"""Gradients of PyTorch's parameters that are exchanged as codes, as PowerSGD's thin matrices are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from taihu.core.compression.low_rank import LowRank
+from taihu.core.compression.coding import Coder
 from taihu.core.model.layout import Layout
 from taihu.torch.gradients import GradientArena
 
-__all__ = ["FactoredGradients"]
+__all__ = ["CodedGradients", "Codes"]
 
 
-class FactoredGradients:
-    """Gradients in an arena of their own, and their codes in the one that is exchanged; see `GradientArena`.
+@dataclass(frozen=True)
+class Codes:
+    """The codes of a step.
+
+    Attributes:
+        coder: of this worker.
+        arena: that is exchanged, shape (coder.layout.elements,), fp32.
+    """
+
+    coder: Coder
+    arena: NDArray[np.float32]
+
+    @property
+    def sources(self) -> Sequence[int]:
+        """Of each late layer, whose codes follow from what came back, the layer that it follows."""
+        return self.coder.sources
+
+    def follow(self, late: int) -> None:
+        """Have the codes of a late layer, from 0, in the arena, where the mean of its source is."""
+        self.coder.follow(late, self.arena)
+
+
+class CodedGradients:
+    """Gradients in an arena of their own, of which codes are exchanged; see `GradientArena`.
 
     Layers are those of the codes: the first ones are parameters, and late ones follow from what came back of these.
 
     Args:
         layout: of the parameters.
         parameters: in the layout's order.
-        codes: the arena that is exchanged, shape (low_rank.layout.elements,), fp32; kept.
-        low_rank: makes them.
+        codes: of them.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        parameters: Sequence[torch.nn.Parameter],
-        codes: NDArray[np.float32],
-        low_rank: LowRank,
-    ) -> None:
+    def __init__(self, layout: Layout, parameters: Sequence[torch.nn.Parameter], codes: Codes) -> None:
         self._arena = np.zeros(layout.elements, dtype=np.float32)
         self._offsets = layout.offsets
         self._gradients = GradientArena(layout, parameters, self._arena)
         self._codes = codes
-        self.state = low_rank
-        self.sources = low_rank.sources
 
     @property
     def is_copied_by_devices(self) -> bool:
@@ -49,11 +63,6 @@ class FactoredGradients:
     def close(self) -> None:
         """Nothing is copied any more."""
         self._gradients.close()
-
-    def begin(self, rates: NDArray[np.float64] | None) -> None:
-        """A step begins, with the learning rates of parameters, if what is held back follows them."""
-        if rates is not None:
-            self.state.follow_rates(rates)
 
     def bind_one(self, index: int) -> None:
         """As of `GradientArena`."""
@@ -78,17 +87,13 @@ class FactoredGradients:
             return  # since they followed
         self._gradients.gather(first, last)
         for layer in range(first, last + 1):
-            self.state.encode(layer, self._part(layer), self._codes)
-
-    def follow(self, late: int) -> None:
-        """Have the codes of a late layer, from 0, in their arena, where the mean of its source is."""
-        self.state.follow(late, self._codes)
+            self._codes.coder.encode(layer, self._part(layer), self._codes.arena)
 
     def give(self, indices: Iterable[int], is_brought: Callable[[int], bool] = lambda _: True) -> None:
         """The arena has what came back for layers `indices`: have it in the gradients of their parameters."""
         own = [index for index in indices if not self._is_late(index)]
         for index in own:
-            self.state.decode(index, self._codes, self._part(index))
+            self._codes.coder.decode(index, self._codes.arena, self._part(index))
         self._gradients.give(own, is_brought)
 
     def _is_late(self, layer: int) -> bool:
