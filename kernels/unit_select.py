@@ -22,9 +22,6 @@ __all__ = ["Arenas", "Outcomes", "Rule", "Thresholds", "most_of", "select_units"
 Values = NDArray[np.float32]
 Counts = NDArray[np.int64]
 
-_SLACK = 4
-"""A reused threshold may select a quarter more or less than the density asks for."""
-
 
 class Arenas(NamedTuple):
     """Gradient and parameters, which are read, velocity (of length 0 without momentum) and residual, which change."""
@@ -70,19 +67,30 @@ class Outcomes(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """The share of entries that is kept, updates between exact thresholds, and the momentum of `momentum_select`."""
+    """One update of units.
+
+    Attributes:
+        share: of entries that is kept.
+        refresh_every: updates between exact thresholds.
+        slack: a reused threshold may select that share more or less than the density asks for, however many where it
+            is inf, before it is made anew.
+        momentum, weight_decay, nesterov: of `momentum_select`.
+    """
 
     share: float
     refresh_every: int
+    slack: float
     momentum: float
     weight_decay: float
     nesterov: bool
 
 
 @kernel
-def most_of(kept: int) -> int:
-    """No update selects more of a unit of which the density asks for `kept` entries."""
-    return kept + max(1, kept // _SLACK)
+def most_of(elements: int, kept: int, slack: float) -> int:
+    """No update selects more of a unit of so many elements, of which the density asks for `kept`."""
+    if slack * kept >= elements:  # as inf is
+        return elements
+    return min(elements, kept + max(1, int(slack * kept)))
 
 
 @kernel
@@ -110,21 +118,21 @@ def select_units(  # noqa: PLR0917 - arenas, units, what became of them, a range
             its shape is (0,), they stay.
 
     Returns:
-        How many entries are selected: of each unit a quarter more than the density asks for at most, and as many as
-        there is room for.
+        How many entries are selected: of each unit `most_of` at most, and as many as there is room for.
     """
     stop = 0
     for unit in range(first, last):
         start, end = thresholds.bounds[unit, 0], thresholds.bounds[unit, 1]
         kept = min(end - start, max(1, int(np.ceil(rule.share * (end - start)))))
-        most = most_of(kept)
+        most = most_of(end - start, kept, rule.slack)
+        least = kept - int(min(rule.slack, 1.0) * kept)
         room = indices[stop : min(stop + most, len(indices))]
         moved = values[stop : stop + len(room)] if len(values) else values
         before, age = np.float64(thresholds.values[unit]), thresholds.ages[unit]
         stale = age < 0 or age + 1 >= rule.refresh_every or kept != thresholds.made_for[unit]
         hits = _accumulate(arenas, start, end, np.inf if stale else before, rule, room, moved)
         # Nothing holds a reused threshold to the density: the count may leave its bounds before the refresh is due.
-        refresh = stale or not kept - kept // _SLACK <= hits <= most
+        refresh = stale or not least <= hits <= most
         outcomes.drifts[unit] = np.nan
         if refresh:
             residual = arenas.residual[start:end]
@@ -197,7 +205,7 @@ def warm_up() -> None:
         outcomes,
         0,
         1,
-        Rule(1.0, 1, 0.0, 0.0, False),
+        Rule(1.0, 1, 0.25, 0.0, 0.0, False),
         indices,
         arrays[5],
     )

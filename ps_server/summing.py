@@ -439,5 +439,6 @@ def make_summing(job: Job, parameters: Values, on_squeezed: OnSqueezed | None = 
         refresh_every=compression.refresh_every if method.reuses else 1,
         density_warmup_steps=compression.density_warmup_steps,
         threshold=compression.threshold,
+        slack=compression.slack,
     )
     return SqueezedSumming(parameters, compressor, on_squeezed)

@@ -16,7 +16,6 @@ from taihu.core.compression.parcels import Parcels
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.kernels.half import from_half
-from taihu.kernels.unit_select import most_of
 
 __all__ = ["Bucket", "HeldBack"]
 
@@ -135,7 +134,7 @@ class Bucket:
     def _room_at(self, step: int) -> int:
         """Bytes of what step `step` (from 1) sends at most; all ranks come to the same."""
         units = self._group.state.units
-        most = sum(min(unit.elements, most_of(self._compressor.kept(unit.elements, step))) for unit in units)
+        most = sum(self._compressor.most_selected_at(unit.elements, step) for unit in units)
         return self._parcels.room(most)
 
     def _is_quiet(self, start: int, stop: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pkgutil import resolve_name
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ __all__ = ["Compressor", "kept_elements", "make_compressor"]
 
 Values = NDArray[np.float32]
 Clip = Literal["unit", "whole"]
+
+_SLACK: Final = 0.25
 
 
 def kept_elements(density: float, elements: int) -> int:
@@ -58,6 +60,8 @@ class Compressor:
         factor_masking: forget the velocity of what was sent (section 3.3 there). Without it density 1 is momentum
             SGD; with it, momentum ends wherever something is sent, so that at density 1 none is left.
         clip_norm: bound of the L2 norm of what is clipped together, None for none (section 3.2 there).
+        slack: a reused threshold may select that share more or less than the density asks for before it is made anew;
+            inf for any number (the printed algorithm).
         clip: whether each unit's gradient is clipped on its own, or the whole one: its norm is known only after
             backward, when most of it has been sent, so that the norm of the step before stands for it.
     """
@@ -74,6 +78,7 @@ class Compressor:
     clip_norm: float | None = None
     clip: Clip = "unit"
     threshold: Threshold = "layer"
+    slack: float = _SLACK
 
     @property
     def unit(self) -> UnitKind:
@@ -111,7 +116,11 @@ class Compressor:
         """No update of a unit of `elements` values selects more than this."""
         if self.density_warmup_steps:
             return elements
-        return min(elements, most_of(kept_elements(self.density, elements)))
+        return int(most_of(elements, kept_elements(self.density, elements), self.slack))
+
+    def most_selected_at(self, elements: int, step: int) -> int:
+        """The update of step `step` (from 1) selects no more of a unit of `elements` values than this."""
+        return int(most_of(elements, self.kept(elements, step), self.slack))
 
     def update(
         self,
@@ -193,7 +202,8 @@ class Compressor:
         accumulate(Arenas(gradient, parameters, velocity, residual), self._rule(1.0))
 
     def _rule(self, share: float) -> Rule:
-        return Rule(share, self.refresh_every, self.momentum, self.weight_decay, self.nesterov)
+        momentum = (self.momentum, self.weight_decay, self.nesterov)
+        return Rule(share, self.refresh_every, self.slack, *momentum)
 
     def _share(self, step: int) -> float:
         """The density of a step (from 1)."""
@@ -244,4 +254,5 @@ def make_compressor(
         clip_norm=None if bound is None else bound / together,
         clip=settings.clip,
         threshold=settings.threshold,
+        slack=settings.slack if settings.method.reuses else _SLACK,
     )

@@ -123,7 +123,7 @@ RULES: Final = (
     Rule(
         "compression.density compression.refresh_every compression.factor_masking compression.density_warmup_steps "
         "compression.clip_norm compression.clip compression.value_type compression.momentum_at "
-        "compression.threshold compression.held_back_rises",
+        "compression.threshold compression.threshold_slack compression.held_back_rises",
         lambda job: not (job.compression.method.selects or job.compression.method.is_chosen),
         "needs a compression.method",
     ),
@@ -144,7 +144,7 @@ RULES: Final = (
         "needs a compression.clip_norm",
     ),
     Rule(
-        "compression.refresh_every compression.threshold",
+        "compression.refresh_every compression.threshold compression.threshold_slack",
         lambda job: job.compression.method.selects and not job.compression.method.reuses,
         "is for compression.method dlgs",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -21,7 +22,8 @@ class CompressionSettings(Section):
     """`[compression]`: what is sent of a gradient; what is not is sent later (error feedback).
 
     `method` topk sends the share `density` of the whole gradient, lags and dlgs that share of every layer; dlgs makes
-    its thresholds anew every `refresh_every` steps only. With `threshold` group it has one for all layers that are
+    its thresholds anew every `refresh_every` steps only, or where they select more or less than `threshold_slack`
+    allows. With `threshold` group it has one for all layers that are
     merged into a message; what a run computes then depends on its plan. `quantized` sends every value, in the few
     bits of a `value_type`, and holds back what rounding takes away. `powersgd` sends each matrix of a script's
     gradients as the product of two, `rank` wide. `auto` is one of these, or none: some steps
@@ -52,6 +54,11 @@ class CompressionSettings(Section):
         default="layer", description="dlgs: what shares a threshold, a layer or the layers of a message"
     )
     refresh_every: Count = Field(default=32, description="dlgs: steps after which a threshold is made anew")
+    threshold_slack: Annotated[float, Field(ge=0, le=1e6)] | Literal["none"] = Field(
+        default=0.25,
+        description="dlgs: how much more or less than the density asks for a threshold may select before it is made "
+        "anew, as a share; none for any number, as printed",
+    )
     rank: Annotated[int, Field(ge=1, le=64)] = Field(
         default=4, description="powersgd: the width of the matrices whose product stands for a gradient"
     )
@@ -90,6 +97,11 @@ class CompressionSettings(Section):
         description="what clip_norm bounds: what shares a threshold, by the norm divided by the root of the number "
         "of workers, or each worker's whole gradient",
     )
+
+    @property
+    def slack(self) -> float:
+        """`threshold_slack` as a number: inf for none."""
+        return math.inf if self.threshold_slack == "none" else self.threshold_slack
 
     def acts_as_momentum(self, *, of_sgd: bool) -> bool:
         """Whether so much is held back that it stands in for a momentum, or a beta1, of 0.9 (docs/adr/0061, 0067)."""

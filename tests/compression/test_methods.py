@@ -146,13 +146,20 @@ def test_what_is_sent_and_what_stays_is_the_gradient_bit_for_bit(
 
 
 @quick
-@given(SIZES, DENSITIES, st.integers(1, 6), st.sampled_from([0, 0, 9]), st.integers(0, 2**32))
+@given(
+    sizes=SIZES,
+    density=DENSITIES,
+    refresh=st.integers(1, 6),
+    warmup=st.sampled_from([0, 0, 9]),
+    slack=st.sampled_from([0.25, 0.0, 0.1, 1.0, 2.5, math.inf]),
+    seed=st.integers(0, 2**32),
+)
 def test_thresholds_and_selections_follow_the_printed_algorithm(
-    sizes: list[int], density: float, refresh: int, warmup: int, seed: int
+    *, sizes: list[int], density: float, refresh: int, warmup: int, slack: float, seed: int
 ) -> None:
     """docs/methods.md section 1.1 in NumPy, with the bound of the count; another density makes the threshold anew."""
     units = units_of(sizes)
-    run = Run(Compressor(METHODS["dlgs"], density, refresh, density_warmup_steps=warmup), units)
+    run = Run(Compressor(METHODS["dlgs"], density, refresh, density_warmup_steps=warmup, slack=slack), units)
     residual = np.zeros(run.elements, dtype=np.float32)
     thresholds: dict[int, float] = {}
     ages: dict[int, int] = {}
@@ -166,13 +173,15 @@ def test_thresholds_and_selections_follow_the_printed_algorithm(
             due = index not in ages or ages[index] + 1 == refresh or made_for[index] != k
             used_before = ages.get(index, -1) + 1
             hits = 0 if due else int((np.abs(g) >= thresholds[index]).sum())
-            if due or hits < k - k // 4 or hits > k + max(1, k // 4):
+            most = math.inf if slack == math.inf else k + max(1, math.floor(k * slack))
+            if due or hits < k - math.floor(k * min(slack, 1)) or hits > most:
                 thresholds[index], ages[index], made_for[index] = float(np.sort(np.abs(g))[-k]), 0, k
                 refreshed = True
             else:
                 ages[index] += 1
                 refreshed = False
             expected = np.flatnonzero(np.abs(g) >= thresholds[index])
+            assert len(expected) <= run.compressor.most_selected_at(unit.elements, step)
             report, indices, sent = run.update(index, step, gradient)
             np.testing.assert_array_equal(indices, expected + unit.start)
             np.testing.assert_array_equal(sent, g[expected])

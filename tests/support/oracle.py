@@ -137,8 +137,9 @@ def _rounded_down(job: Job, layout: Layout, total: Exact, pushed: NDArray[np.boo
 class _Selector:
     """Sparsification with error feedback, and thresholds that are exact every `refresh` steps and reused between."""
 
-    def __init__(self, elements: int, density: float, refresh: int, bits: int = 0) -> None:
+    def __init__(self, elements: int, density: float, refresh: int, bits: int = 0, slack: float | str = 0.25) -> None:
         self._bits = bits
+        self._slack = slack
         self._residual = np.zeros(elements)
         self._density = density
         self._refresh = refresh
@@ -159,7 +160,10 @@ class _Selector:
             k = max(1, math.ceil(self._density * len(owed)))
             threshold, age = self._thresholds.get(key, (math.inf, self._refresh))
             hits = int((np.abs(owed) >= threshold).sum())
-            if age + 1 >= self._refresh or not k - k // 4 <= hits <= k + max(1, k // 4):
+            least, most = 0.0, math.inf
+            if isinstance(self._slack, float):
+                least, most = k - math.floor(self._slack * k), k + max(1, math.floor(self._slack * k))
+            if age + 1 >= self._refresh or not least <= hits <= most:
                 threshold, age = float(np.sort(np.abs(owed))[-k]), -1
             self._thresholds[key] = threshold, age + 1
             chosen = (np.abs(owed) >= threshold) & (owed != 0)
@@ -183,8 +187,9 @@ def _sparse(
         optimizer = optimizer.model_copy(update=newest)
     refresh = compression.refresh_every if compression.method.key == "dlgs" else 1
     bits = int(compression.value_type.removeprefix("int")) if compression.value_type.startswith("int") else 0
-    selectors = [_Selector(layout.elements, compression.share, refresh, bits) for _ in range(workers)]
-    down = _Selector(layout.elements, compression.density, refresh)
+    slack = compression.threshold_slack
+    selectors = [_Selector(layout.elements, compression.share, refresh, bits, slack) for _ in range(workers)]
+    down = _Selector(layout.elements, compression.density, refresh, slack=slack)
     left = np.zeros(layout.elements)
     velocities = [np.zeros(layout.elements) for _ in range(workers)]
     master, history = _Master(layout, optimizer), []

@@ -71,6 +71,23 @@ def test_a_warm_up_holds_for_what_is_held_back(servers: int, rises: str, momentu
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize(("servers", "downlink"), [(0, "auto"), (2, "auto"), (1, "doublesqueeze")])
+@pytest.mark.parametrize("slack", ["none", 0.0, 1.0])
+def test_a_threshold_is_made_anew_where_its_count_leaves_the_slack(
+    servers: int, slack: float | str, downlink: str
+) -> None:
+    """Gradients grow: a threshold of before selects more and more, as many as there are where nothing bounds it."""
+
+    def growing(rank: int, step: int) -> Values:
+        return gradients(rank, step) * np.float32(1.5**step)
+
+    job = job_of(servers, 2, {"momentum": 0.0}, threshold_slack=slack, downlink=downlink, refresh_every=5)
+    run = exchange_steps(job, LAYOUT, growing, steps=STEPS)
+    expected = expected_parameters(job, LAYOUT, growing, ["bucket:1kB"] * STEPS)
+    for seen, exact in zip(run.parameters, expected, strict=True):
+        np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-4)
+
+
 @pytest.mark.parametrize("downlink", ["exact", "dense"])
 @pytest.mark.parametrize("threshold", ["layer", "group"])
 @pytest.mark.parametrize("value_type", ["int8", "int4", "int2"])
@@ -169,13 +186,15 @@ def wide(layout: Layout, rank: int, step: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(layout.elements, dtype=np.float32)
 
 
+@pytest.mark.parametrize("slack", [0.25, "none"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int) -> None:
+def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int, slack: float | str) -> None:
     """Steps without gradients empty what was held back: then everything has been applied, once."""
-    job = job_of(0, workers, {"momentum": 0.0}, downlink="doublesqueeze")
+    job = job_of(0, workers, {"momentum": 0.0}, downlink="doublesqueeze", threshold_slack=slack)
     plan = first_plan(job, LAYOUT, one_host=False)
     plan = replace(plan, routes=(SparseAlgorithm.GTOPK,) * len(plan.groups), frame_elements=1000)
-    steps = STEPS + 14 * workers
+    # Where nothing bounds the count, a threshold of large gradients sends nothing of small ones until it is made anew.
+    steps = STEPS + (14 if slack != "none" else 42) * workers
 
     def some(rank: int, step: int) -> Values:
         given = gradients(rank, step)
