@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,13 +45,15 @@ class Sent:
 
     def __init__(self, elements: int, value_type: ValueType, down_type: ValueType = ValueType.FP32) -> None:
         self._elements, self._value_type, self._down_type = elements, value_type, down_type
-        self.up_bytes = self.down_bytes = self.selected = 0
+        self.up_bytes = self.down_bytes = self.selected = self.most_selected = 0
         self._rounds = 0
 
     def add(self, selections: Sequence[tuple[Positions, Values]], union: Positions) -> None:
         """Count the selections of all workers in a step, and what comes back to each."""
         self._rounds += len(selections)
-        self.selected += sum(len(indices) for indices, _ in selections)
+        counts = [len(indices) for indices, _ in selections]
+        self.selected += sum(counts)
+        self.most_selected = max(self.most_selected, *counts)
         self.up_bytes += sum(self._bytes_of(indices, self._value_type) for indices, _ in selections)
         self.down_bytes += len(selections) * self._bytes_of(union, self._down_type)
 
@@ -59,6 +62,11 @@ class Sent:
         whole = max(1, self._rounds) * self._elements
         shares = (self.selected / whole, self.up_bytes / 4 / whole, self.down_bytes / 4 / whole)
         return dict(zip(("selected_ratio", "up", "down"), shares, strict=True))
+
+    @property
+    def peak(self) -> float:
+        """The share of all values that the worker and step sent which sent most."""
+        return self.most_selected / self._elements
 
     def _bytes_of(self, indices: Positions, value_type: ValueType) -> int:
         values = np.zeros(len(indices), dtype=np.float32)
@@ -131,6 +139,7 @@ class WorkersInTurns:
         is_dense = not job.compression.method.selects
         self._compressors = [] if is_dense else [compressor_of(job, plan, self._arenas) for _ in batches]
         self._rates = scheduled_rates(job, plan)
+        self._select_s = 0.0
         self._total = np.zeros(model.layout.elements, dtype=np.float32)
         self._log = CompressionLog()
         down_type = ValueType.named(job.compression.downlink_value_type)
@@ -145,13 +154,15 @@ class WorkersInTurns:
             losses.append(self._step(step))
             if step % self.per_epoch == 0:
                 scores = evaluate(self._model, dataset)
-                row = {"test_accuracy": scores.metrics["accuracy"], "test_loss": scores.loss}
-                epochs.append({**row, "train_loss": fmean(losses[-self.per_epoch :])})
+                row = {f"test_{name}": value for name, value in scores.metrics.items()}
+                epochs.append({**row, "test_loss": scores.loss, "train_loss": fmean(losses[-self.per_epoch :])})
         thresholds = self._log.results() or {"units": None}
         return {
-            "test_accuracy": epochs[-1]["test_accuracy"],
+            **{name: value for name, value in epochs[-1].items() if name not in ("test_loss", "train_loss")},
             "epochs": epochs,
             **self._shares(),
+            "peak_ratio": self._sent.peak,
+            "select_seconds": self._select_s / self.steps / len(self._batches),
             "thresholds": thresholds["units"],
             "parameters_sha256": parameters_sha256(self._arenas.parameters),
         }
@@ -174,7 +185,9 @@ class WorkersInTurns:
             if self._compressors:
                 log = self._log if rank == 0 else None
                 rates = None if self._rates is None else self._rates.of(step)
+                begun_s = time.perf_counter()
                 pushed.append(selected_of(self._compressors[rank], self._groups, step, log, rates))
+                self._select_s += time.perf_counter() - begun_s
             else:
                 self._total += self._arenas.gradients
         self._model.load_buffers(kept)
@@ -182,10 +195,13 @@ class WorkersInTurns:
             for indices, values in pushed:
                 self._total[indices] += values
             union = np.unique(np.concatenate([indices for indices, _ in pushed]))
+            if self._job.downlink == "dense":  # all parameters change, and come back
+                union = np.arange(len(self._total), dtype=np.int32)
             places, sums = self._rounded.round(union, self._total[union])
             self._sent.add(pushed, places)
-            self._optimizer.update_sparse(places, sums, step, scale=1 / count)
-        else:
+            if self._job.downlink != "dense":
+                self._optimizer.update_sparse(places, sums, step, scale=1 / count)
+        if not self._compressors or self._job.downlink == "dense":
             self._optimizer.update(0, len(self._total), self._total, step, scale=1 / count)
         self._total[:] = 0.0
         return losses[0]
@@ -230,7 +246,8 @@ def train_on_first(job: Job, images: int, path: Path | None = None) -> dict[str,
     """
     data = job.data if path is None else job.data.model_copy(update={"path": path})
     whole = load_dataset(data, job.model.name)
-    dataset = replace(whole, train=First(whole.train, images), test=First(whole.test, _TESTED))
+    tested = min(_TESTED, len(whole.test))
+    dataset = replace(whole, train=First(whole.train, images), test=First(whole.test, tested))
     model = build_model(job.model.name, dataset.input_shape, dataset.outputs)
     model.use_threads(1)
     count, batch, seed = job.cluster.workers, job.train.batch, job.train.seed

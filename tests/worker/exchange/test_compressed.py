@@ -193,7 +193,7 @@ def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int, slack: float
     job = job_of(0, workers, {"momentum": 0.0}, downlink="doublesqueeze", threshold_slack=slack)
     plan = first_plan(job, LAYOUT, one_host=False)
     plan = replace(plan, routes=(SparseAlgorithm.GTOPK,) * len(plan.groups), frame_elements=1000)
-    # Where nothing bounds the count, a threshold of large gradients sends nothing of small ones until it is made anew.
+    # Where nothing bounds the count, a threshold of large gradients sends nothing of small ones while it is reused.
     steps = STEPS + (14 if slack != "none" else 42) * workers
 
     def some(rank: int, step: int) -> Values:
