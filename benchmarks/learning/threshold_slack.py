@@ -4,7 +4,8 @@ A cell is one model trained by DLGS at one density from one seed, by the three w
 an exact threshold every s steps, and in between wherever the count leaves the slack; `none` is the printed algorithm.
 The exact share is that of all selections which made their threshold anew, the sent share that of all values over the
 density, the peak that of the step that sent most. Momentum is where the product has it, and on the workers, as the
-papers have it. The score is the accuracy in %, of texts the perplexity. Cells that the file holds are not trained again.
+papers have it. The score is the accuracy in %, of texts the perplexity. Cells that the file holds are not trained
+again.
 """
 
 from __future__ import annotations
