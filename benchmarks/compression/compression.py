@@ -26,7 +26,7 @@ from benchmarks.base.roles import run_job
 from benchmarks.base.rows import in_page, load_rows, save_rows
 from benchmarks.compression.thresholds import CELLS, COMPUTE, data_and_model, measure_in_turns, told
 
-__all__ = ["measure", "side_by_side"]
+__all__ = ["measure", "side_by_side", "steps_by_cell"]
 
 _WORKERS = 3
 _PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto", "dlgs-group": "auto"}
@@ -107,11 +107,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def side_by_side(rows: Sequence[dict[str, Any]]) -> str:
     """The methods of each cell as Markdown: medians of their runs, the range of those, and the fastest's lead."""
-    cells: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for runs in settings_of(rows):
-        first = runs[0]
-        cell = first.get("compute", "real"), first["model"], first["rate"], first["density"]
-        cells.setdefault(cell, {})[first["method"]] = [row["seconds_per_step"]["median"] for row in runs]
+    cells = _runs_by_cell(rows)
     columns = "compute", "model", "links", "density", *(f"{method}, s" for method in _SIDE_BY_SIDE), "fastest"
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for (compute, model, rate, density), steps in cells.items():
@@ -123,6 +119,24 @@ def side_by_side(rows: Sequence[dict[str, Any]]) -> str:
         lead = f"{first_two[0]}, {second / best - 1:.1%} before {first_two[1]}"
         lines.append(f"| {compute} | {model} | {rate} | {density:g} | {' | '.join(shown)} | {lead} |")
     return "\n".join(lines)
+
+
+def _runs_by_cell(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str, float], dict[str, list[float]]]:
+    """Median steps of each run by compute, model, links and density, and by method."""
+    cells: dict[tuple[str, str, str, float], dict[str, list[float]]] = {}
+    for runs in settings_of(rows):
+        first = runs[0]
+        cell = first.get("compute", "real"), first["model"], first["rate"], first["density"]
+        cells.setdefault(cell, {})[first["method"]] = [row["seconds_per_step"]["median"] for row in runs]
+    return cells
+
+
+def steps_by_cell(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str, float], dict[str, float]]:
+    """Seconds of a step, the median of runs, by compute, model, links and density, and by method."""
+    return {
+        cell: {method: statistics.median(runs) for method, runs in methods.items()}
+        for cell, methods in _runs_by_cell(rows).items()
+    }
 
 
 def _of_runs(steps: Sequence[float]) -> str:

@@ -18,12 +18,12 @@ from typing import Any
 from benchmarks.base.rows import load_rows, publish, save_rows
 from benchmarks.exchange import allreduce, exchange
 from taihu.core.planner.model_shapes import layer_table
+from taihu.simulation.figures.papers_machine import BYTES_PER_SECOND, start_up_seconds
 
 __all__ = ["allreduce_ratio", "columns_ratio", "measure", "paper_ratio", "table"]
 
 # Caffe's blobs, and bytes: a norm has five blobs in Caffe, running moments among them, and two tensors here.
 _PAPER_MODELS = MappingProxyType({"alexnet": (16, 243.9e6), "googlenet": (128, 53.5e6), "resnet50": (320, 102.2e6)})
-_PAPER_BYTES_PER_SECOND = 4.46e9
 _BLOBS = ("--blobs",)
 _WAITING = (*_BLOBS, "--set=exchange.window_frames=1", f"--set=exchange.frame_bytes={4 << 20}")
 _THROUGH_ONE = MappingProxyType({"one_server": (), "blobs": _BLOBS, "waiting": _WAITING})
@@ -37,17 +37,12 @@ def paper_ratio(model: str, workers: int, *, start_ups: bool = True) -> float:
     Without `start_ups` neither has any: what is left is the ratio of the bytes.
     """
     blobs, size_bytes = _PAPER_MODELS[model]
-    ring = 2 * (workers - 1) / workers * size_bytes / _PAPER_BYTES_PER_SECOND
+    ring = 2 * (workers - 1) / workers * size_bytes / BYTES_PER_SECOND
     servers = 2 * ring
     if start_ups:
-        servers += 2 * blobs * paper_start_up(workers)
-        ring += 2 * (workers - 1) * 50e-6
+        servers += 2 * blobs * start_up_seconds(workers)
+        ring += start_up_seconds(workers)
     return servers / ring
-
-
-def paper_start_up(workers: int) -> float:
-    """Seconds that a message of one blob takes on the paper's machine, however short, each way."""
-    return float(0.36e-3 * (workers - 1) ** 0.84)
 
 
 def allreduce_ratio(additions_bytes_per_second: float | None) -> float:
@@ -56,7 +51,7 @@ def allreduce_ratio(additions_bytes_per_second: float | None) -> float:
     Where additions take time, only MPI_Allreduce waits for them.
     """
     nodes, supernode, size_bytes, slower = 512, 256, 243.9e6, 4
-    volume = size_bytes / nodes / _PAPER_BYTES_PER_SECOND
+    volume = size_bytes / nodes / BYTES_PER_SECOND
     naive = 2 * volume * ((supernode - 1) + (nodes - supernode) * slower)
     if additions_bytes_per_second is not None:
         naive += size_bytes * (nodes - 1) / nodes / additions_bytes_per_second
@@ -65,7 +60,7 @@ def allreduce_ratio(additions_bytes_per_second: float | None) -> float:
 
 def columns_ratio(inputs: int, outputs: int, workers: int, batch: int) -> float:
     """Time of a layer's gradient around the ring over that of the layer by columns, by the model of section 3."""
-    start_up, per_value = paper_start_up(workers), 4 / _PAPER_BYTES_PER_SECOND
+    start_up, per_value = start_up_seconds(workers), 4 / BYTES_PER_SECOND
     data = start_up + 2 * (workers - 1) / workers * (inputs + 1) * outputs * per_value
     return data / (7 * start_up + (workers - 1) * batch * (4 * inputs + 2 * outputs) * per_value)
 

@@ -14,28 +14,22 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import fmean, geometric_mean, median
-from types import MappingProxyType
+from statistics import fmean
 from typing import Any
 
 from benchmarks.base.rows import in_page
-from benchmarks.compression import lags_and_topk
+from benchmarks.compression import compression, lags_and_topk
 from benchmarks.compression.compression import settings_of
-from benchmarks.compression.thresholds import COMPUTE, ratio_of
 from benchmarks.exchange import fc_schemes, ps_and_ring, three_ways
 from benchmarks.learning import fc_batch
 from benchmarks.planning import figures
-from taihu.core.base.words import counted
 
 __all__ = ["CLAIMS", "Claim", "table"]
 
 _PAGE = "made by benchmarks.planning.claims"
 _MISSING = "not measured"
 
-_DLGS = MappingProxyType({"dlgs": "by layer", "dlgs-group": "by group"})
-
 Rows = Sequence[dict[str, Any]]
-Steps = dict[tuple[str, str, float, str], float]
 
 
 class Measured:
@@ -67,73 +61,40 @@ def _told(text: str) -> Callable[[Measured], str]:
     return lambda measured: text
 
 
-def _steps(measured: Measured) -> Steps:
-    """Median seconds of a step by model, links, density and method."""
-    return {
-        (runs[0]["model"], runs[0]["rate"], runs[0]["density"], runs[0]["method"]): median(
-            run["seconds_per_step"]["median"] for run in runs
-        )
-        for runs in settings_of(measured["compression"])
-    }
-
-
 def _speed_ups(measured: Measured) -> str:
-    steps = _steps(measured)
-    told = []
-    for method, name in _DLGS.items():
-        gains = [
-            f"{steps[model, rate, 1.0, 'none'] / seconds:.1f} ({model}, {rate})"
-            for (model, rate, density, own), seconds in steps.items()
-            if own == method and density == 0.01
-        ]
-        told.append(f"{name}: {', '.join(gains) or _beside_groups(measured)}")
-    return "; ".join(told)
-
-
-def _beside_groups(measured: Measured) -> str:
-    """The time of steps with thresholds by layer over that by group, which took turns within each run."""
-    told = []
-    for compute in COMPUTE:
-        ratios = [ratio_of(row).value for row in measured["thresholds"] if row["compute"] == compute]
-        if ratios:
-            told.append(f"{geometric_mean(ratios):.3f} ({compute} compute, mean of {counted(len(ratios), 'cell')})")
-    return f"{', '.join(told)} times the time by group" if told else _MISSING
+    """A batch of everything over one by DLGS, with thresholds by layer."""
+    batches = {(row["model"], row["rate"], row["way"]): row["batch_seconds"] for row in measured["few_bits"]}
+    gains = [
+        f"{batches[model, rate, 'dense'] / seconds:.1f} ({model}, {rate})"
+        for (model, rate, way), seconds in batches.items()
+        if way == "dlgs 0.01"
+    ]
+    return ", ".join(gains) or _MISSING
 
 
 def _fastest(measured: Measured) -> str:
-    """The cells in which each kind of DLGS is, and its gain over the next sparse method for VGG-16."""
-    steps = _steps(measured)
-    told = []
-    for method, name in _DLGS.items():
-        gains = [
-            (model, _fastest_other(steps, model, rate, density) / seconds)
-            for (model, rate, density, own), seconds in steps.items()
-            if own == method
-        ]
-        vgg = [gain for model, gain in gains if model == "vgg16_cifar"]
-        won = f"in {sum(gain > 1 for _, gain in gains)} of {len(gains)} cells" if gains else _beside_groups(measured)
-        by = f", {min(vgg):.2f} to {max(vgg):.2f} times the next one's speed for vgg16_cifar" if vgg else ""
-        told.append(f"{name}: {won}{by}")
-    return "; ".join(told)
-
-
-def _fastest_other(steps: Steps, model: str, rate: str, density: float) -> float:
-    sparse = (steps[model, rate, density, other] for other in ("topk", "lags"))
-    return min(*sparse, steps[model, rate, 1.0, "none"])
+    """The cells in which DLGS is the fastest of three, and its gain over the next one for VGG-16."""
+    gains = [
+        (model, min(steps["topk"], steps["lags"]) / steps["dlgs"])
+        for (_, model, _, _), steps in compression.steps_by_cell(measured["methods_in_cells"]).items()
+        if steps.keys() >= {"topk", "lags", "dlgs"}
+    ]
+    vgg = [gain for model, gain in gains if model == "vgg16_cifar"]
+    if not vgg:
+        return _MISSING
+    won = f"in {sum(gain > 1 for _, gain in gains)} of {len(gains)} cells of sparse methods"
+    return f"{won}, {min(vgg):.3f} to {max(vgg):.3f} times the next one's speed for vgg16_cifar"
 
 
 def _accuracy(measured: Measured) -> str:
-    by_density: dict[float, list[float]] = {}
-    for row in measured["accuracy"]:
-        by_density.setdefault(row["density"], []).append(100 * row["test_accuracy"])
-    dense = fmean(by_density[1.0])
-    told = [f"{fmean(values) - dense:+.2f} at {density:g}" for density, values in by_density.items() if density < 1]
+    told = []
     cells = measured["accuracy_by_method"]
     for model, density in product(("cifar10_quick", "resnet20"), (0.1, 0.01)):
         of = partial(_mean_accuracy, cells, model, density)
         methods = {"DLGS": of("dlgs", "layer"), "LAGS": of("lags", "layer"), "Top-K": of("topk", "layer")}
         shown = ", ".join(f"{name} {mean}" for name, mean in methods.items())
-        told.append(f"side by side, {model} at {density:g}: {shown}")
+        dense = _mean_accuracy(cells, model, 1.0, "none", "layer")
+        told.append(f"{model} at {density:g}: {shown}, everything {dense}")
     return "; ".join(told)
 
 
@@ -287,24 +248,21 @@ CLAIMS: Sequence[Claim] = (
         1,
         "up to 1.99 times",
         _speed_ups,
-        "`python -m benchmarks compression --json benchmarks/results/compression.json`; by layer "
-        "`python -m benchmarks compression --batch 8 --thresholds modelled --json "
-        "benchmarks/results/thresholds.json`",
+        "`python -m benchmarks few_bits --json benchmarks/results/few_bits.json`",
     ),
     Claim(
         "1.4",
         2,
         "near it, and above both",
         _accuracy,
-        "`python -m benchmarks accuracy --json benchmarks/results/accuracy.json`, `python -m benchmarks "
-        "accuracy_by_method --json benchmarks/results/accuracy_by_method.json`",
+        "`python -m benchmarks accuracy_by_method --json benchmarks/results/accuracy_by_method.json`",
     ),
     Claim(
         "1.4",
         3,
         "the fastest, by little on VGG16",
         _fastest,
-        "`python -m benchmarks compression --json benchmarks/results/compression.json`",
+        "`python -m benchmarks compression --batch 8 --json benchmarks/results/methods_in_cells.json`",
     ),
     Claim("1.4", 4, "longer, and faster", _lags, "`python -m benchmarks lags_and_topk`"),
     Claim(
@@ -425,18 +383,19 @@ CLAIMS: Sequence[Claim] = (
 
 def table(measured: Measured) -> str:
     """All claims as Markdown."""
-    lines = ["| claim | printed | here | shown by |", "|---|---|---|---|"]
+    lines = ["| claim | printed | here | simulated: of | away by | shown by |", "|---|---|---|---|---|---|"]
     return "\n".join([*lines, *(_line(claim, measured) for claim in CLAIMS)])
 
 
 def _line(claim: Claim, measured: Measured) -> str:
     """A claim's row; what the simulator says of it stands before what was measured."""
     here, shown = claim.ours(measured), claim.shown
+    basis, away = figures.deviations(measured["figures"], claim.section, claim.number)
     simulated = figures.simulated(measured["figures"], claim.section, claim.number)
     if simulated is not None:
         name, told = simulated
         here, shown = f"simulated {told}; {here}", f"`taihu simulate figure {name}`, {shown}"
-    return f"| {claim.section}, {claim.number} | {claim.printed} | {here} | {shown} |"
+    return f"| {claim.section}, {claim.number} | {claim.printed} | {here} | {basis} | {away} | {shown} |"
 
 
 def main() -> None:

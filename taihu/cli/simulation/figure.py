@@ -55,14 +55,16 @@ def _known(name: str) -> str:
 
 
 def _lines(name: str, figure: Figure) -> list[str]:
-    beside = bool(figure.beside)
-    header = ["", "paper", "ours", *(["beside"] * beside), "deviation", ""]
-    rows = [header, *(_cells(row, beside=beside) for row in figure.rows)]
+    header = ["", "paper", "ours", *figure.beside, "deviation", "basis", ""]
+    rows = [header, *(_cells(row, list(figure.beside)) for row in figure.rows)]
     facts = [f"{name}: {figure.title}", f"constants: {figure.constants}"]
-    return [*facts, *([f"beside: {figure.beside}"] * beside), *aligned(rows, left=1), ""]
+    facts += [f"{column}: {words}" for column, words in figure.beside.items()]
+    return [*facts, *aligned(rows, left=1), ""]
 
 
-def _cells(row: Row, *, beside: bool) -> list[str]:
-    second = ["" if row.beside is None else f"{row.beside:.4g}"] * beside
+def _cells(row: Row, columns: list[str]) -> list[str]:
+    further = [f"{row.beside[column]:.4g}" if column in row.beside else "" for column in columns]
     deviation = "-" if row.deviation is None else f"{round(row.deviation, 3) + 0.0:+.1%}"
-    return [row.case, row.paper_as_text(), f"{row.ours:.4g}", *second, deviation, row.term]
+    if row.words:
+        deviation = "agrees" if row.agrees else "does not"
+    return [row.case, row.paper_as_text(), f"{row.ours:.4g}", *further, deviation, row.basis, row.term]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Figure", "Kind", "Panel", "Row", "Series"]
+__all__ = ["Basis", "Figure", "Kind", "Panel", "Row", "Series"]
 
 Kind = Literal["line", "dashes", "points", "bars", "range"]
+Basis = Literal["predicted", "fitted", "bound", "definition", "in words", "not printed"]
+"""The object of a comparison: a number that no constant of ours was chosen by; one that some were; a range that ours is
+to be in; a count that follows from what is counted; words without a number; nothing, for want of a printed one."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,20 @@ class Row:
             the paper has none.
         ours: by the simulator.
         term: explains a deviation.
-        beside: a second number of ours, which the figure says more about.
+        beside: further numbers of ours, by the columns that the figure says more about.
+        basis: what the comparison says.
+        words: of the paper, where it has no number; ours agrees with them or not.
+        agrees: with these words.
     """
 
     case: str
     paper: tuple[float, ...]
     ours: float
     term: str = ""
-    beside: float | None = None
+    beside: Mapping[str, float] = field(default_factory=dict)
+    basis: Basis = field(kw_only=True)
+    words: str = ""
+    agrees: bool = True
 
     @property
     def deviation(self) -> float | None:
@@ -43,12 +52,13 @@ class Row:
         """The row of the results; a bound that is infinite is left to the writer of JSON, for whom it is null."""
         paper = self.paper[0] if len(self.paper) == 1 else list(self.paper) or None
         row = {"case": self.case, "paper": paper, "ours": self.ours, "deviation": self.deviation, "term": self.term}
-        return row if self.beside is None else {**row, "beside": self.beside}
+        row |= {"basis": self.basis} | ({"words": self.words, "agrees": self.agrees} if self.words else {})
+        return row | ({"beside": dict(self.beside)} if self.beside else {})
 
     def paper_as_text(self) -> str:
         """The paper's number as a table shows it."""
         if not self.paper:
-            return "-"
+            return self.words or "-"
         if math.isinf(self.paper[-1]):
             return f"at least {self.paper[0]:g}"
         return " to ".join(f"{each:g}" for each in self.paper)
@@ -82,21 +92,21 @@ class Panel:
 class Figure:
     """A figure: what it shows, where its constants are from, its rows, and the panels of its picture.
 
-    `beside` says what the second number of each row is, where there is one.
+    `beside` says what the further numbers of its rows are, by their columns.
     """
 
     title: str
     constants: str
     rows: Sequence[Row]
     panels: Sequence[Panel] = ()
-    beside: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The results of the figure."""
         return {
             "title": self.title,
             "constants": self.constants,
-            **({"beside": self.beside} if self.beside else {}),
+            **({"beside": dict(self.beside)} if self.beside else {}),
             "rows": [row.to_json() for row in self.rows],
             "panels": [asdict(panel) for panel in self.panels],
         }

@@ -1,4 +1,10 @@
-"""The machine of docs/methods.md sections 2 and 3: the paper's framework on the Sunway TaihuLight."""
+"""The machine of docs/methods.md sections 2 and 3: the paper's framework on the Sunway TaihuLight.
+
+Its start-ups are those with which the figure of fully connected layers comes out (`one_fit`): the middle of all pairs
+whose most rounds to what is printed. A start-up is all that bytes do not take: of a blob on its way through servers,
+of a transfer from each to each, of all hops of an allreduce together. No ratio depends on the rate, which turns bytes
+into seconds.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +22,33 @@ from taihu.simulation.placement import Placement
 
 __all__ = [
     "BYTES_PER_SECOND",
-    "RING_ALPHA_S",
     "communicating",
     "exchange_seconds",
+    "hop_seconds",
     "start_up_seconds",
     "whole_chunks_seconds",
 ]
 
 BYTES_PER_SECOND: Final = 4.46e9
-RING_ALPHA_S: Final = 50e-6
+_START_UP_BYTES: Final = 1.726e6
+_EXPONENT: Final = 0.775
 _FP32_BYTES: Final = 4
 
 
 def start_up_seconds(workers: int) -> float:
-    """Seconds that a message of a blob takes through servers, or one transfer from each to each, however short."""
-    return float(0.36e-3 * (workers - 1) ** 0.84)
+    """Seconds of one blob through servers, one transfer from each to each, or one allreduce, however short."""
+    return float(_START_UP_BYTES / BYTES_PER_SECOND * (workers - 1) ** _EXPONENT)
 
 
-def communicating(workers: int, exchange: Mapping[str, object]) -> Job:
-    """A job of which nothing but its exchange matters; it has as many servers as workers, unless it is a ring."""
-    return load_job(None, {"cluster": {"workers": workers, "servers": workers}, "exchange": exchange})
+def hop_seconds(workers: int) -> float:
+    """The part of an allreduce's start-up that one hop around the ring has."""
+    return start_up_seconds(workers) / (2 * (workers - 1))
+
+
+def communicating(workers: int, exchange: Mapping[str, object], servers: int = 0) -> Job:
+    """A job of which nothing but its exchange matters; without a number it has as many servers as workers."""
+    cluster = {"workers": workers, "servers": servers or workers}
+    return load_job(None, {"cluster": cluster, "exchange": exchange})
 
 
 def exchange_seconds(job: Job, layout: Layout, placement: Placement) -> float:

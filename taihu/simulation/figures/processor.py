@@ -21,6 +21,10 @@ _LARGE: Final = 4096
 _NARROW: Final = "tiles of one to three columns: work between their products, and DMA of each, is not in the model"
 
 
+_SWEPT: Final = "DMA in blocks of 128 bytes, as a batch of 128 has them, limits it"
+_EDGE: Final = "of the smallest matrix the start of the pipeline is a larger share"
+
+
 def convolutions() -> Figure:
     """GFLOP/s of swDNN's 172 configurations, and of some of them one by one."""
     ours = sorted(shape.run("log").gflops for shape in swdnn_grid())
@@ -35,17 +39,18 @@ def convolutions() -> Figure:
     ]
     single = [_row(str(shape), measured, shape.run("log").gflops) for shape, measured in PUBLISHED_LOG]
     fastest = max(shape.cost().gflops for shape in paper_grid())
+    swept = Row("the fastest of the paper's sweep", (_FASTEST_GFLOPS, math.inf), fastest, _SWEPT, basis="bound")
     return Figure(
         "GFLOP/s of convolutions in fp64 on four core groups: swDNN's log, and our model of the processor",
         "of the processor alone (docs/sw26010.md): clock, DMA by length of blocks, latencies; that the loop waits "
         "for its operands is concluded from the log, nothing else is from these figures",
-        [*sums, *single, Row("the fastest of the paper's sweep", (_FASTEST_GFLOPS, math.inf), fastest)],
+        [*sums, *single, swept],
         (_by_speed(ours), _one_by_one(single)),
     )
 
 
 def _row(case: str, measured: float, own: float) -> Row:
-    return Row(case, (measured,), own, _NARROW if abs(own / measured - 1.0) > 0.2 else "")
+    return Row(case, (measured,), own, _NARROW if abs(own / measured - 1.0) > 0.2 else "", basis="fitted")
 
 
 def _by_speed(ours: Sequence[float]) -> Panel:
@@ -69,7 +74,12 @@ def products() -> Figure:
     """Shares of a core group's peak that products of square matrices reach."""
     ledgers = [(int(row.configuration.split("x")[0]), row.ledger) for row in rows_of("dgemm", "")]
     shares = [(size, ledger.efficiency) for size, ledger in ledgers if ledger is not None]
-    rows = [Row(f"{size} x {size}", _PRODUCT_SHARES if size >= _LARGE else (), share) for size, share in shares]
+    rows = [
+        Row(f"{size} x {size}", _PRODUCT_SHARES, share, _EDGE * (share < _PRODUCT_SHARES[0]), basis="bound")
+        if size >= _LARGE
+        else Row(f"{size} x {size}", (), share, basis="not printed")
+        for size, share in shares
+    ]
     series = (
         Series("ours", [size for size, _ in shares], [share for _, share in shares]),
         Series("published, large matrices", (), _PRODUCT_SHARES, "range"),

@@ -25,7 +25,7 @@ def zero_memory() -> Figure:
     title, *ours = memory_per_device()
     devices = [int(each) for each, *_ in ours]
     rows = [
-        Row(f"{count} devices, {column}", (paper,), float(own))
+        Row(f"{count} devices, {column}", (paper,), float(own), basis="definition")
         for (count, *owns), papers in zip(ours, _PRINTED_GB, strict=True)
         for column, paper, own in zip(title[1:], papers, owns, strict=True)
     ]
