@@ -1,4 +1,4 @@
-"""Thresholds of DLGS, reused for longer or shorter, and the cost of that: `python -m benchmarks threshold_slack --help`.
+"""Thresholds of DLGS, reused for longer or shorter: `python -m benchmarks threshold_slack --help`.
 
 A cell is one model trained by DLGS at one density from one seed, by the three workers of `accuracy_by_method`, with
 an exact threshold every s steps, and in between wherever the count leaves the slack; `none` is the printed algorithm.

@@ -11,8 +11,8 @@ __all__ = ["Basis", "Figure", "Kind", "Panel", "Row", "Series"]
 
 Kind = Literal["line", "dashes", "points", "bars", "range"]
 Basis = Literal["predicted", "fitted", "bound", "definition", "in words", "not printed"]
-"""The object of a comparison: a number that no constant of ours was chosen by; one that some were; a range that ours is
-to be in; a count that follows from what is counted; words without a number; nothing, for want of a printed one."""
+"""The object of a comparison: a number that no constant of ours was chosen by; one that some were; a range that ours
+is to be in; a count that follows from what is counted; words without a number; nothing, for want of a printed one."""
 
 
 @dataclass(frozen=True)
