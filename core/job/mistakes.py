@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from types import MappingProxyType
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from pydantic import ValidationError
 
@@ -35,14 +35,26 @@ def new_name(key: str) -> str:
 
 def _describe(error: ValidationError, source: str) -> str:
     first = error.errors(include_url=False)[0]
-    where = one_line(".".join(str(part) for part in first["loc"]))
+    where = one_line(".".join(map(str, first["loc"])))
     if first["type"] == "extra_forbidden":
         return f"{source}: unknown key {where}{_hint(where, first['loc'])}"
+    place = _without_alternative(first["loc"])
+    where = one_line(".".join(map(str, place)))
     prefix = f"{source}: {where}: " if where else f"{source}: "
     if first["type"] == "value_error":
         return f"{prefix}{first['msg'].removeprefix('Value error, ')}"
-    wanted = _wanted(first["loc"])
+    wanted = _wanted(place)
     return f"{prefix}expected {wanted}, got {written(first['input'])}{_remedy(where, wanted, first['input'])}"
+
+
+def _without_alternative(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The location of a value; of a key that takes one thing or another, pydantic says which it has tried."""
+    table: Any = Job
+    for depth, part in enumerate(location):
+        if not (isinstance(table, type) and issubclass(table, Section | Job)):
+            return location[:depth] if isinstance(part, str) else location
+        table = table.model_fields[str(part)].annotation
+    return location
 
 
 def _wanted(location: tuple[int | str, ...]) -> str:

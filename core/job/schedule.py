@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.run_length import RunLength
 from taihu.core.settings import OptimizerSettings
 
-__all__ = ["ScheduledRates", "in_steps", "learning_rate"]
+__all__ = ["in_steps", "learning_rate"]
 
 
 def in_steps(settings: OptimizerSettings, length: RunLength | None) -> OptimizerSettings:
@@ -67,30 +64,6 @@ def learning_rate(settings: OptimizerSettings, step: int) -> float:
         raise ValueError(f"step {step}: steps count from 1")
     warmup = min(1.0, step / settings.warmup_steps) if settings.warmup_steps else 1.0
     return warmup * _scheduled(settings, step - 1)
-
-
-class ScheduledRates:
-    """The learning rates of layers that all follow one schedule.
-
-    Args:
-        settings: `in_steps`.
-        layers: how many.
-    """
-
-    def __init__(self, settings: OptimizerSettings, layers: int) -> None:
-        self._settings = settings
-        self._rates = np.full(layers, -1.0)
-
-    def of(self, step: int) -> NDArray[np.float64]:
-        """Shape (layers,); another array where the rate has changed.
-
-        Raises:
-            ValueError: `step` is below 1.
-        """
-        rate = learning_rate(self._settings, step)
-        if rate != self._rates[0]:
-            self._rates = np.full_like(self._rates, rate)
-        return self._rates
 
 
 def _scheduled(settings: OptimizerSettings, elapsed: int) -> float:

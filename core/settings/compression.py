@@ -54,7 +54,7 @@ class CompressionSettings(Section):
         default="layer", description="dlgs: what shares a threshold, a layer or the layers of a message"
     )
     refresh_every: Count = Field(default=32, description="dlgs: steps after which a threshold is made anew")
-    threshold_slack: Annotated[float, Field(ge=0, le=1e6)] | Literal["none"] = Field(
+    threshold_slack: Annotated[float, Field(ge=0, le=1000)] | Literal["none"] = Field(
         default=0.25,
         description="dlgs: how much more or less than the density asks for a threshold may select before it is made "
         "anew, as a share; none for any number, as printed",

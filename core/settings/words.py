@@ -33,6 +33,10 @@ def expected(field: FieldInfo) -> str:
 
 def expected_of(annotation: Any, metadata: object = ()) -> str:
     """The same of an annotation and what was noted beside it."""
+    if get_origin(annotation) in (Union, UnionType):
+        either = [part for part in get_args(annotation) if part is not type(None)]
+        if len(either) > 1:
+            return ", or ".join(map(expected_of, either))
     kind, notes = _plain(annotation, tuple(_flat(metadata)))
     if get_origin(kind) is Literal:
         *others, last = map(repr, get_args(kind))

@@ -56,6 +56,7 @@ VALUES: dict[str, Any] = {
     "exchange.frame_bytes": 8192,
     "compression.density": 0.5,
     "compression.refresh_every": 5,
+    "compression.threshold_slack": 0.5,
     "compression.rank": 5,
     "compression.threshold": "group",
     "compression.factor_masking": True,

@@ -18,10 +18,10 @@ from taihu.core.checkpoint.held_back import held_back_by
 from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.compression import CompressionState, GroupCompressor, Outcome
+from taihu.core.compression.scheduled_rates import ScheduledRates
 from taihu.core.coordination.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
-from taihu.core.job.schedule import ScheduledRates
 from taihu.core.optimization import LossScale
 from taihu.core.process.background import TaskThread
 from taihu.core.process.preparation import give_back_freed_memory
