@@ -317,6 +317,43 @@ def test_figures_are_listed_and_written(run_figure: Run, tmp_path: Path) -> None
     assert "paper" in out
 
 
+def test_the_compute_of_a_figure_comes_from_a_file(run_figure: Run, tmp_path: Path) -> None:
+    rates = tmp_path / "rates.json"
+    rates.write_text('{"resnet50": 680, "resnet20": 30000}')
+    code, _, errors = run_figure("dlgs", "--rates", rates, "--json", tmp_path / "dlgs.json")
+    assert code == 0, errors
+    results = json.loads((tmp_path / "dlgs.json").read_text())
+    assert "resnet50 680, resnet20 30000" in results["constants"]
+    gains = {row["case"].partition(",")[0]: row["ours"] for row in results["rows"] if "over dense" in row["case"]}
+    assert [gains["resnet50"], gains["resnet20"]] == pytest.approx([1.99, 1.99], rel=0.02)
+    needed = {row["case"].partition(":")[0]: row["ours"] for row in results["rows"] if "gains 1.99" in row["case"]}
+    assert [needed["resnet50"], needed["resnet20"]] == pytest.approx([680, 30000], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("fc", "{}", "compute is that of figure dlgs alone"),
+        ("dlgs", '{"resnet51": 1}', "models: resnet20, vgg16_cifar, resnet50"),
+        ("dlgs", '{"resnet50": 0}', "0: expected an object of numbers above 0"),
+        ("dlgs", '{"resnet50": true}', "True: expected an object of numbers above 0"),
+        ("dlgs", "[1]", "expected an object of numbers above 0"),
+        ("dlgs", "{", "expected an object of numbers above 0"),
+        ("dlgs", None, "No such file"),
+    ],
+)
+def test_rates_that_are_none_are_told_in_one_line(
+    run_figure: Run, tmp_path: Path, name: str, text: str | None, words: str
+) -> None:
+    rates = tmp_path / "rates.json"
+    if text is not None:
+        rates.write_text(text)
+    code, _, errors = run_figure(name, "--rates", rates)
+    assert (code, errors.count("\n")) == (2, 1), errors
+    assert f"--rates {rates}: " in errors
+    assert words in errors
+
+
 def test_figures_are_drawn(run_figure: Run, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     code, _, errors = run_figure("swdnn", "--out", folder, "--json", tmp_path / "figure.json")

@@ -132,6 +132,10 @@ def figure(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one; without it, a list.")] = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    rates: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For dlgs: examples a second that a worker trains, by model, as JSON."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Draw it there, as NAME.png and NAME.svg.")] = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -141,7 +145,8 @@ def figure(
     Examples:
       taihu simulate figure ps-vs-ring --json figure.json
       taihu simulate figure --all --out figures
+      echo '{"resnet50": 721}' > rates.json && taihu simulate figure dlgs --rates rates.json
     """  # noqa: D301
     from taihu.cli.simulation.figure import run_figures
 
-    run_figures(name, json_file, out, every=every)
+    run_figures(name, json_file, out, rates, every=every)

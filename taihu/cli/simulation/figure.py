@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 from pathlib import Path
 
 import typer
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.base.words import aligned
+from taihu.core.base.words import aligned, one_line
 from taihu.core.process.results import check_folder_writable, check_writable, write_json
 from taihu.simulation.figures.catalogue import FIGURES
 from taihu.simulation.figures.figure import Figure, Row
+from taihu.simulation.figures.sparse import MODELS, sparse_methods
 
 __all__ = ["run_figures"]
 
+_SPARSE = "dlgs"
 
-def run_figures(name: str | None, json_file: Path | None, pictures: Path | None, *, every: bool) -> None:
+
+def run_figures(
+    name: str | None, json_file: Path | None, pictures: Path | None, rates: Path | None = None, *, every: bool
+) -> None:
     """Print the figure of this name, all, or without a name the list of them; draw them into the folder `pictures`.
 
+    `rates` is a file of examples a second by model, for the figure of sparse methods.
+
     Raises:
-        ConfigError: there is no such figure, or what is asked for cannot be written.
+        ConfigError: there is no such figure, or what is asked for cannot be read or written.
     """
+    if rates is not None and name != _SPARSE:
+        raise ConfigError(f"--rates {rates}: compute is that of figure {_SPARSE} alone; give that name")
     if every and name is not None:
         raise ConfigError(f"figure {name} --all: expected one of the two")
     names = list(FIGURES) if every else [] if name is None else [_known(name)]
@@ -34,7 +45,7 @@ def run_figures(name: str | None, json_file: Path | None, pictures: Path | None,
         return
     found = {}
     for each in names:
-        found[each] = FIGURES[each]()
+        found[each] = FIGURES[each]() if rates is None else sparse_methods(_rates_in(rates))
         for line in _lines(each, found[each]):
             typer.echo(line)
     if pictures is not None:
@@ -44,6 +55,22 @@ def run_figures(name: str | None, json_file: Path | None, pictures: Path | None,
     if json_file is not None:
         tables = {each: figure.to_json() for each, figure in found.items()}
         write_json(json_file, {"figures": tables} if every else tables[names[0]])
+
+
+def _rates_in(path: Path) -> dict[str, float]:
+    names = [setting.name for setting in MODELS]
+    shown = f"models: {', '.join(names)}"
+    wanted = f'expected an object of numbers above 0 by model, as {{"{names[-1]}": 721}}; {shown}'
+    try:
+        read = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--rates {path}: {one_line(str(error))}; {wanted}") from None
+    if not isinstance(read, dict) or not read.keys() <= set(names):
+        raise ConfigError(f"--rates {path}: {wanted}")
+    for each in read.values():
+        if isinstance(each, bool) or not isinstance(each, int | float) or not 0 < each < math.inf:
+            raise ConfigError(f"--rates {path}: {each!r}: {wanted}")
+    return {name: float(rate) for name, rate in read.items()}
 
 
 def _known(name: str) -> str:

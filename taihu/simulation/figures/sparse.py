@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from taihu.core.job import Job, load_job
@@ -29,6 +30,7 @@ _DENSITIES: Final = (0.1, 0.01)
 _PLANS: Final = {NONE: "auto", TOPK: "single", LAGS: "per-layer", DLGS: "auto"}
 _AUTO: Final = "`auto` takes the fewest groups within 2 % of the best plan"
 _FASTER: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_SLOWEST, _FASTEST, _NEAR = 1 / 64, 1024.0, 1.01
 _PROCESSORS: Final = "the paper has GPUs (RTX 4090) and one EPYC 7402 a host; compute here is a SW26010's"
 
 
@@ -64,11 +66,15 @@ class Step:
         return self.compute + self.sparsify + self.communicate
 
 
-def work_of(setting: Setting) -> tuple[Layout, Compute]:
-    """The layers of the model, and what they take on an SW26010."""
+def work_of(setting: Setting, rate: float | None = None) -> tuple[Layout, Compute]:
+    """The layers of the model, and what they take on an SW26010, or on what trains `rate` examples a second.
+
+    Of a rate each layer has the share that it has on an SW26010.
+    """
     model = build_model(setting.name, setting.shape, setting.classes)
     step = modelled_step(model, setting.shape, setting.batch)
-    return model.layout, of_modelled("sw26010", step.forward_seconds, step.backward_seconds)
+    compute = of_modelled("sw26010", step.forward_seconds, step.backward_seconds)
+    return model.layout, compute if rate is None else _faster(compute, rate * compute.seconds / setting.batch)
 
 
 def step_of(layout: Layout, compute: Compute, method: Method, density: float = 1.0) -> Step:
@@ -97,21 +103,28 @@ def _job(method: Method, density: float) -> Job:
 Steps = Mapping[tuple[Method, float], Step]
 
 
-def sparse_methods() -> Figure:
-    """Speed-up of DLGS, what of it others reach, and where the time of a step goes."""
-    works = {setting.name: work_of(setting) for setting in MODELS}
+def sparse_methods(rates: Mapping[str, float] = MappingProxyType({})) -> Figure:
+    """Speed-up of DLGS, what of it others reach, and where the time of a step goes.
+
+    Args:
+        rates: examples a second that a worker trains, by model; others are those of an SW26010.
+    """
+    works = {setting.name: work_of(setting, rates.get(setting.name)) for setting in MODELS}
     steps = {name: _steps(*work) for name, work in works.items()}
     gains = {name: _gain(of_model) for name, of_model in steps.items()}
     rows = [
-        Row(f"{name}, DLGS at 0.01 over dense", (1.0, _PRINTED), gain, _above(gain), basis="bound")
+        Row(f"{name}, DLGS at 0.01 over dense", (1.0, _PRINTED), gain, _above(gain, name in rates), basis="bound")
         for name, gain in gains.items()
     ]
     rows += [row for name, of_model in steps.items() for row in _against_others(name, of_model)]
     rows += [_dense(name, of_model[NONE, 1.0]) for name, of_model in steps.items()]
+    rows += [_needed(setting, *works[setting.name]) for setting in MODELS]
+    given = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+    compute = f"examples a second as given: {given}; else " if rates else ""
     return Figure(
         "steps of three workers and one server at 2 x 25 Gbit/s: dense, Top-K, LAGS and DLGS",
         "50 us and TCP's share of 50 Gbit/s, additions at 4 GB/s, selection at 0.5 ns (reused) and 2 ns (exact) an "
-        "element: the simulator's own; compute as modelled for an SW26010; nothing from this figure",
+        f"element: the simulator's own; compute: {compute}as modelled for an SW26010; nothing from this figure",
         rows,
         (*(_breakdown(name, of_model) for name, of_model in steps.items()), _by_processor(works)),
     )
@@ -130,8 +143,10 @@ def _gain(steps: Steps) -> float:
     return steps[NONE, 1.0].seconds / steps[DLGS, 0.01].seconds
 
 
-def _above(gain: float) -> str:
-    return _PROCESSORS if gain > _PRINTED else ""
+def _above(gain: float, is_given: bool) -> str:
+    if gain <= _PRINTED:
+        return ""
+    return "at the rate that was given; the last rows have that of 1.99" if is_given else _PROCESSORS
 
 
 def _against_others(name: str, steps: Steps) -> Iterator[Row]:
@@ -173,14 +188,28 @@ def _by_processor(works: Mapping[str, tuple[Layout, Compute]]) -> Panel:
     return Panel("DLGS at 0.01 over dense", "times the speed of an SW26010", "times", (*series, printed), "x")
 
 
+def _needed(setting: Setting, layout: Layout, compute: Compute) -> Row:
+    """Examples a second of each worker with which DLGS gains what is printed: the faster, the more it gains."""
+    slow, fast = _SLOWEST, _FASTEST
+    while fast / slow > _NEAR:
+        middle = math.sqrt(slow * fast)
+        slow, fast = (middle, fast) if _gain_at(layout, compute, middle) < _PRINTED else (slow, middle)
+    rate = fast * setting.batch / compute.seconds
+    return Row(f"{setting.name}: examples a second with which DLGS gains {_PRINTED:g}", (), rate, basis="not printed")
+
+
 def _gain_at(layout: Layout, compute: Compute, times: float) -> float:
-    forward, backward = (_divided(seconds, times) for seconds in (compute.forward, compute.backward))
-    faster = Compute(compute.source, forward, backward)
+    faster = _faster(compute, times)
     placement = Placement(*ethernet(_BITS_PER_SECOND))
     dense, sparse = (
         simulate_job(_job(*method), layout, faster, placement).seconds for method in ((NONE, 1.0), (DLGS, 0.01))
     )
     return dense / sparse
+
+
+def _faster(compute: Compute, times: float) -> Compute:
+    forward, backward = (_divided(seconds, times) for seconds in (compute.forward, compute.backward))
+    return Compute(compute.source, forward, backward)
 
 
 def _divided(seconds: Sequence[float], times: float) -> tuple[float, ...]:
