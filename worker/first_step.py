@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from taihu.core.base.errors import TaihuError
 from taihu.core.job import Job
-from taihu.core.model.names import built_in_data, layers_file, own_model
+from taihu.core.model.names import MODEL_NAMES, built_in_data
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import StepContext, StepHooks
 from taihu.worker.training.evaluation import TESTING
@@ -34,7 +34,7 @@ def load_first_step(job: Job) -> None:
     if known is None or known.samples * math.prod(known.shape) > _MOST_BYTES:
         return
     with suppress(TaihuError), threadpool_limits(1):
-        if own_model(job.model.name) is not None or layers_file(job.model.name) is not None:
+        if job.model.name not in MODEL_NAMES:
             return
         data = load_dataset(job.data, job.model.name)
         model = model_for(job, data)

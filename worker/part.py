@@ -24,6 +24,7 @@ from taihu.core.coordination.service import Coordinator
 from taihu.core.history.records import End
 from taihu.core.job import Job
 from taihu.core.job.advice import advice
+from taihu.core.model.caffe_net import notes_on_model
 from taihu.core.optimization import in_steps
 from taihu.core.planner.groups import group_of_layer
 from taihu.core.process.last_will import LastWill
@@ -120,7 +121,7 @@ class Participant:
             replica.uses = replica.uses.agreed(session.exchange.agree)
             exchanged = replica.exchanged.layout.elements
             if rank == 0:
-                for line in advice(self._job, self._opened.length):
+                for line in (*advice(self._job, self._opened.length), *notes_on_model(self._job.model.name)):
                     self._log.warning("advice", text=line)
                 for line in self._dataset.told:
                     self._log.warning("data", text=line)

@@ -7,7 +7,7 @@ from taihu.core.job import Job
 from taihu.core.job.settled import check_without_script
 from taihu.core.model.losses import find_loss
 from taihu.core.model.model_defaults import MODEL_DEFAULTS, check_model_fits, takes_features
-from taihu.core.model.names import TEXT_DATA, TOKENS, built_in_data, layers_file, own_data, own_model
+from taihu.core.model.names import MODEL_NAMES, TEXT_DATA, TOKENS, built_in_data, net_file, own_data, own_model
 from taihu.worker.data.base.sources import check_batch, check_sources, folder_kind
 from taihu.worker.data.counting import count_training_samples
 
@@ -28,7 +28,8 @@ def check_inputs(job: Job) -> None:
             the digits.
     """
     check_trains(job)
-    own = own_model(job.model.name)
+    for file_of in (own_model, net_file):
+        file_of(job.model.name)
     begin = job.model.init_from
     if begin is not None and not begin.is_file():
         raise ModelError(f"model.init_from {begin}: not found; give the file that `taihu train --save` wrote")
@@ -47,7 +48,7 @@ def check_inputs(job: Job) -> None:
     if data is None:
         return
     find_loss(job.train.loss, "classes", data.classes, job.train.label_smoothing)
-    if own is None and layers_file(job.model.name) is None and job.data.size is not None:
+    if job.model.name in MODEL_NAMES and job.data.size is not None:
         check_model_fits(job.model.name, (*job.data.size, data.shape[2]))
 
 

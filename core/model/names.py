@@ -30,6 +30,7 @@ __all__ = [
     "check_data_name",
     "check_model_name",
     "layers_file",
+    "net_file",
     "own_data",
     "own_model",
     "parse_synthetic",
@@ -102,20 +103,36 @@ _BUILT_IN: Final = MappingProxyType(
 
 
 def check_model_name(name: str) -> None:
-    """Accept a model of the zoo, and everything of the form `path/to/file.py:function` or `path/to/layers.json`.
+    """Accept a model of the zoo, and everything of the form `FILE.py:function`, `FILE.json` or `FILE.prototxt`.
 
     Raises:
         ModelError: it is neither; the nearest name is suggested.
     """
-    if name not in MODEL_NAMES and ":" not in name and layers_file(name) is None:
+    if name not in MODEL_NAMES and ":" not in name and layers_file(name) is None and net_file(name) is None:
         near = _nearest(name, MODEL_NAMES)
         hint = f"did you mean {near}? " if near else ""
-        raise ModelError(f"unknown model {name}; {hint}known are {', '.join(MODEL_NAMES)}, or give {_OWN_MODEL}")
+        raise ModelError(
+            f"unknown model {name}; {hint}known are {', '.join(MODEL_NAMES)}, or give {_OWN_MODEL} or a network of Caffe, path/to/net.prototxt"
+        )
 
 
 def layers_file(name: str) -> Path | None:
     """The file of layer definitions that `path/to/layers.json` names, None for other names."""
     return Path(name).expanduser() if name.endswith(".json") else None
+
+
+def net_file(name: str) -> Path | None:
+    """The file of a network of Caffe that `path/to/net.prototxt` names, None for other names.
+
+    Raises:
+        ModelError: there is no such file.
+    """
+    if not name.endswith(".prototxt"):
+        return None
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise ModelError(f"model file {path} does not exist; give a network of Caffe's")
+    return path
 
 
 def own_model(name: str) -> tuple[Path, str] | None:

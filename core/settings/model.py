@@ -22,8 +22,8 @@ class ModelSettings(Section):
 
     name: Annotated[str, accepted_by(check_model_name)] = Field(
         default=DEFAULT_MODEL,
-        description="a model of the zoo, or path/to/file.py:function for one of your own; for a table (.csv, .tsv, "
-        ".parquet) mlp is the default",
+        description="a model of the zoo, path/to/file.py:function for one of your own, or path/to/net.prototxt of "
+        "Caffe's; for a table (.csv, .tsv, .parquet) mlp is the default",
     )
     init_from: FilePath | None = Field(
         default=None, description="a saved model whose parameters and running moments training begins with"

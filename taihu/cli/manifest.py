@@ -15,7 +15,7 @@ from taihu.core.base.errors import ConfigError, DataError
 from taihu.core.base.whole_file import make_folder, write_text
 from taihu.core.base.words import counted
 from taihu.core.job import Job, Overrides, load_job, parse_assignments
-from taihu.core.model.names import own_data, own_model
+from taihu.core.model.names import net_file, own_data, own_model
 from taihu.core.process.options import ServersOption, SetOption, WorkersOption, refuse
 from taihu.core.process.results import check_folder_writable
 from taihu.core.process.user_code import split_function
@@ -255,6 +255,10 @@ def _own_files(job: Job, settings: Overrides) -> tuple[dict[str, str], dict[str,
         path, function = model
         merged.setdefault("model", {})["name"] = f"{path.name}:{function}"
         files[path.name] = path.read_text(encoding="utf-8")
+    net = net_file(job.model.name)
+    if net is not None:
+        merged.setdefault("model", {})["name"] = net.name
+        files[net.name] = net.read_text(encoding="utf-8")
     data = own_data(job.data.name)
     if data is not None and data.kind == "function":
         path, _ = split_function(f"{data.path}:{data.function}", thing="data", error=DataError)

@@ -14,6 +14,7 @@ from taihu.core.job import Job
 from taihu.core.job.advice import advice
 from taihu.core.job.machine import check_processes, check_threads
 from taihu.core.job.run_folder import RunFiles, note_failure, prepare_run, usual_results
+from taihu.core.model.caffe_net import notes_on_model
 from taihu.core.process.aside import asked_aside
 from taihu.core.process.results import write_json
 from taihu.local.display import Display
@@ -88,4 +89,4 @@ def prepare(training: LocalTraining, job_file: Path | None) -> LocalRun:
         ConfigError: see `prepare_run`.
     """
     files = prepare_run(training.job, job_file, default=RUN_FOLDER)
-    return LocalRun(replace(training, files=files), tuple(advice(training.job)))
+    return LocalRun(replace(training, files=files), (*advice(training.job), *notes_on_model(training.job.model.name)))

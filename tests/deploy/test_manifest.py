@@ -13,6 +13,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.caffe_nets import cifar10_quick
 from support.strategies import CHARACTERS
 from support.tests_deploy import DEPLOY, Object, Write, by_kind, objects_of, problems, settings_of
 
@@ -345,6 +346,16 @@ def test_a_model_of_ones_own_goes_along(write_manifest: Write, tmp_path: Path) -
     (files,) = [item["data"] for item in objects if item["metadata"]["name"].endswith("-job")]
     assert files["mine.py"].startswith("def build")
     assert settings_of(objects)["TAIHU_MODEL__NAME"] == "mine.py:build"
+
+
+def test_a_network_of_caffe_goes_along(write_manifest: Write, tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "quick.prototxt").write_text(cifar10_quick())
+    (tmp_path / "job.toml").write_text("[model]\nname = 'nets/quick.prototxt'\n")
+    objects = objects_of(write_manifest("job.toml"))
+    (files,) = [item["data"] for item in objects if item["metadata"]["name"].endswith("-job")]
+    assert files["quick.prototxt"] == cifar10_quick()
+    assert settings_of(objects)["TAIHU_MODEL__NAME"] == "quick.prototxt"
 
 
 def test_a_function_of_ones_own_data_goes_along(write_manifest: Write, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"layer": "TiedLinear", "units": 3, "weights": "x" * 1001}, "TiedLinear: weights is 'xxx"),
         ({"layer": "GELU", "approximate": "erf"}, "GELU: approximate is 'erf'; expected what its constructor takes"),
         ({"layer": "Embedding", "tokens": 1 << 25, "width": 1}, "Embedding: tokens is 33554432"),
-        ({"layer": "Conv2d"}, "argument 'bias' of Conv2d is missing"),
+        ({"layer": "Conv2d"}, "argument 'filters' of Conv2d is missing"),
         (CONV | {"command": "ls"}, "argument 'command' of Conv2d is unknown"),
         (CONV | {"filters": 4.0}, "Conv2d: filters is 4.0; expected what its constructor takes"),
         (CONV | {"filters": "4"}, "Conv2d: filters is '4'"),
@@ -191,3 +191,11 @@ def test_parameter_layers_bind_before_they_have_state() -> None:
     model = Model(root, (1, 1, 1), 2)
     assert all(buffer.size == 0 for buffer in model.buffers().values())
     assert isinstance(model.parameter_layers[1], ParameterLayer)
+
+
+def test_a_file_of_before_has_fewer_arguments() -> None:
+    """Layers have got initial values since."""
+    full = Conv2d(4, 3).definition()
+    assert full is not None
+    before = {key: value for key, value in full.items() if key not in ("gain", "deviation", "bias_value")}
+    assert build_from_definition(before).definition() == full

@@ -25,6 +25,7 @@ __all__ = [
     "Run",
     "Shape",
     "StepContext",
+    "check_initial",
     "fill_normal",
     "ignore_layer",
     "row_blocks",
@@ -316,6 +317,14 @@ def fill_normal(
         values = generator.standard_normal((rows.stop - rows.start, *drawn[1:]), dtype=np.float32)
         values *= np.float32(deviation)
         rows_of[rows] = values[..., columns]
+
+
+def check_initial(kind: str, gain: float, deviation: float | None) -> None:
+    """Raise ModelError unless weights can begin with such a variance, of a layer of this kind."""
+    if gain < 0:
+        raise ModelError(f"{kind}: expected a gain of at least 0, seen {gain}")
+    if deviation is not None and deviation < 0:
+        raise ModelError(f"{kind}: expected a deviation of at least 0, seen {deviation}")
 
 
 def row_blocks(shape: Shape) -> Iterator[slice]:

@@ -16,7 +16,7 @@ from taihu.kernels.nn.elementwise import add_bias
 from taihu.kernels.nn.filters import TILE_ROWS, Filters, pack_mirrored_weight, pack_weight, padded_filters, tiles_of
 from taihu.kernels.nn.weight_gradient import packed_elements, weight_gradient
 from taihu.kernels.nn.window import Window
-from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape, fill_normal, shape_error
+from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape, check_initial, fill_normal, shape_error
 from taihu.worker.engine.layers.products import even_side, multiply, multiply_rows
 
 __all__ = ["Conv2d"]
@@ -43,6 +43,9 @@ class Conv2d(ParameterLayer):
         padding: width of the border of zeros; "same" keeps ceil(input / stride) positions, for odd kernels.
         bias: whether every filter has a bias.
         groups: cut input and output channels into this many independent convolutions.
+        gain: the initial weights have the variance gain / inputs: 2 before a rectifier (He et al. 2015, section 2.2).
+        deviation: of the initial weights, in place of what the gain gives.
+        bias_value: of the initial biases.
     """
 
     output_is_free = True
@@ -57,6 +60,9 @@ class Conv2d(ParameterLayer):
         *,
         bias: bool = True,
         groups: int = 1,
+        gain: float = 2.0,
+        deviation: float | None = None,
+        bias_value: float = 0.0,
     ) -> None:
         super().__init__()
         border = 0 if padding == "same" else padding
@@ -73,6 +79,8 @@ class Conv2d(ParameterLayer):
         self._padding = (kernel - 1) // 2 if padding == "same" else padding
         self._filters, self._kernel, self._stride = filters, kernel, stride
         self._bias, self._groups = bias, groups
+        check_initial("Conv2d", gain, deviation)
+        self._gain, self._deviation, self._bias_value = gain, deviation, bias_value
         self._window = Window(kernel, stride, self._padding)
         self._input = np.empty(0)
         self._output_shape: Shape = ()
@@ -126,11 +134,12 @@ class Conv2d(ParameterLayer):
         return self._output_shape
 
     def fill(self, generator: np.random.Generator) -> None:
-        """He initialisation (He et al. 2015, section 2.2) for a rectifier behind the layer; zero bias."""
+        """Normal weights of the variance gain / inputs, or of the deviation that was given; constant biases."""
         weight = self.parameters["weight"]
-        fill_normal(weight, generator, math.sqrt(2.0 / math.prod(weight.shape[:3])))
+        usual = math.sqrt(self._gain / math.prod(weight.shape[:3]))
+        fill_normal(weight, generator, usual if self._deviation is None else self._deviation)
         if self._bias:
-            self.parameters["bias"][...] = 0
+            self.parameters["bias"][...] = self._bias_value
 
     def compute(self, x: Array, run: Run) -> Array:
         """Convolve every group."""

@@ -17,6 +17,7 @@ from taihu.worker.engine.base.layer import (
     Rectification,
     Run,
     Shape,
+    check_initial,
     fill_normal,
     shape_error,
 )
@@ -32,18 +33,28 @@ class Linear(ParameterLayer):
         units: number of outputs.
         bias: whether there is a b.
         gain: the initial weights have the variance gain / inputs: 2 before a rectifier (He et al. 2015), 1 otherwise.
+        deviation: of the initial weights, in place of what the gain gives.
+        bias_value: of the initial biases.
     """
 
     output_is_free = True
     gradient_is_free = True
 
-    def __init__(self, units: int, *, bias: bool = True, gain: float = 2.0) -> None:
+    def __init__(
+        self,
+        units: int,
+        *,
+        bias: bool = True,
+        gain: float = 2.0,
+        deviation: float | None = None,
+        bias_value: float = 0.0,
+    ) -> None:
         super().__init__()
         if units < 1:
             raise ModelError(f"Linear: expected at least 1 unit, seen {units}")
-        if gain < 0:
-            raise ModelError(f"Linear: expected a gain of at least 0, seen {gain}")
+        check_initial("Linear", gain, deviation)
         self._units, self._bias, self._gain = units, bias, gain
+        self._deviation, self._bias_value = deviation, bias_value
         self._input = np.empty(0)
 
     @property
@@ -61,7 +72,7 @@ class Linear(ParameterLayer):
         return (*input_shape[:-1], self._units)
 
     def fill(self, generator: np.random.Generator) -> None:
-        """Normal weights of the variance gain / inputs; zero bias."""
+        """Normal weights of the variance gain / inputs, or of the deviation that was given; constant biases."""
         self._fill(generator, slice(None))
 
     def initialize_columns(self, seed: int, columns: slice) -> None:
@@ -75,9 +86,11 @@ class Linear(ParameterLayer):
 
     def _fill(self, generator: np.random.Generator, columns: slice) -> None:
         weight = self.parameters["weight"]
-        fill_normal(weight, generator, math.sqrt(self._gain / len(weight)), columns=columns, of=self._units)
+        usual = math.sqrt(self._gain / len(weight))
+        deviation = usual if self._deviation is None else self._deviation
+        fill_normal(weight, generator, deviation, columns=columns, of=self._units)
         if self._bias:
-            self.parameters["bias"][...] = 0
+            self.parameters["bias"][...] = self._bias_value
 
     def _fill_whole(self, seed: int, columns: slice) -> None:
         """A subclass that fills in its own way knows of no columns."""

@@ -95,8 +95,10 @@ class _Builder:
     def _make(self, kind: type[Layer], given: Mapping[str, object], depth: int) -> Layer:
         hints = get_type_hints(kind.__init__)
         parameters = inspect.signature(kind).parameters
-        if given.keys() != parameters.keys():
-            name = sorted(given.keys() ^ parameters.keys())[0]
+        # A file of before has no argument that was not there then.
+        needed = {name for name, each in parameters.items() if each.default is inspect.Parameter.empty}
+        if wrong := sorted((given.keys() - parameters.keys()) | (needed - given.keys())):
+            name = wrong[0]
             where = "missing" if name in parameters else "unknown"
             raise ModelError(f"layer definitions: argument {name[:40]!r} of {kind.__name__} is {where}")
         arguments: dict[str, Any] = {}

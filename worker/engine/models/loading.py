@@ -8,7 +8,7 @@ from pathlib import Path
 
 from taihu.core.base.errors import ModelError
 from taihu.core.model.model_defaults import check_model_fits
-from taihu.core.model.names import check_model_name, layers_file, own_model
+from taihu.core.model.names import MODEL_NAMES, check_model_name, layers_file, net_file, own_model
 from taihu.core.process.user_code import load_function
 from taihu.worker.engine.base.layer import Layer, Shape
 from taihu.worker.engine.models.definition import build_from_definition
@@ -23,7 +23,8 @@ def build_model(name: str, input_shape: Shape, outputs: int) -> Model:
 
     Args:
         name: a name in MODELS, or "path/to/file.py:function" where function(input_shape, outputs) returns a Layer, or
-            "path/to/layers.json", a file of what `Layer.definition` returned.
+            "path/to/layers.json", a file of what `Layer.definition` returned, or "path/to/net.prototxt", a network of
+            Caffe's.
         input_shape: of one sample: (height, width, channels) of an image, or (features,).
         outputs: one for each class, or the values that are predicted.
 
@@ -35,7 +36,7 @@ def build_model(name: str, input_shape: Shape, outputs: int) -> Model:
 
 def build_layers(name: str, input_shape: Shape, outputs: int) -> Layer:
     """The outermost layer of what `build_model` builds, not built itself yet."""
-    if own_model(name) is None and layers_file(name) is None:
+    if name in MODEL_NAMES:
         check_model_fits(name, input_shape)
     root = _builder(name)(input_shape, outputs)
     if not isinstance(root, Layer):
@@ -47,6 +48,12 @@ def _builder(name: str) -> Callable[[Shape, int], object]:
     file = layers_file(name)
     if file is not None:
         return lambda input_shape, classes: _defined_layers(file)
+    net = net_file(name)
+    if net is not None:
+        # Parsing takes a library that most models do without.
+        from taihu.worker.engine.models.caffe import layers_of_net  # noqa: PLC0415
+
+        return lambda input_shape, outputs: layers_of_net(net, outputs)
     if own_model(name) is not None:
         return load_function(
             name, thing="model", error=ModelError, signature="function(input_shape, outputs) -> Layer"
