@@ -111,9 +111,8 @@ def check_model_name(name: str) -> None:
     if name not in MODEL_NAMES and ":" not in name and layers_file(name) is None and net_file(name) is None:
         near = _nearest(name, MODEL_NAMES)
         hint = f"did you mean {near}? " if near else ""
-        raise ModelError(
-            f"unknown model {name}; {hint}known are {', '.join(MODEL_NAMES)}, or give {_OWN_MODEL} or a network of Caffe, path/to/net.prototxt"
-        )
+        own = f"{_OWN_MODEL} or a network of Caffe, path/to/net.prototxt"
+        raise ModelError(f"unknown model {name}; {hint}known are {', '.join(MODEL_NAMES)}, or give {own}")
 
 
 def layers_file(name: str) -> Path | None:

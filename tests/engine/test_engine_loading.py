@@ -64,8 +64,8 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         build_model("resnet-20", (32, 32, 3), 10)
     assert str(caught.value) == (
         "unknown model resnet-20; did you mean resnet20? known are small_cnn, cifar10_quick, resnet20, vgg16_cifar, "
-        "alexnet, alexnet_lrn, vgg16, googlenet, resnet50, mlp, small_gpt, or give path/to/file.py:function or a network "
-        "of Caffe, path/to/net.prototxt"
+        "alexnet, alexnet_lrn, vgg16, googlenet, resnet50, mlp, small_gpt, or give path/to/file.py:function or a "
+        "network of Caffe, path/to/net.prototxt"
     )
     with pytest.raises(ModelError, match="unknown model zzz; known are small_cnn"):
         build_model("zzz", (32, 32, 3), 10)
