@@ -48,6 +48,7 @@ from taihu.worker.training.checkpoints import Keeper
 from taihu.worker.training.clipping import LayerClipping
 from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.objective import model_for
+from taihu.worker.training.pacing import Pacing, forward_shares
 from taihu.worker.training.plan_follower import PlanFollower
 from taihu.worker.training.planned_memory import PlannedMemory
 from taihu.worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
@@ -63,12 +64,13 @@ __all__ = ["Participant", "participate", "threads_of"]
 
 @dataclass(frozen=True)
 class _Made:
-    """The model, its planned memory, the growth of the process since, and modelled times of its compute."""
+    """The model, its planned memory, the growth of the process since, its modelled compute, and the pace of steps."""
 
     model: Model
     planned: PlannedMemory
     growth: MemoryGrowth
     modelled: ModelledCompute | None
+    pacing: Pacing | None
 
 
 class Participant:
@@ -202,7 +204,13 @@ class Participant:
         planned = PlannedMemory(self._job, model)
         if self._opened.beginning is not None:
             begin_from(self._opened.beginning, model, self._job.model.init_skip)
-        return _Made(model, planned, growth, _modelled(self._job, model, self._dataset))
+        modelled = _modelled(self._job, model, self._dataset)
+        pacing = None
+        if modelled is not None and modelled.pace is not None:
+            step = modelled.planned
+            shares = forward_shares(step.forward_seconds, step.backward_seconds)
+            pacing = Pacing(shares, step.backward_seconds, self._clock)
+        return _Made(model, planned, growth, modelled, pacing)
 
     def _hosting(self, coordinator: Coordinator) -> None:
         self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
@@ -246,7 +254,7 @@ class Participant:
                     begun_after=self._opened.begun_after,
                     local=local,
                 )
-                return self._train(session, observer, replica, last, keeper, local, made.modelled)
+                return self._train(session, observer, replica, last, keeper, local, made)
         finally:
             self._write_trace(session.client.coordinator_clock)
 
@@ -258,7 +266,7 @@ class Participant:
         last: LastStep,
         keeper: Keeper,
         local: LocalSteps | None,
-        modelled: ModelledCompute | None,
+        made: _Made,
     ) -> int:
         """Make all steps; returns the last one."""
         settings = self._job.exchange
@@ -266,8 +274,8 @@ class Participant:
         follower = PlanFollower(measuring, session.client, settings.timeout_s)
 
         def on_step(record: StepRecord) -> None:
-            if modelled is not None:
-                modelled.enter(record, self._options.tracer)
+            if made.modelled is not None:
+                made.modelled.enter(record, self._options.tracer)
             follower.observe(record)
             observer.stepped(record)
             if record.step == self._opened.begun_after + 1 and self._opened.begun_after:
@@ -287,6 +295,7 @@ class Participant:
             on_move=self._activity.moved,
             clipping=self._clipping(replica),
             local=local,
+            pacing=made.pacing,
         )
         loop = TrainingLoop(
             job=self._job,
@@ -348,6 +357,7 @@ class Participant:
     def _results(self, session: Session, ending: Ending, made: _Made, *, stopped: bool) -> dict[str, Any]:
         """The results but for those of steps and replica."""
         begun = self._generation.begun
+        late_s = 0.0 if made.pacing is None else made.pacing.late_s
         return {
             "format": RESULTS_FORMAT,
             "rank": self._options.rank,
@@ -363,7 +373,7 @@ class Participant:
             "path": session.exchange.path,
             "skipped_steps": session.exchange.skipped_steps,
             "memory": {**made.growth.results(), **made.planned.results()},
-            "modelled": made.modelled.results() if made.modelled is not None else None,
+            "modelled": None if made.modelled is None else made.modelled.results(late_s),
         }
 
     @contextmanager

@@ -158,7 +158,7 @@ RULES: Final = (
         "needs a momentum of what is exchanged",
     ),
     Rule("cluster.servers", lambda job: not job.servers, "is for exchange.kind server; a ring has none"),
-    Rule("cluster.core_groups", lambda job: not job.models_compute, "is for cluster.compute sw26010"),
+    Rule("cluster.core_groups cluster.pace", lambda job: not job.models_compute, "is for cluster.compute sw26010"),
 )
 # With a factor rather than a switch no value means that it is off.
 _NEVER_OFF: Final = ("optimizer.beta1", "optimizer.beta2", "data.header")

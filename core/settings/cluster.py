@@ -27,7 +27,8 @@ class ClusterSettings(Section):
 
     With `compute` sw26010 this machine's processor computes, the same bits as always, but the job is planned by
     modelled times of forward and backward: those of an SW26010, of which `core_groups` core groups share a worker's
-    batch. All other times, those of links and compression, are measured as always.
+    batch. All other times, those of links and compression, are measured as always. With a `pace` steps take so many
+    times as long as modelled, as far as this machine keeps up: a run of several hosts shows what exchanges cost then.
     """
 
     servers: Members = Field(default=2, description="number of servers; none take part in a ring")
@@ -53,6 +54,11 @@ class ClusterSettings(Section):
     )
     core_groups: Annotated[int, Field(ge=1, le=4)] = Field(
         default=4, description="sw26010: core groups that share a worker's batch"
+    )
+
+    pace: Annotated[float, Field(gt=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="sw26010: forward and backward take so many times as long as modelled; else they do not wait",
     )
 
     @field_validator("compute", mode="before")

@@ -235,10 +235,15 @@ def _chosen(chosen: Mapping[str, Any]) -> str:
 
 def _modelled(modelled: dict[str, Any]) -> str:
     forward, backward = (modelled[f"{direction}_seconds"] * 1e3 for direction in ("forward", "backward"))
-    return (
-        f"modelled        forward {forward:.1f} ms, backward {backward:.1f} ms of compute per step on the SW26010; "
-        "the times above were measured here"
-    )
+    pace = modelled["pace"]
+    if pace is None:
+        times = "the times above were measured here"
+    else:
+        times = f"steps took {pace:g} times as long"
+        if modelled["late_seconds"] >= 0.1:
+            times += f", and this machine was {modelled['late_seconds']:.1f} s behind: raise cluster.pace"
+    compute = f"forward {forward:.1f} ms, backward {backward:.1f} ms of compute per step on the SW26010"
+    return f"modelled        {compute}; {times}"
 
 
 def _chip(cluster: ClusterSettings) -> str:

@@ -68,6 +68,7 @@ VALUES: dict[str, Any] = {
     "compression.held_back_rises": "yes",
     "cluster.servers": 4,
     "cluster.core_groups": 2,
+    "cluster.pace": 2.0,
 }
 # For each rule, settings beside which its keys are idle, and such beside which they are not.
 CASES: list[tuple[list[str], list[str]]] = [

@@ -172,6 +172,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "reflection": st.booleans(),
         "compute": st.sampled_from(["cpu", "sw26010"]),
         "core_groups": st.integers(1, 4),
+        "pace": st.none() | st.floats(0, 1e6, exclude_min=True),
     },
     "run": {
         "dir": TEXT.filter(lambda text: not {"{", "}"} & set(text)) | st.just("runs/{name}-{time}"),
@@ -786,6 +787,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "reflection": True,
         "compute": "sw26010",
         "core_groups": 2,
+        "pace": 7.0,
     },
     "run": {
         "dir": "elsewhere",

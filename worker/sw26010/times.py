@@ -112,6 +112,10 @@ class ModelledStep:
     forward_seconds: float
     backward_seconds: tuple[float, ...]
 
+    def longer(self, times: float) -> ModelledStep:
+        """The step where everything takes so many times as long."""
+        return ModelledStep(times * self.forward_seconds, tuple(times * each for each in self.backward_seconds))
+
 
 def modelled_step(model: Model, input_shape: Shape, batch: int, core_groups: int = CORE_GROUPS) -> ModelledStep:
     """The step that the planner plans by, for a worker on the processor; the arguments are those of `layer_times`."""

@@ -30,23 +30,30 @@ class ModelledCompute:
     Attributes:
         compute: the value of `cluster.compute`.
         core_groups: that share a batch.
-        step: what the planner plans by.
+        pace: steps take so many times as long; None where they do not wait.
+        step: of the processor, as it is.
         forward: layers that take time, in forward order; those that backward does not reach take none there.
         backward: the same layers in the order in which their backward ends.
     """
 
     compute: str
     core_groups: int
+    pace: float | None
     step: ModelledStep
     forward: tuple[LayerTime, ...]
     backward: tuple[LayerTime, ...]
+
+    @property
+    def planned(self) -> ModelledStep:
+        """What the planner plans by."""
+        return self.step.longer(self.pace or 1.0)
 
     def enter(self, record: StepRecord, tracer: Tracer) -> None:
         """Let a step report the modelled times in place of those measured, and draw them.
 
         They begin where the step began, layer after layer, on a track of their own.
         """
-        record.modelled = self.step
+        record.modelled = self.planned
         if not tracer.enabled:
             return
         stop_s = record.start_s
@@ -62,11 +69,13 @@ class ModelledCompute:
         seconds = {(name, direction): each for direction, times in self._directions for name, each in times}
         return modelled_layers(rank, seconds)
 
-    def results(self) -> dict[str, Any]:
-        """Results for `--json`."""
+    def results(self, late_s: float = 0.0) -> dict[str, Any]:
+        """Results for `--json`; `late_s` are seconds by which this machine was behind the pace."""
         return {
             "compute": self.compute,
             "core_groups": self.core_groups,
+            "pace": self.pace,
+            "late_seconds": late_s,
             "forward_seconds": self.step.forward_seconds,
             "backward_seconds": sum(self.step.backward_seconds),
             "layers": [
@@ -107,4 +116,4 @@ def model_compute(job: Job, model: Model, input_shape: Shape) -> ModelledCompute
     except BlockingError as error:
         raise ConfigError(f"model {job.model.name} with cluster.compute '{cluster.compute}': {error}") from None
     backward = in_backward_order(model, times)
-    return ModelledCompute(cluster.compute, cluster.core_groups, step, times, backward)
+    return ModelledCompute(cluster.compute, cluster.core_groups, cluster.pace, step, times, backward)

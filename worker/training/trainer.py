@@ -19,6 +19,7 @@ from taihu.worker.exchange.shell import Exchange
 from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.clipping import LayerClipping
 from taihu.worker.training.local_steps import LocalSteps
+from taihu.worker.training.pacing import Pacing
 from taihu.worker.training.step_driver import StepDriver, Wait
 from taihu.worker.training.step_record import StepRecord
 
@@ -39,7 +40,8 @@ class Trainer:
     """Trains one worker's replica.
 
     `on_step(record)` follows every step whose exchange has ended, `on_move` every layer of it. With `local` steps a
-    step has several forwards and backwards; everything before the last backward counts to its forward.
+    step has several forwards and backwards; everything before the last backward counts to its forward. With `pacing`
+    its layers take as long as another processor's.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class Trainer:
         on_move: Callable[[], None] = lambda: None,
         clipping: LayerClipping | None = None,
         local: LocalSteps | None = None,
+        pacing: Pacing | None = None,
     ) -> None:
         self._on_move = on_move
+        self._pacing = pacing
         self._clipping = clipping
         self._local = local
         self._turns = 1 if local is None else local.count
@@ -107,6 +111,8 @@ class Trainer:
             self._driver.read_again,
             loss_scale=lambda: self._exchange.loss_scale,
         )
+        if self._pacing is not None:
+            hooks = self._pacing.paced(hooks)
         loss = self._model.train(images, labels, context, hooks)
         self._check(loss, step)
         if self._local is not None and self._local.waits_for_norm:

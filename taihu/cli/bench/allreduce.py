@@ -44,7 +44,7 @@ __all__ = ["allreduce"]
 _OURS = "taihu"
 _USED: Final = {
     "exchange": frozenset({"kind", "transport", "timeout_s"}),
-    "cluster": frozenset(ClusterSettings.model_fields) - {"compute", "core_groups", "threads"},
+    "cluster": frozenset(ClusterSettings.model_fields) - {"compute", "core_groups", "pace", "threads"},
 }
 
 

@@ -60,7 +60,7 @@ _USED: Final = {
     - {"schedule", "milestones", "milestone_epochs", "gamma", "decay_steps", "final_learning_rate"}
     - {"warmup_steps", "warmup_epochs"},
     "train": frozenset({"seed", "precision", "loss_scale", "loss_scale_growth_steps"}),
-    "cluster": frozenset(ClusterSettings.model_fields) - {"compute", "core_groups", "threads"},
+    "cluster": frozenset(ClusterSettings.model_fields) - {"compute", "core_groups", "pace", "threads"},
     "security": frozenset(SecuritySettings.model_fields),
 }
 

@@ -79,6 +79,7 @@ def work_of(job: Job, profile_file: Path | None) -> Work:
         raise ConfigError(
             f"model {job.model.name} on an SW26010: {error}; give measured times by --profile"
         ) from None
+    step = step.longer(job.cluster.pace or 1.0)
     return Work(model.layout, of_modelled("sw26010", step.forward_seconds, step.backward_seconds), described)
 
 
