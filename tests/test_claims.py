@@ -17,7 +17,7 @@ from benchmarks.base.rows import in_page
 from benchmarks.compression import compression, thresholds
 from benchmarks.exchange import fc_memory, larger_batches, ps_and_ring, three_ways, transports
 from benchmarks.learning import accuracy_by_method, fc_batch
-from benchmarks.planning import claims, figures
+from benchmarks.planning import claims, figures, paced_processor
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -89,6 +89,12 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
     ("fc.md", fc_batch.SOURCE, "fc_batch", fc_batch.table),
     ("zero.md", larger_batches.SOURCE, "larger_batches", larger_batches.table),
     ("simulation.md", figures.SOURCE, "figures", figures.table),
+    (
+        "simulation.md",
+        "measured by benchmarks.planning.paced_processor",
+        "paced_processor",
+        paced_processor.table,
+    ),
 ]
 
 
