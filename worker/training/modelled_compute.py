@@ -45,7 +45,7 @@ class ModelledCompute:
 
     @property
     def planned(self) -> ModelledStep:
-        """What the planner plans by."""
+        """The step that the planner plans by."""
         return self.step.longer(self.pace or 1.0)
 
     def enter(self, record: StepRecord, tracer: Tracer) -> None:
