@@ -93,6 +93,7 @@ class Ring:
         self._turn = turn = self._size - 1
         self._phase = range(turn if phase == "allgather" else 0, turn if phase == "reduce-scatter" else 2 * turn)
         # At hop h a rank sends the chunk h ranks behind it and receives the one h + 1 behind.
+        self._missing = sum(len(self._behind(hop + 1)) for hop in self._phase)
 
     @cached_property
     def _hops(self) -> dict[int, _Hop]:
@@ -102,7 +103,7 @@ class Ring:
     @property
     def done(self) -> bool:
         """Whether everything has arrived."""
-        return not any(hop.missing for hop in self._hops.values())
+        return not self._missing
 
     @property
     def is_whole(self) -> bool:
@@ -139,6 +140,7 @@ class Ring:
                 f"segment at hop {hop}: {self._size} ranks make hops {self._phase.start} to {self._phase.stop - 1}"
             )
         segment = self._hops[hop].arrive(offset, count)
+        self._missing -= 1
         forward = Segment(hop + 1, segment.frame) if hop + 1 in self._hops else None
         if hop >= self._turn:
             return Arrival(segment, Action.REPLACE, forward)
