@@ -241,7 +241,7 @@ class Participant:
                 stored,
                 session.client.left_out,
                 self._options.chaos,
-                has_ended=lambda: self._last_will.has_begun,
+                has_to_end=lambda: self._last_will.is_near,
             )
             with own_mistakes_told(), writing as writer:
                 keeper = Keeper(

@@ -34,7 +34,7 @@ def maybe_writing(
     stored: Stored,
     left_out: LeftOut,
     chaos: Chaos | None = None,
-    has_ended: Callable[[], bool] = lambda: False,
+    has_to_end: Callable[[], bool] = lambda: False,
 ) -> Iterator[PartWriter | None]:
     """A writer during the block, see `PartWriter`; None where the job keeps no checkpoints."""
     folder = checkpoint_folder(job)
@@ -43,7 +43,7 @@ def maybe_writing(
         return
     # A coordinator that is lost is noticed within half of that; what a cut connection had on its way takes longer.
     told_within_s = 2.0 * job.cluster.lost_after_s
-    with PartWriter(folder, stored, left_out, chaos, told_within_s=told_within_s, has_ended=has_ended) as writer:
+    with PartWriter(folder, stored, left_out, chaos, told_within_s=told_within_s, has_to_end=has_to_end) as writer:
         yield writer
 
 
@@ -60,8 +60,8 @@ class PartWriter:
         chaos: is asked at each point.
         told_within_s: seconds for which `stored` is called again where it was not answered: a connection that breaks
             is no reason to leave a part out. It has to bear that it is told of a part twice.
-        has_ended: whether the run has ended elsewhere, so that nobody is there to be told: who waits for this writer
-            has to go on then. Called by the thread that writes.
+        has_to_end: whether nobody has been heard of for so long that who waits for this writer has to go on. Called
+            by the thread that writes.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class PartWriter:
         chaos: Chaos | None = None,
         *,
         told_within_s: float = 0.0,
-        has_ended: Callable[[], bool] = lambda: False,
+        has_to_end: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store = CheckpointStore(folder)
         self._stored = stored
         self._left_out = left_out
         self._chaos = chaos or NoChaos()
         self._told_within_s = told_within_s
-        self._has_ended = has_ended
+        self._has_to_end = has_to_end
         self._clock = SystemClock()
         self._changed = threading.Condition()
         self._next: Part | None = None
@@ -142,7 +142,7 @@ class PartWriter:
             try:
                 self._stored(step, file)
             except AWAY:
-                is_over = self._has_ended() or self._clock.now() >= until_s
+                is_over = self._has_to_end() or self._clock.now() >= until_s
                 if is_over or self._fails_within(next(pauses)):
                     raise
             else:
@@ -161,6 +161,6 @@ class PartWriter:
 
     def _say(self, step: int, why: str) -> None:
         self._log.warning("checkpoint left out", step=step, reason=why)
-        if not self._has_ended():
+        if not self._has_to_end():
             with suppress(TaihuError):  # nobody is left who would hear it
                 self._left_out(step, one_line(why))

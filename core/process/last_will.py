@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from threading import Lock, Timer
 
 from taihu.core.base.errors import RecoveringError, TaihuError
@@ -23,6 +24,7 @@ class LastWill:
         self._after_s = after_s
         self._lock = Lock()
         self._timer: Timer | None = None
+        self._begun_s = 0.0
         self._is_cancelled = False
 
     def begin(self, error: TaihuError) -> None:
@@ -30,14 +32,15 @@ class LastWill:
         with self._lock:
             if self._is_cancelled or self._timer is not None:
                 return
+            self._begun_s = time.monotonic()
             self._timer = Timer(self._after_s, self._end, (error,))
             self._timer.daemon = True
             self._timer.start()
 
     @property
-    def has_begun(self) -> bool:
-        """Whether all others have ended, or gone on."""
-        return self._timer is not None
+    def is_near(self) -> bool:
+        """Whether half of the time is over: who may still hope for an answer of the others ends that now."""
+        return self._timer is not None and time.monotonic() - self._begun_s >= self._after_s / 2
 
     def cancel(self) -> None:
         """This process goes on."""

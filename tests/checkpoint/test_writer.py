@@ -87,19 +87,19 @@ def test_nobody_is_told_again_where_the_run_fails(tmp_path: Path) -> None:
     assert left_out == ["server 0 was lost"]
 
 
-def test_nobody_is_told_again_of_a_run_that_has_ended_elsewhere(tmp_path: Path) -> None:
+def test_nobody_is_told_again_by_a_process_that_has_to_end(tmp_path: Path) -> None:
     """A worker waited for its last parts, of which it told a coordinator that was known to be gone: it was stuck."""
-    has_ended, told, left_out = threading.Event(), list[int](), list[str]()
+    has_to_end, told, left_out = threading.Event(), list[int](), list[str]()
 
     def store(step: int, _: PartFile) -> None:
         told.append(step)
-        has_ended.set()
+        has_to_end.set()
         raise MemberLostError("server 0 was lost")
 
     with (
         capture_logs() as logs,
         PartWriter(
-            tmp_path, store, lambda _, why: left_out.append(why), told_within_s=1e6, has_ended=has_ended.is_set
+            tmp_path, store, lambda _, why: left_out.append(why), told_within_s=1e6, has_to_end=has_to_end.is_set
         ) as writer,
     ):
         for step in (1, 2):

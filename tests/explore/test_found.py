@@ -95,6 +95,13 @@ def test_who_has_lost_its_coordinator_does_not_wait_to_tell_it_of_parts() -> Non
     assert not found.ended_well
 
 
+def test_a_partition_that_heals_before_all_have_to_end_costs_no_checkpoint() -> None:
+    """A worker that had heard nothing for as long as a coordinator may be lost told it of its last part only once."""
+    (found,) = explored(Work(picked=[7035265]))
+    assert not found.problems, found.problems
+    assert found.ended_well
+
+
 def test_a_checkpoint_that_counts_is_not_written_over() -> None:
     """A worker was lost behind the last step, which was kept a second time: as far as a disk was not full."""
     faults = ['kill worker 0 at its 2nd "send GetProfile"', 'full-disk worker 1 at its 2nd "send Begin" for 8 s']
