@@ -16,7 +16,7 @@ from benchmarks.__main__ import runs
 from benchmarks.base.rows import in_page
 from benchmarks.compression import compression, thresholds
 from benchmarks.exchange import fc_memory, larger_batches, ps_and_ring, three_ways, transports
-from benchmarks.learning import accuracy_by_method, fc_batch
+from benchmarks.learning import accuracy_by_method, fc_batch, threshold_slack
 from benchmarks.planning import claims, figures, paced_processor
 
 ROOT = Path(__file__).parents[1]
@@ -76,6 +76,12 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
         "measured by benchmarks.learning.accuracy_by_method",
         "accuracy_by_method",
         accuracy_by_method.told,
+    ),
+    (
+        "compression.md",
+        "measured by benchmarks.learning.threshold_slack",
+        "threshold_slack",
+        threshold_slack.table,
     ),
     ("compression.md", "measured by benchmarks.compression.thresholds", "thresholds", thresholds.told),
     (
