@@ -57,6 +57,7 @@ class Checkpointing:
         with self._changed:
             decision = self._book.decide(step, self._clock.now(), is_last=is_last)
             if step in self._there:
+                self._book.left_out(step)
                 return decision._replace(keep=False)
             if decision.keep and self._decided != step:
                 # What nobody adds to any more takes the room of others.

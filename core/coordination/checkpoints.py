@@ -47,6 +47,8 @@ class CheckpointBook:
         self._decisions: dict[int, Decision] = {}
         self._files: dict[int, dict[str, PartFile]] = {}
         self._left_out: set[int] = set()
+        # Steps to be kept of which members may be writing yet.
+        self._awaited: set[int] = set()
         self._first = 0
         self._complete = begun_after
 
@@ -57,6 +59,8 @@ class CheckpointBook:
         """
         if step not in self._decisions:
             self._decisions = {step: Decision(True, step) if is_last else self._decided(step, now)}
+            if self._decisions[step].keep:
+                self._awaited.add(step)
         return self._decisions[step]
 
     def stored(self, member: str, step: int, file: PartFile) -> dict[str, PartFile] | None:
@@ -75,25 +79,29 @@ class CheckpointBook:
             return None
         files = self._files.setdefault(step, {})
         files[member] = file
+        # Members store one part after another: of an earlier step this one has stored its part, or never will.
+        self._awaited = {each for each in self._awaited if each >= step or member in self._files.get(each, {})}
         if files.keys() != self._members:
             return None
         # What is older will not be complete any more: a member that left a part out goes on with a later one.
         self._complete = step
+        self._awaited = {other for other in self._awaited if other > step}
         self._files = {other: known for other, known in self._files.items() if other > step}
         return files
 
     def left_out(self, step: int) -> None:
         """A member's part of `step` cannot be had: the checkpoint will not be complete."""
         self._left_out.add(step)
+        self._awaited.discard(step)
         self._files.pop(step, None)
 
     def give_up(self, before: int) -> int:
         """Give up checkpoints of steps before `before`, or before the first one that may be complete yet.
 
-        A member whose disk is slow stores its part when later steps have been decided: where others have stored
-        theirs, it is waited for. Of what is given up no part counts any more; returns the step before which that is.
+        Members whose disks are slow store their parts when later steps have been decided, which they leave out
+        meanwhile. Of what is given up no part counts any more; returns the step before which that is.
         """
-        self._first = min((step for step in self._files if step < before), default=before)
+        self._first = min((step for step in self._awaited | self._files.keys() if step < before), default=before)
         self._left_out = {step for step in self._left_out if step >= self._first}
         return self._first
 

@@ -99,6 +99,29 @@ def test_a_step_of_which_parts_are_there_is_not_given_up_while_the_others_may_co
     assert book.give_up(3) == 3
 
 
+def test_a_step_that_all_members_are_writing_yet_is_not_given_up() -> None:
+    """Disks took longer than two intervals: each checkpoint was removed before anybody had stored a part of it."""
+    book = CheckpointBook(["worker 0", "worker 1"], every_s=1.0, every_steps=10)
+    for step in (10, 20, 30, 40):
+        assert book.decide(step, 0.0).keep
+        assert book.give_up(step) == 10
+        if step > 10:
+            book.left_out(step)
+    assert book.stored("worker 0", 10, FILE) is None
+    assert book.give_up(50) == 10
+    assert book.stored("worker 1", 10, FILE) is not None
+    assert book.give_up(50) == 50
+
+
+def test_who_stores_a_later_part_writes_no_earlier_one() -> None:
+    """Its words on what it left out may be lost."""
+    book = CheckpointBook(["worker 0", "worker 1"], every_s=1.0, every_steps=10)
+    for step in (10, 20):
+        assert book.decide(step, 0.0).keep
+    book.stored("worker 0", 20, FILE)
+    assert book.give_up(20) == 20
+
+
 def test_of_what_is_given_up_no_part_counts() -> None:
     book = CheckpointBook(["worker 0", "worker 1"], every_s=1.0)
     book.stored("worker 0", 2, FILE)

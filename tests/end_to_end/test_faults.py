@@ -50,3 +50,13 @@ def test_who_is_stopped_in_its_farewell_keeps_nobody(tmp_path: Path) -> None:
     done = train(tmp_path, *KINDS["servers"], *quick, faults=("stop server 1 at farewell for 3600 s",))
     assert done.returncode == 0, done.stderr
     assert "server 1 was stopped for 3 s, and ended; it had done its part" in done.stdout
+
+
+def test_checkpoints_that_take_longer_than_their_interval_are_kept(tmp_path: Path) -> None:
+    """The only member that wrote had each of them removed while it was being written: only the last was kept."""
+    keeping = ("--set", "checkpoint.dir=kept", "--set", "checkpoint.every_steps=5", "--set", "checkpoint.keep=1000")
+    slow = ("--set", 'chaos.faults=["slow-disk worker 0 after 0 s for 600 s"]', "--set", "train.evaluate=false")
+    ring = ("--exchange", "ring", "--workers", "2", "--steps", "300")
+    done = run_command("taihu", "train", *ring, *keeping, *slow, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "kept").glob("*/manifest.json"))) > 1

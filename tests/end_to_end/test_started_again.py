@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import grpc
@@ -100,6 +101,14 @@ class Launcher:
 
     def _has_newer(self, step: int) -> bool:
         return self._newest() > step
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory, where there is one: of a run of two seconds a disk that stands still keeps nothing."""
+    memory = Path("/dev/shm")  # noqa: S108 - the folder in it is made by tempfile
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
