@@ -6,11 +6,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["in_page", "load_rows", "publish", "row_of_a_cell", "save_picture", "save_rows"]
+__all__ = ["in_page", "load_rows", "publish", "save_picture", "save_rows", "train_missing"]
 
 
 def load_rows(path: Path | None) -> list[dict[str, Any]]:
@@ -30,12 +31,29 @@ def save_picture(figure: Any, path: Path) -> None:
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
-def row_of_a_cell(benchmark: str, cell: Mapping[str, object], data: Path | None) -> dict[str, Any]:
-    """The row that `python -m benchmarks BENCHMARK --cell CELL` prints, as a process of its own.
+def train_missing(  # noqa: PLR0917 - what is trained, what is there, where it goes
+    benchmark: str,
+    cells: Iterable[Any],
+    rows: list[dict[str, Any]],
+    kept: Path | None,
+    data: Path | None,
+    told: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """Add a row for each cell, an object of a dataclass, that `rows` lack; each is saved, and told of, at once.
 
     Raises:
-        CalledProcessError: it failed.
+        CalledProcessError: a cell failed.
     """
+    for cell in cells:
+        names = asdict(cell)
+        if cell not in [type(cell)(**{name: row[name] for name in names if name in row}) for row in rows]:
+            rows.append(_row_of_a_cell(benchmark, names, data))
+            save_rows(kept, rows)
+            print(f"{cell}: {told(rows[-1])}", flush=True)
+
+
+def _row_of_a_cell(benchmark: str, cell: Mapping[str, object], data: Path | None) -> dict[str, Any]:
+    """The row that `python -m benchmarks BENCHMARK --cell CELL` prints, as a process of its own."""
     command = [sys.executable, "-m", "benchmarks", benchmark, "--cell", json.dumps(cell)]
     command += ["--path", str(data.resolve())] if data is not None else []
     # Benchmarks are not installed: Python finds them from the folder that holds them.

@@ -27,7 +27,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
+from benchmarks.base.rows import in_page, load_rows, train_missing
 from benchmarks.learning.workers_in_turns import WorkersInTurns, train_on_first
 from taihu.core.job import Job
 from taihu.core.job.reading import load_job, parse_assignments
@@ -288,14 +288,10 @@ def main() -> None:
             options.docs.write_text(in_page(options.docs.read_text(), _PAGE, told(rows)))
         print(f"{table(rows)}\n\n{drifts(rows)}")
         return
-    done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows]
-    for cell in cells(
-        options.models.split(","), [float(each) for each in options.densities.split(",")], options.seeds
-    ):
-        if cell not in done:
-            rows.append(row_of_a_cell("accuracy_by_method", asdict(cell), options.path))
-            save_rows(options.json, rows)
-            print(f"{cell}: {100 * rows[-1]['test_accuracy']:.2f} %", flush=True)
+    wanted = cells(options.models.split(","), [float(each) for each in options.densities.split(",")], options.seeds)
+    train_missing(
+        "accuracy_by_method", wanted, rows, options.json, options.path, lambda row: f"{row['test_accuracy']:.2%}"
+    )
     print(table(rows))
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
+from benchmarks.base.rows import in_page, load_rows, train_missing
 from benchmarks.learning.workers_in_turns import First
 from taihu.core.job import Job
 from taihu.worker.fc.passes import Scheme, plan_passes
@@ -301,13 +301,9 @@ def main() -> None:
         print(json.dumps(train(Cell(**json.loads(options.cell)), options.path)))
         return
     rows = load_rows(options.json)
-    done = {Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows}
     workers, rates = list(map(int, options.workers.split(","))), list(map(float, options.rates.split(",")))
-    for cell in cells(workers, rates, options.seeds):
-        if cell not in done:
-            rows.append(row_of_a_cell("fc_batch", asdict(cell), options.path))
-            save_rows(options.json, rows)
-            print(f"{cell}: {100 * rows[-1]['test_accuracy']:.2f} %", flush=True)
+    wanted = cells(workers, rates, options.seeds)
+    train_missing("fc_batch", wanted, rows, options.json, options.path, lambda row: f"{row['test_accuracy']:.2%}")
     if options.draw is not None:
         draw(rows, options.draw)
     if options.docs is not None:

@@ -29,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.base.rows import in_page, load_rows, row_of_a_cell, save_rows
+from benchmarks.base.rows import in_page, load_rows, train_missing
 from benchmarks.learning.accuracy_by_method import JOBS
 from benchmarks.learning.workers_in_turns import RoundedSums, Sent, selected_of, train_on_first
 from taihu.core.compression import GroupCompressor, make_compressor
@@ -530,12 +530,9 @@ def main() -> None:
         return
     rows = load_rows(options.json)
     if options.draw is None:
-        done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__ if name in row}) for row in rows]
-        for cell in cells(options):
-            if cell not in done:
-                rows.append(row_of_a_cell("loss_per_byte", asdict(cell), options.path))
-                save_rows(options.json, rows)
-                print(f"{cell}: {rows[-1]['end']:.3f}", flush=True)
+        train_missing(
+            "loss_per_byte", cells(options), rows, options.json, options.path, lambda row: f"{row['end']:.3f}"
+        )
     else:
         draw(rows, options.draw)
     told = table(rows)

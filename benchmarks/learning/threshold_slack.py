@@ -20,7 +20,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.base.rows import load_rows, publish, row_of_a_cell, save_rows
+from benchmarks.base.rows import load_rows, publish, train_missing
 from benchmarks.learning.accuracy_by_method import JOBS as OF_METHODS
 from benchmarks.learning.workers_in_turns import train_on_first
 from taihu.core.job import Job
@@ -157,13 +157,14 @@ def main() -> None:
         print(json.dumps(train(Cell(**json.loads(options.cell)), options.path)))
         return
     rows = load_rows(options.json)
-    done = [Cell(**{name: row[name] for name in Cell.__dataclass_fields__}) for row in rows]
-    for cell in cells(options.models.split(","), options.seeds):
-        if cell not in done:
-            rows.append(row_of_a_cell("threshold_slack", asdict(cell), options.path))
-            save_rows(options.json, rows)
-            row = rows[-1]
-            print(f"{cell}: {row['score']:.2f}, exact {row['exact_share']:.1%}", flush=True)
+    train_missing(
+        "threshold_slack",
+        cells(options.models.split(","), options.seeds),
+        rows,
+        options.json,
+        options.path,
+        lambda row: f"{row['score']:.2f}, exact {row['exact_share']:.1%}",
+    )
     publish(table(rows), _PAGE, options.docs)
 
 
