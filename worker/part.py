@@ -48,7 +48,7 @@ from taihu.worker.training.checkpoints import Keeper
 from taihu.worker.training.clipping import LayerClipping
 from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.objective import model_for
-from taihu.worker.training.pacing import Pacing, forward_shares
+from taihu.worker.training.pacing import Pacing
 from taihu.worker.training.plan_follower import PlanFollower
 from taihu.worker.training.planned_memory import PlannedMemory
 from taihu.worker.training.replica import Replica, Uses, WholeReplica, prepare_hybrid
@@ -63,12 +63,20 @@ __all__ = ["Participant", "participate", "threads_of"]
 
 
 @dataclass(frozen=True)
-class _Made:
-    """The model, its planned memory, the growth of the process since, its modelled compute, and the pace of steps."""
+class _Prepared:
+    """The model, its planned memory, and the growth of the process since."""
 
     model: Model
     planned: PlannedMemory
     growth: MemoryGrowth
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The replica, how its model was prepared, its modelled compute, and the pace of steps."""
+
+    replica: Replica
+    prepared: _Prepared
     modelled: ModelledCompute | None
     pacing: Pacing | None
 
@@ -118,7 +126,8 @@ class Participant:
             activity=self._activity,
         )
         self._metrics.last_step.set(total)
-        with self._joined(observer) as (session, replica, made), self._stopping_in_order(observer):
+        with self._joined(observer) as (session, made), self._stopping_in_order(observer):
+            replica = made.replica
             self._activity.takes_part(session)
             replica.uses = replica.uses.agreed(session.exchange.agree)
             exchanged = replica.exchanged.layout.elements
@@ -134,7 +143,7 @@ class Participant:
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             self._opened.run_log.happened("training", workers=self._job.world.workers, steps=total)
             last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
-            steps = self._make_steps(session, observer, replica, last, made)
+            steps = self._make_steps(session, observer, made, last)
             if last.is_early and self._stop.goes_on:
                 self._hand_over(session, observer, replica.digest(session.exchange))
             with self._activity.busy("the end of the run"):
@@ -161,12 +170,10 @@ class Participant:
         return results
 
     @contextmanager
-    def _joined(self, observer: Observer) -> Iterator[tuple[Session, Replica, _Made]]:
+    def _joined(self, observer: Observer) -> Iterator[tuple[Session, _Made]]:
         """Take part with a replica; worker 0's parameters are the job's."""
         job, options = self._job, self._options
-        made = self._made()
-        if made.modelled is not None:
-            self._metrics.exported.put(made.modelled.collector(options.rank))
+        prepared = self._prepared()
         reporting = Reporting(
             observer.progress,
             observer.compressed,
@@ -180,23 +187,25 @@ class Participant:
         test_images = len(self._dataset.test)
         uses = Uses(tests=job.train.evaluate, saves=options.files.model is not None, test_images=test_images)
         if uses.saves:
-            describe_model(job, self._dataset, made.model, 0)  # what cannot be saved is said before hours of training
+            describe_model(
+                job, self._dataset, prepared.model, 0
+            )  # what cannot be saved is said before hours of training
         joining = Joining(options.listener, self._opened.length, self._generation)
         if job.exchange.fc == "data":
-            whole = WholeReplica(made.model, job, options.rank, uses)
-            with take_part(job, options.rank, whole.exchanged, reporting, joining) as session:
-                yield session, whole, made
+            whole = self._made(prepared, WholeReplica(prepared.model, job, options.rank, uses))
+            with take_part(job, options.rank, whole.replica.exchanged, reporting, joining) as session:
+                yield session, whole
             return
-        prepared: list[Replica] = []
+        made: list[_Made] = []
 
         def prepare(communicator: Communicator) -> Exchanged:
-            prepared.append(self._prepare(communicator, made.model, uses))
-            return prepared[0].exchanged
+            made.append(self._made(prepared, self._prepare(communicator, prepared.model, uses)))
+            return made[0].replica.exchanged
 
         with take_part_after_meeting(job, options.rank, prepare, reporting, joining) as session:
-            yield session, prepared[0], made
+            yield session, made[0]
 
-    def _made(self) -> _Made:
+    def _prepared(self) -> _Prepared:
         """The job's model, with the parameters that the run begins with where they are those of a file."""
         growth = MemoryGrowth()
         model = model_for(self._job, self._dataset)
@@ -204,13 +213,14 @@ class Participant:
         planned = PlannedMemory(self._job, model)
         if self._opened.beginning is not None:
             begin_from(self._opened.beginning, model, self._job.model.init_skip)
-        modelled = _modelled(self._job, model, self._dataset)
-        pacing = None
-        if modelled is not None and modelled.pace is not None:
-            step = modelled.planned
-            shares = forward_shares(step.forward_seconds, step.backward_seconds)
-            pacing = Pacing(shares, step.backward_seconds, self._clock)
-        return _Made(model, planned, growth, modelled, pacing)
+        return _Prepared(model, planned, growth)
+
+    def _made(self, prepared: _Prepared, replica: Replica) -> _Made:
+        modelled = _modelled(self._job, replica, self._dataset)
+        if modelled is None:
+            return _Made(replica, prepared, None, None)
+        self._metrics.exported.put(modelled.collector(self._options.rank))
+        return _Made(replica, prepared, modelled, modelled.pacing(self._clock))
 
     def _hosting(self, coordinator: Coordinator) -> None:
         self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
@@ -221,8 +231,9 @@ class Participant:
         job = self._job.model_copy(update={"optimizer": optimizer})
         return prepare_hybrid(job, communicator, model, uses, self._clock, self._options.tracer)
 
-    def _make_steps(self, session: Session, observer: Observer, replica: Replica, last: LastStep, made: _Made) -> int:
+    def _make_steps(self, session: Session, observer: Observer, made: _Made, last: LastStep) -> int:
         """Make all steps, from the checkpoint that the run goes on from, and keep more; returns the last one."""
+        replica = made.replica
         local = self._local_steps(replica)
         if self._opened.begun is not None:
             session.exchange.resume(self._opened.begun, self._options.rank)
@@ -254,7 +265,7 @@ class Participant:
                     begun_after=self._opened.begun_after,
                     local=local,
                 )
-                return self._train(session, observer, replica, last, keeper, local, made)
+                return self._train(session, observer, made, last, keeper, local)
         finally:
             self._write_trace(session.client.coordinator_clock)
 
@@ -262,11 +273,10 @@ class Participant:
         self,
         session: Session,
         observer: Observer,
-        replica: Replica,
+        made: _Made,
         last: LastStep,
         keeper: Keeper,
         local: LocalSteps | None,
-        made: _Made,
     ) -> int:
         """Make all steps; returns the last one."""
         settings = self._job.exchange
@@ -285,7 +295,7 @@ class Participant:
         trainer = Trainer(
             job=self._job,
             rank=self._options.rank,
-            model=replica,
+            model=made.replica,
             batches=self._opened.batches,
             exchange=session.exchange,
             measuring=measuring,
@@ -293,7 +303,7 @@ class Participant:
             tracer=self._options.tracer,
             on_step=on_step,
             on_move=self._activity.moved,
-            clipping=self._clipping(replica),
+            clipping=self._clipping(made.replica),
             local=local,
             pacing=made.pacing,
         )
@@ -302,7 +312,7 @@ class Participant:
             dataset=self._dataset,
             client=session.client,
             exchange=session.exchange,
-            replica=replica,
+            replica=made.replica,
             trainer=trainer,
             measuring=measuring,
             follower=follower,
@@ -372,7 +382,7 @@ class Participant:
             "plan": self._job.exchange.plan,
             "path": session.exchange.path,
             "skipped_steps": session.exchange.skipped_steps,
-            "memory": {**made.growth.results(), **made.planned.results()},
+            "memory": {**made.prepared.growth.results(), **made.prepared.planned.results()},
             "modelled": None if made.modelled is None else made.modelled.results(late_s),
         }
 
@@ -439,12 +449,13 @@ def participate(who: Who) -> dict[str, Any]:
         last_will.cancel()
 
 
-def _modelled(job: Job, model: Model, dataset: Dataset) -> ModelledCompute | None:
+def _modelled(job: Job, replica: Replica, dataset: Dataset) -> ModelledCompute | None:
     if not job.models_compute:
         return None
     from taihu.worker.training.modelled_compute import model_compute  # noqa: PLC0415 - most workers do not need it
 
-    return model_compute(job, model, dataset.input_shape)
+    layers, end = len(replica.exchanged.layout.layers), replica.end_parts(job.train.batch)
+    return model_compute(job, replica.model, dataset.input_shape, layers, end)
 
 
 def threads_of(job: Job) -> int:

@@ -230,16 +230,6 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
-    def _compute_fits(self) -> Job:
-        if self.models_compute and self.exchange.fc != "data":
-            raise ValueError(f"compute {self.cluster.compute} models whole layers alone: set exchange.fc = 'data'")
-        if self.models_compute and self.train.recompute != "none":
-            raise ValueError(
-                f"compute {self.cluster.compute} does not model what is computed again: set train.recompute = 'none'"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _checkpoints_fit(self) -> Job:
         if self.checkpoint.resumes_auto:
             if self.checkpoint.dir in {None, Path("none")}:

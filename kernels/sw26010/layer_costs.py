@@ -17,11 +17,13 @@ from taihu.kernels.sw26010.windows import WindowTask, plan_windows
 
 __all__ = [
     "LayerCost",
+    "LinearParts",
     "batch_norm_cost",
     "convolution_cost",
     "copy_cost",
     "elementwise_cost",
     "linear_cost",
+    "linear_parts",
     "pooling_cost",
     "update_cost",
 ]
@@ -36,6 +38,15 @@ class LayerCost:
 
     forward: Ledger = field(default_factory=Ledger)
     backward: Ledger = field(default_factory=Ledger)
+
+
+@dataclass(frozen=True)
+class LinearParts:
+    """The ledgers of a fully connected layer's products, with those of its bias."""
+
+    forward: Ledger
+    weight_gradients: Ledger
+    input_gradient: Ledger
 
 
 def _sum(*ledgers: Ledger) -> Ledger:
@@ -106,14 +117,22 @@ def linear_cost(
     batch: int, inputs: int, units: int, *, bias: bool = True, input_gradient: bool = True, core_groups: int = 1
 ) -> LayerCost:
     """A fully connected layer, (B, inputs) by (inputs, units)."""
+    parts = linear_parts(batch, inputs, units, bias=bias, core_groups=core_groups)
+    gradients = parts.weight_gradients
+    return LayerCost(parts.forward, gradients.then(parts.input_gradient) if input_gradient else gradients)
+
+
+def linear_parts(batch: int, inputs: int, units: int, *, bias: bool = True, core_groups: int = 1) -> LinearParts:
+    """The three products of `linear_cost`, each for itself; of no examples nothing."""
+    if not batch:
+        return LinearParts(Ledger(), Ledger(), Ledger())
     forward = [_product(batch, units, inputs, "CCC", core_groups)]
-    backward = [_product(inputs, units, batch, "FCC", core_groups)]
-    if input_gradient:
-        backward.append(_product(batch, inputs, units, "CFC", core_groups))
+    weights = [_product(inputs, units, batch, "FCC", core_groups)]
     if bias:
         forward.append(_pass(passes.ADD_BIAS, batch, units, core_groups))
-        backward.append(_pass(passes.COLUMN_SUMS, batch, units, core_groups))
-    return LayerCost(_sum(*forward), _sum(*backward))
+        weights.append(_pass(passes.COLUMN_SUMS, batch, units, core_groups))
+    back = _product(batch, inputs, units, "CFC", core_groups)
+    return LinearParts(_sum(*forward), _sum(*weights), back)
 
 
 def batch_norm_cost(rows: int, channels: int, *, core_groups: int = 1) -> LayerCost:

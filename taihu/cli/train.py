@@ -242,7 +242,9 @@ def _modelled(modelled: dict[str, Any]) -> str:
         times = f"steps took {pace:g} times as long"
         if modelled["late_seconds"] >= 0.1:
             times += f", and this machine was {modelled['late_seconds']:.1f} s behind: raise cluster.pace"
-    compute = f"forward {forward:.1f} ms, backward {backward:.1f} ms of compute per step on the SW26010"
+    again = modelled["recompute_seconds"] * 1e3
+    computed = f", computed again {again:.1f} ms," if again else ""
+    compute = f"forward {forward:.1f} ms, backward {backward:.1f} ms{computed} of compute per step on the SW26010"
     return f"modelled        {compute}; {times}"
 
 

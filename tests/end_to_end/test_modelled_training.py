@@ -47,9 +47,29 @@ def test_a_run_planned_for_the_sw26010_ends_as_on_the_cpu(taihu: Taihu, tmp_path
     assert sorted(e["args"]["step"] for e in drawn) == sorted([*range(1, 10)] * 2)
 
 
-def test_what_is_not_modelled_is_refused_before_anything_starts(taihu: Taihu) -> None:
-    for setting in ("exchange.fc=auto", "train.recompute=memory"):
-        refused = taihu("train", "--compute", "sw26010", "--set", setting)
-        assert refused.returncode == 2
-        assert "compute sw26010" in refused.stderr
-        assert len(refused.stderr.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("train.recompute=memory",),
+        ("exchange.fc=shard",),
+        ("exchange.fc=shard", "exchange.fc_scheme=slices", "train.recompute=memory"),
+        ("exchange.zero=3", "train.recompute=memory"),
+    ],
+)
+def test_spread_layers_and_what_is_computed_again_take_their_times(
+    taihu: Taihu, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Paced steps take all that is modelled, with the bits of runs that are not."""
+    flags = [f"--set={each}" for each in settings]
+    on_cpu, _ = train(taihu, tmp_path, "cpu", *flags)
+    paced, said = train(taihu, tmp_path, "sw26010", *flags, "--set=cluster.pace=40")
+    assert paced["parameters_sha256"] == on_cpu["parameters_sha256"]
+    modelled = paced["modelled"]
+    again = modelled["recompute_seconds"]
+    assert (again > 0) == ("train.recompute=memory" in settings) == ("computed again" in said)
+    least = 40 * (modelled["forward_seconds"] + modelled["backward_seconds"] + again)
+    assert paced["seconds_per_step"]["min"] >= 0.999 * least
+    # What is planned for is the pace, with what the spread end moves.
+    profile = paced["profile"]
+    told = profile["forward_seconds"] + sum(layer["backward_seconds"] for layer in profile["layers"])
+    assert told >= 0.999 * least

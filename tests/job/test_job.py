@@ -242,7 +242,6 @@ def fits(job: Tables) -> bool:
         f"{section}.{key}": job.get(section, {}).get(key, key_of(SECTIONS[section].model_fields[key].default))
         for section, key in KEYS
     }
-    whole = of["exchange.fc"] == "data" and of["train.recompute"] == "none"
     if of["exchange.returns"] != "parameters" and not leaves_updates(of):
         return False
     if of["cluster.lost_after_s"] <= of["cluster.heartbeat_s"] or not (checkpoints_fit(of) and secures(of)):
@@ -251,7 +250,7 @@ def fits(job: Tables) -> bool:
         return False
     if not (clips_fit(of) and (of["exchange.local_steps"] == 1 or steps_locally(of, stage_of(of)))):
         return False
-    return compression_fits(of) and zero_fits(of) and (whole or of["cluster.compute"] == "cpu")
+    return compression_fits(of) and zero_fits(of)
 
 
 def clips_fit(of: dict[str, Any]) -> bool:
@@ -551,14 +550,6 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
         (
             "[exchange]\ntransport = 'same-host'\n[compression]\nmethod = 'dlgs'",
             ["messages", "exchange.transport = 'auto'"],
-        ),
-        (
-            "[exchange]\nfc = 'auto'\n[cluster]\ncompute = 'sw26010'",
-            ["compute sw26010", "whole layers", "exchange.fc = 'data'"],
-        ),
-        (
-            "[train]\nrecompute = 'spill'\n[cluster]\ncompute = 'sw26010'",
-            ["compute sw26010", "train.recompute = 'none'"],
         ),
         (
             "[exchange]\nlocal_steps = 4\nzero = 2",

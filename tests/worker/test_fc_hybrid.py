@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from taihu.worker.fc.footprint import TailFootprint
 from taihu.worker.fc.hybrid import HybridModel
 from taihu.worker.fc.own_inputs import InputsKept
 from taihu.worker.fc.passes import Scheme, plan_passes
+from taihu.worker.fc.stage import StagePart
 
 CLASSES = 5
 SCHEMES: tuple[Scheme, ...] = ("gather", "turns", "slices")
@@ -152,11 +154,18 @@ def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[s
     mine = slice(mover.rank * case.batch, (mover.rank + 1) * case.batch)
     ready: list[int] = []
     read: list[int] = []
-    hooks = StepHooks(read.append, lambda loss: read.append(-1), ready.append)
+    computed: Counter[tuple[str, str, int]] = Counter()
+    hooks = StepHooks(
+        read.append,
+        lambda loss: read.append(-1),
+        ready.append,
+        part_computed=lambda layer, part, rows: computed.update([(layer, part, rows)]),
+    )
     loss = hybrid.train(case.images[mine], case.targets[mine], context(mine.start), hooks)
     layers = len(hybrid.layout.layers)
     assert ready == list(range(layers))
     assert read == [*reversed(range(layers)), -1]
+    assert computed == told_before(hybrid.end_parts(case.batch))
     kept = {
         f"{layer.name}/{tensor.name}": gradients[start:][: tensor.elements].reshape(tensor.shape)
         for layer, offset in zip(hybrid.layout.layers, hybrid.layout.offsets, strict=False)
@@ -165,6 +174,15 @@ def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[s
         )
     }
     return loss, hybrid, kept, recorder
+
+
+def told_before(parts: Sequence[StagePart]) -> Counter[tuple[str, str, int]]:
+    """What a step computes of an end, from numbers alone."""
+    told: Counter[tuple[str, str, int]] = Counter()
+    for part in parts:
+        told.update((part.name, direction, rows) for direction in ("forward", "input gradient") for rows in part.rows)
+        told.update((part.name, "weight gradients", rows) for rows in part.gradient_rows)
+    return told
 
 
 @settings(deadline=None, max_examples=60)

@@ -11,18 +11,26 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from support.parts_network import MemoryMover, MemoryNetwork
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.coordination.planning import Planning, planned_compression
 from taihu.core.job import Job
+from taihu.core.optimization import OptimizerShard
 from taihu.core.planner.decide import decide
 from taihu.core.planner.groups import Group
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.settings import OptimizerSettings
 from taihu.core.trace import Tracer, busy_seconds, merge_parts
 from taihu.core.wire.metrics import WorkerMetrics
-from taihu.worker.engine import Flatten, GlobalAvgPool, Layer, Linear, Model, Sequential, build_model
+from taihu.kernels.sw26010.layer_costs import linear_parts
+from taihu.worker.engine import Conv2d, Flatten, GlobalAvgPool, Layer, Linear, Model, ReLU, Sequential, build_model
+from taihu.worker.fc.hybrid import HybridModel
+from taihu.worker.fc.passes import Scheme
+from taihu.worker.fc.stage import ComputedPart
 from taihu.worker.sw26010 import layer_times, modelled_step
 from taihu.worker.training.modelled_compute import ModelledCompute, model_compute
+from taihu.worker.training.pacing import forward_shares
 from taihu.worker.training.step_record import StepRecord
 
 _SHAPE = (32, 32, 3)
@@ -34,7 +42,7 @@ def job(*, compute: str = "sw26010", core_groups: int = 4, batch: int = 8) -> Jo
 
 
 def modelled(model: Model, of: Job, shape: tuple[int, int, int] = _SHAPE) -> ModelledCompute:
-    compute = model_compute(of, model, shape)
+    compute = model_compute(of, model, shape, len(model.layout.layers))
     assert compute is not None
     return compute
 
@@ -44,7 +52,7 @@ def resnet20() -> Model:
 
 
 def test_nothing_is_modelled_on_the_cpu() -> None:
-    assert model_compute(job(compute="cpu"), resnet20(), _SHAPE) is None
+    assert model_compute(job(compute="cpu"), resnet20(), _SHAPE, 39) is None
 
 
 def test_results_hold_the_models_time_of_every_layer() -> None:
@@ -135,7 +143,7 @@ def measured(model: Model, compute: ModelledCompute | None, alpha: float) -> lis
 def planned(of: Job, alpha: float) -> Planning:
     model = resnet20()
     planning = Planning(of, model.layout)
-    planning.report(0, 8, measured(model, model_compute(of, model, _SHAPE), alpha))
+    planning.report(0, 8, measured(model, model_compute(of, model, _SHAPE, len(model.layout.layers)), alpha))
     return planning
 
 
@@ -164,6 +172,56 @@ def test_the_plan_follows_the_modelled_times() -> None:
     assert plans["sw26010", 1024] == (Group(0, 38),)
 
 
+def test_segments_are_computed_again_before_the_gradient_of_their_first_layer() -> None:
+    model, alone = resnet20(), modelled(resnet20(), job())
+    model.recompute(3)
+    again = modelled(model, job())
+    shares = forward_shares(alone.step.forward_seconds, alone.step.backward_seconds)
+    expected = list(alone.step.backward_seconds)
+    for first, last in model.run_again:
+        expected[first] += sum(shares[first : last + 1])
+    assert again.planned.backward_seconds == pytest.approx(expected)
+    assert again.planned.forward_seconds == alone.planned.forward_seconds
+    assert again.results()["recompute_seconds"] == pytest.approx(sum(expected) - sum(alone.step.backward_seconds))
+    # As the simulator has it, which shares forward out by the same rule.
+    assert 0 < again.recompute_seconds < alone.step.forward_seconds
+
+
+@pytest.mark.parametrize("scheme", ["gather", "turns", "slices"])
+def test_a_rank_computes_its_columns_of_all_examples(scheme: Scheme) -> None:
+    """Of 4 workers, by the costs of products of that shape; rectifiers behind take as long as on one rank."""
+    layers = [Conv2d(8, 3, padding=1), ReLU(), Flatten(), Linear(64), ReLU(), Linear(10)]
+    model = Model(Sequential(layers), (8, 8, 3), 10)
+    whole = {each.name: each for each in layer_times(model, (8, 8, 3), 8)}
+    hybrid = HybridModel(model, ["fc1"], rank=1, size=4)
+    hybrid.bind(*np.zeros((2, hybrid.layout.elements), np.float32))
+    hybrid.attach(MemoryMover(MemoryNetwork(4), 1), OptimizerShard(OptimizerSettings(), hybrid.shards), scheme=scheme)
+    end = hybrid.end_parts(8)
+    compute = model_compute(job(), model, (8, 8, 3), len(hybrid.layout.layers), end)
+    assert compute is not None
+    told = {each.name: each for each in compute.forward}
+    rows = {"gather": [32], "turns": [8] * 4, "slices": [8] * 4}[scheme]
+    parts = [linear_parts(count, 512, 16, core_groups=4) for count in rows]
+    forward = sum(part.forward.seconds for part in parts)
+    gradients = linear_parts(32, 512, 16, core_groups=4).weight_gradients.seconds
+    backward = gradients + sum(part.input_gradient.seconds for part in parts)
+    assert told["fc1"].forward_seconds == pytest.approx(forward)
+    assert told["fc1"].backward_seconds == pytest.approx(backward)
+    assert [name for name, each in told.items() if each != whole[name]] == ["fc1", "fc2"][: 1 + (scheme == "slices")]
+    # The end is told as part of the backward of the first layer that is exchanged, fc2.
+    assert [layer.name for layer in hybrid.layout.layers] == ["fc2", "conv1"]
+    assert compute.step.backward_seconds[0] == 0.0
+    assert compute.planned.backward_seconds == (compute.end_seconds, compute.step.backward_seconds[1])
+    assert compute.step.forward_seconds == pytest.approx(
+        told["conv1"].forward_seconds + told["relu1"].forward_seconds
+    )
+    # A paced step waits for each part: together they are the end.
+    both: tuple[ComputedPart, ...] = ("forward", "input gradient")
+    waited = [compute.end[each.name, part, count] for each in end for part in both for count in each.rows]
+    waited += [compute.end[each.name, "weight gradients", count] for each in end for count in each.gradient_rows]
+    assert sum(waited) == pytest.approx(compute.end_seconds)
+
+
 class _Mystery(Layer):
     def build(self, name: str, input_shape: tuple[int, ...]) -> tuple[int, ...]:
         self.name = name
@@ -179,8 +237,8 @@ class _Mystery(Layer):
 def test_a_model_that_the_processor_cannot_run_is_refused_in_one_line() -> None:
     unknown = Model(Sequential([Flatten(), _Mystery(), Linear(10)]), _SHAPE, 10)
     with pytest.raises(ConfigError, match=r"mystery1: the SW26010 model has no such layer.*--compute cpu"):
-        model_compute(job(), unknown, _SHAPE)
+        model_compute(job(), unknown, _SHAPE, 1)
     large = Model(Sequential([GlobalAvgPool(), Linear(10)]), (400, 400, 3), 10)
     with pytest.raises(ConfigError, match=r"cluster.compute 'sw26010': .*") as caught:
-        model_compute(job(), large, (400, 400, 3))
+        model_compute(job(), large, (400, 400, 3), 1)
     assert len(str(caught.value).splitlines()) == 1

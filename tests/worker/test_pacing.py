@@ -88,6 +88,46 @@ def test_a_layer_ends_when_it_would_there_and_waits_come_on_top(layers: list[tup
     assert pacing.late_s == late
 
 
+def test_what_is_computed_again_takes_a_forward_before_the_gradient() -> None:
+    """Layers 2 and 1 are a segment: their forward runs again, behind a wait for parameters of 4 s."""
+    clock = HandClock()
+
+    def waits(layer: int) -> None:
+        clock.time += 4.0 * (layer == 2)
+
+    told: list[float] = []
+    hooks = StepHooks(before_recompute=waits, gradient_ready=lambda layer: told.append(clock.time - 100.0))
+    paced = Pacing([1.0, 2.0, 3.0], [10.0, 20.0, 30.0], clock).paced(hooks)
+    paced.gradient_ready(0)
+    for layer in (2, 1):
+        paced.before_recompute(layer)
+        clock.time += 0.5
+    paced.gradient_ready(1)
+    paced.gradient_ready(2)
+    assert told == [10.0, 10.0 + 4.0 + 5.0 + 20.0, 10.0 + 4.0 + 5.0 + 20.0 + 30.0]
+
+
+def test_an_end_takes_what_its_parts_take_and_waits_for_others_come_on_top() -> None:
+    clock = HandClock()
+    told: list[float] = []
+
+    def arrives() -> None:
+        clock.time += 7.0
+
+    hooks = StepHooks(part_computed=lambda layer, part, rows: told.append(clock.time - 100.0))
+    end = {("fc1", "forward", 8): 5.0, ("fc1", "input gradient", 8): 6.0, ("fc1", "weight gradients", 16): 1.0}
+    paced = Pacing([0.0], [2.0], clock, end).paced(hooks)
+    clock.time += 1.0
+    paced.part_computed("fc1", "forward", 8)
+    paced.wait_for_others(arrives)
+    paced.part_computed("fc1", "input gradient", 8)
+    clock.time += 3.0  # longer than there, and caught up with by the next layer
+    paced.part_computed("fc1", "weight gradients", 16)
+    paced.gradient_ready(0)
+    assert told == [5.0, 18.0, 21.0]
+    assert clock.time == 121.0
+
+
 def test_a_layers_forward_has_its_share_of_backward() -> None:
     assert forward_shares(6.0, [1.0, 3.0, 0.0]) == (1.5, 4.5, 0.0)
     assert forward_shares(6.0, [0.0, 0.0]) == (3.0, 3.0)

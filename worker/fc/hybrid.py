@@ -21,7 +21,7 @@ from taihu.worker.fc.connected import fully_connected_layers, tail_start
 from taihu.worker.fc.own_inputs import InputsKept
 from taihu.worker.fc.passes import Scheme
 from taihu.worker.fc.shards import Shards
-from taihu.worker.fc.stage import FcWeights, Stage
+from taihu.worker.fc.stage import FcWeights, Stage, StagePart
 from taihu.worker.fc.tail import Mover, Tail
 
 __all__ = ["HybridModel"]
@@ -127,6 +127,10 @@ class HybridModel:
             for layer, columns in self._shards.parts()
         )
 
+    def end_parts(self, batch: int) -> tuple[StagePart, ...]:
+        """What this rank computes of each fully connected layer of the end, for so many examples a worker."""
+        return self._attachment[0].parts(batch)
+
     @property
     def tail_bytes(self) -> int:
         """Bytes of the activations that steps have taken behind `front`."""
@@ -190,7 +194,7 @@ class HybridModel:
         features, run = self._model.forward_until(self._start, inputs, context, hooks)
         self._read_tail(hooks.before_layer)
         hooks.forwarded(None)
-        result = tail.train(features, targets, run)
+        result = tail.train(features, targets, run, hooks)
         self._tell_of_tail(hooks)
         self._model.backward_from(self._start, result.feature_gradient, run, hooks.before_recompute)
         return result.loss

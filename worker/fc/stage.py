@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -12,7 +12,19 @@ from taihu.kernels.nn.elementwise import add_bias, column_sums
 from taihu.worker.engine.base.layer import Array, Layer, Run
 from taihu.worker.fc.passes import Pass
 
-__all__ = ["FcWeights", "Multiply", "Stage", "StageMemory", "TailMemory", "product"]
+__all__ = [
+    "ComputedPart",
+    "FcWeights",
+    "Multiply",
+    "Stage",
+    "StageMemory",
+    "StagePart",
+    "TailMemory",
+    "product",
+]
+
+ComputedPart = Literal["forward", "input gradient", "weight gradients"]
+"""What is computed of a layer at a time, with the elementwise layers behind it."""
 
 
 def ignore_gradient(start: int, gradient: Array) -> None:
@@ -124,6 +136,29 @@ class Stage:
             samples = np.concatenate([np.arange(start, stop) + r * batch for r, (start, stop) in enumerate(ranges)])
             first_element = self.columns[rank]
         return replace(run, context=replace(run.context, samples=samples, first_element=first_element))
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """The share of a layer that one rank computes in a step, in numbers alone.
+
+    Attributes:
+        name: of the layer.
+        inputs: K.
+        width: columns of this rank, all where the layer is not spread.
+        bias: whether there is one.
+        behind: names of the elementwise layers that follow.
+        rows: examples of each pass, which go forward and back.
+        gradient_rows: examples of which weight gradients are made at once.
+    """
+
+    name: str
+    inputs: int
+    width: int
+    bias: bool
+    behind: tuple[str, ...]
+    rows: tuple[int, ...]
+    gradient_rows: tuple[int, ...]
 
 
 class StageMemory:

@@ -27,9 +27,10 @@ from taihu.allreduce.parts.shards import (
 from taihu.core.base.errors import DataError
 from taihu.core.trace import Tracer
 from taihu.worker.engine.base.layer import Array, Run
+from taihu.worker.engine.models.model import StepHooks
 from taihu.worker.fc.own_inputs import InputsKept, OwnInputs
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes
-from taihu.worker.fc.stage import Stage, StageMemory, TailMemory
+from taihu.worker.fc.stage import ComputedPart, Stage, StageMemory, StagePart, TailMemory
 
 __all__ = ["Mover", "Tail", "TailResult"]
 
@@ -95,6 +96,7 @@ class Tail:
         self._passes: tuple[Pass, ...] = ()
         self._memory: TailMemory | None = None
         self._feature_gradient = np.empty((0, 0))
+        self._hooks = StepHooks()
 
     @property
     def held_bytes(self) -> int:
@@ -118,26 +120,49 @@ class Tail:
         """
         one = Pass(tuple(0 for _ in counts), tuple(counts), 0)
         memory = TailMemory(self._stages, (one,), self._rank, len(features), features.dtype)
+        self._hooks = StepHooks()
         self._send_features(features, one, memory)()
         return self._forward(features, one, run, memory)
 
-    def train(self, features: Array, targets: Array, run: Run) -> TailResult:
+    def parts(self, batch: int) -> tuple[StagePart, ...]:
+        """What this rank computes of each stage in a step, in which every rank has `batch` examples."""
+        passes = plan_passes(self._scheme, self._mover.size, batch)
+        parts: list[StagePart] = []
+        for stage in self._stages:
+            is_spread = stage.columns is not None
+            rows = tuple(one.rows[-1] if is_spread else _length(self._own(one)) for one in passes)
+            parts.append(
+                StagePart(
+                    stage.name,
+                    stage.inputs,
+                    stage.width,
+                    stage.weights.bias is not None,
+                    tuple(layer.name for layer in stage.behind),
+                    rows,
+                    rows if is_spread and self._update_each_pass else (sum(rows),),
+                )
+            )
+        return tuple(parts)
+
+    def train(self, features: Array, targets: Array, run: Run, hooks: StepHooks | None = None) -> TailResult:
         """Forward, loss and backward of all passes; writes the gradients of every stage.
 
         Args:
             features: (batch, K), the own examples; every rank has as many.
             targets: of the own examples, as the loss takes them.
             run: of the step.
+            hooks: told of parts that are computed, and of waits for other ranks; by default nobody is.
 
         Raises:
             TaihuError: a transfer failed; the message says why.
         """
+        self._hooks = hooks or StepHooks()
         memory, gradient = self._allocate(features), self._feature_gradient
         total = 0.0
         arriving = self._send_features(features, self._passes[0], memory)
         returning: list[Callable[[], None]] = []
         for number, one in enumerate(self._passes):
-            arriving()
+            self._hooks.wait_for_others(arriving)
             if number + 1 < len(self._passes):
                 arriving = self._send_features(features, self._passes[number + 1], memory)
             with self._tracer.span(f"pass {number}", track="fc compute", step=run.context.step):
@@ -151,7 +176,7 @@ class Tail:
             with self._tracer.span("weight gradients", track="fc compute", step=run.context.step):
                 self._weight_gradients(None, memory)
         for wait in returning:
-            wait()
+            self._hooks.wait_for_others(wait)
         return TailResult(total, gradient)
 
     def _allocate(self, features: Array) -> TailMemory:
@@ -198,7 +223,9 @@ class Tail:
             if position:
                 self._bring(y, position, one, own)
             stage_run = stage.run_of(run, one, self._rank, memory.batch)
-            y = stage.forward(own.x(one), own.y[rows], stage_run)
+            x = own.x(one)
+            y = stage.forward(x, own.y[rows], stage_run)
+            self._computed(stage, "forward", x)
         last = self._stages[-1]
         if last.columns is None:
             return y
@@ -247,6 +274,7 @@ class Tail:
             dy, dx = own.dy[rows], own.dx[rows]
             stage.through_behind(dy, stage.run_of(run, one, self._rank, memory.batch))
             stage.input_gradient(dy, dx)
+            self._computed(stage, "input gradient", dx)
             if position:
                 self._return(position, dx, one, memory)
         return self._return_features(dx, gradient, one, memory)
@@ -292,9 +320,14 @@ class Tail:
             rows = slice(None) if one is None else own.rows(one)
             if stage.columns is not None:
                 self._gather_again(position, own, one)
-                stage.weight_gradients(own.x(one), own.dy[rows], partial(self._take, stage.name))
+                x = own.x(one)
+                stage.weight_gradients(x, own.dy[rows], partial(self._take, stage.name))
             elif one is None or one is self._passes[-1]:
-                stage.weight_gradients(own.x(None), own.dy)
+                x = own.x(None)
+                stage.weight_gradients(x, own.dy)
+            else:
+                continue
+            self._computed(stage, "weight gradients", x)
 
     def _keep(self, position: int, one: Pass, own: Array, memory: StageMemory) -> None:
         if self._own_inputs is not None and memory.is_shared:
@@ -323,7 +356,14 @@ class Tail:
         self._on_gradient(name, start, gradient, len(self._passes))
 
     def _move(self, name: str, transfer: Transfer) -> None:
-        self._mover.start(name, transfer)()
+        self._hooks.wait_for_others(self._mover.start(name, transfer))
+
+    def _computed(self, stage: Stage, part: ComputedPart, rows: Array) -> None:
+        self._hooks.part_computed(stage.name, part, len(rows))
+
+
+def _length(rows: slice) -> int:
+    return int(rows.stop - rows.start)
 
 
 def _nothing() -> None:

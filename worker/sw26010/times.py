@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taihu.kernels.nn.window import Window
 from taihu.kernels.sw26010 import passes
@@ -51,6 +51,7 @@ __all__ = [
     "layer_times",
     "modelled_step",
     "step_seconds",
+    "step_until",
     "whole_image",
 ]
 
@@ -112,6 +113,11 @@ class ModelledStep:
     forward_seconds: float
     backward_seconds: tuple[float, ...]
 
+    def moving(self, seconds: float) -> ModelledStep:
+        """The step whose first layer is complete so many seconds later."""
+        first, *rest = self.backward_seconds
+        return replace(self, backward_seconds=(first + seconds, *rest))
+
     def longer(self, times: float) -> ModelledStep:
         """The step where everything takes so many times as long."""
         return ModelledStep(times * self.forward_seconds, tuple(times * each for each in self.backward_seconds))
@@ -119,16 +125,29 @@ class ModelledStep:
 
 def modelled_step(model: Model, input_shape: Shape, batch: int, core_groups: int = CORE_GROUPS) -> ModelledStep:
     """The step that the planner plans by, for a worker on the processor; the arguments are those of `layer_times`."""
-    times = {layer.name: layer for layer in layer_times(model, input_shape, batch, core_groups)}
-    seconds = [0.0] * len(model.layout.layers)
+    return step_until(model, layer_times(model, input_shape, batch, core_groups), len(model.layout.layers))
+
+
+def step_until(model: Model, times: Sequence[LayerTime], layers: int, end: int | None = None) -> ModelledStep:
+    """The step of `model.chain[:end]`, by the `times` of its layers.
+
+    Args:
+        model: built; its layers' indices are those in the layout of what is exchanged.
+        times: of all layers.
+        layers: in that layout; those behind `end` take no time.
+        end: the place in the chain where the step goes on elsewhere.
+    """
+    of = {layer.name: layer for layer in times}
+    seconds = [0.0] * layers
     spent = 0.0
-    for layer in _backward_order(model.chain[_first_differentiated(model) :]):
-        spent += times[layer.name].backward_seconds if layer.name in times else 0.0
+    for layer in _backward_order(model.chain[_first_differentiated(model) : end]):
+        spent += of[layer.name].backward_seconds if layer.name in of else 0.0
         if isinstance(layer, ParameterLayer):
             seconds[layer.index], spent = spent, 0.0
     # The sum of a first block is complete after its last gradient.
     seconds[-1] += spent
-    return ModelledStep(sum(layer.forward_seconds for layer in times.values()), tuple(seconds))
+    behind = () if end is None else {each.name for layer in model.chain[end:] for each in layer.tree()}
+    return ModelledStep(sum(each.forward_seconds for each in times if each.name not in behind), tuple(seconds))
 
 
 def in_backward_order(model: Model, times: Sequence[LayerTime]) -> tuple[LayerTime, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from taihu.core.wire.clock import Clock
@@ -27,10 +27,18 @@ class Pacing:
     Args:
         forward_s: seconds of each layer of the layout, forward.
         backward_s: and backward, since the layer before was complete.
+        end_s: of each part of an end that is spread over the workers, by layer, part and examples.
     """
 
-    def __init__(self, forward_s: Sequence[float], backward_s: Sequence[float], clock: Clock) -> None:
+    def __init__(
+        self,
+        forward_s: Sequence[float],
+        backward_s: Sequence[float],
+        clock: Clock,
+        end_s: Mapping[tuple[str, str, int], float] | None = None,
+    ) -> None:
         self._forward_s, self._backward_s, self._clock = forward_s, backward_s, clock
+        self._end_s = end_s or {}
         self._due_s = 0.0
         self.late_s = 0.0
         """Seconds by which this machine was behind, in all steps."""
@@ -41,9 +49,10 @@ class Pacing:
         last = len(self._backward_s) - 1
 
         def before_layer(layer: int) -> None:
-            self._wait()
-            self._take(lambda: hooks.before_layer(layer))
-            self._due_s += self._forward_s[layer]
+            self._computes_forward(layer, hooks.before_layer)
+
+        def before_recompute(layer: int) -> None:
+            self._computes_forward(layer, hooks.before_recompute)
 
         def forwarded(loss: float | None) -> None:
             self._wait()
@@ -60,13 +69,29 @@ class Pacing:
                 self._note_late()
             self._take(lambda: hooks.gradient_ready(layer))
 
+        def part_computed(layer: str, part: str, rows: int) -> None:
+            self._due_s += self._end_s[layer, part, rows]
+            self._wait()
+            hooks.part_computed(layer, part, rows)
+
+        def wait_for_others(wait: Callable[[], None]) -> None:
+            self._take(lambda: hooks.wait_for_others(wait))
+
         return replace(
             hooks,
             before_layer=before_layer,
+            before_recompute=before_recompute,
+            part_computed=part_computed,
+            wait_for_others=wait_for_others,
             forwarded=forwarded,
             before_backward=before_backward,
             gradient_ready=gradient_ready,
         )
+
+    def _computes_forward(self, layer: int, hook: Callable[[int], None]) -> None:
+        self._wait()
+        self._take(lambda: hook(layer))
+        self._due_s += self._forward_s[layer]
 
     def _wait(self) -> None:
         """Return when what is under way has ended there. Who wakes up late catches up with the layers that follow."""

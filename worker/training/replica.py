@@ -36,6 +36,7 @@ from taihu.worker.fc.connected import spreadable
 from taihu.worker.fc.hybrid import HybridModel
 from taihu.worker.fc.mover import PeerMover
 from taihu.worker.fc.probe import agree_on_fc
+from taihu.worker.fc.stage import StagePart
 from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.saved.writing import bound_pieces
 from taihu.worker.training.evaluation import (
@@ -111,6 +112,10 @@ class Replica(ABC):
     @abstractmethod
     def digest(self, exchange: Exchange) -> str:
         """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
+
+    def end_parts(self, batch: int) -> tuple[StagePart, ...]:
+        """What this rank computes of layers that are spread over the workers; by default nothing is spread."""
+        return ()
 
     def columns(self) -> Columns:
         """Live columns of layers that are spread over the workers, with their optimizer state; by default of none."""
@@ -274,6 +279,10 @@ class HybridReplica(Replica):
     @override
     def model(self) -> Model:
         return self._model
+
+    @override
+    def end_parts(self, batch: int) -> tuple[StagePart, ...]:
+        return self._hybrid.end_parts(batch)
 
     @override
     def columns(self) -> Columns:

@@ -29,6 +29,7 @@ class StepRecord:
         backward_end_s: the last gradient was there.
         end_s: the compute thread went on to the next step.
         waited_in_forward_s, waited_in_backward_s, waited_s: seconds spent waiting for others, in all the last.
+        end_waited_s: seconds spent waiting for others in an end of the model that is spread over the workers.
         ready_s: when the gradient of each layer was complete, less what was waited in backward until then.
         times: of each group, once all answers are there.
         path: what values took.
@@ -48,6 +49,7 @@ class StepRecord:
     waited_in_forward_s: float = 0.0
     waited_in_backward_s: float = 0.0
     waited_s: float = 0.0
+    end_waited_s: float = 0.0
     ready_s: list[float] = field(default_factory=list)
     times: Sequence[GroupTimes] = ()
     path: str = ""

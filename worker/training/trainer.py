@@ -87,7 +87,7 @@ class Trainer:
         """Run one step; its last pulls end during the next step's forward, or in `finish`."""
         serial = self._measuring.is_serial(step) and not self._job.updates_together
         record = self._record = StepRecord(step, serial, self._measuring.is_steady(step), self._clock.now())
-        losses = [self._pass(step, turn) for turn in range(1, self._turns + 1)]
+        losses = [self._pass(record, turn) for turn in range(1, self._turns + 1)]
         record.loss = fmean(losses)
         record.backward_end_s = self._clock.now()
         self._driver.end_backward()
@@ -96,9 +96,9 @@ class Trainer:
         self._tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=step)
         self._open = record
 
-    def _pass(self, step: int, turn: int) -> float:
+    def _pass(self, record: StepRecord, turn: int) -> float:
         """Forward and backward of one batch, of several in a step with local steps; returns the loss."""
-        number = (step - 1) * self._turns + turn
+        number = (record.step - 1) * self._turns + turn
         images, labels = self._batches.batch(number)
         context = StepContext(
             training=True, seed=self._job.train.seed, step=number, first_sample=self._rank * self._job.train.batch
@@ -110,11 +110,12 @@ class Trainer:
             self._driver.prepare,
             self._driver.read_again,
             loss_scale=lambda: self._exchange.loss_scale,
+            wait_for_others=partial(self._wait_for_others, record),
         )
         if self._pacing is not None:
             hooks = self._pacing.paced(hooks)
         loss = self._model.train(images, labels, context, hooks)
-        self._check(loss, step)
+        self._check(loss, record.step)
         if self._local is not None and self._local.waits_for_norm:
             scale = self._local.scale()
             for layer in self._local.layers:
@@ -164,6 +165,12 @@ class Trainer:
             record.waited_in_backward_s += stop - start
         if stop - start > _SHORTEST_TRACED_WAIT_S:
             self._tracer.add("compute", "wait", start, stop, step=record.step, group=group)
+
+    def _wait_for_others(self, record: StepRecord, wait: Callable[[], None]) -> None:
+        """Carry out a wait in an end of the model that is spread over the workers, which is part of its backward."""
+        start = self._clock.now()
+        wait()
+        record.end_waited_s += self._clock.now() - start
 
     def _forwarded(self, turn: int, loss: float | None) -> None:
         record = self._record

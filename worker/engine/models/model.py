@@ -36,6 +36,9 @@ class StepHooks:
             layout.layers[i] reads its parameters to compute its activations again; see `Model.recompute`. It is not
             `before_layer`, which may wait for parameters of a step that has not begun yet at that time.
         loss_scale: called after `forwarded`; all gradients are multiplied by what it returns.
+        part_computed: called with a layer's name, a part of it and the examples of that, when it has been computed,
+            in an end that is spread over workers; see `taihu.worker.fc.stage.ComputedPart`.
+        wait_for_others: carries out a wait for the other workers in such an end.
     """
 
     before_layer: Callable[[int], None] = lambda layer: None
@@ -44,6 +47,8 @@ class StepHooks:
     before_backward: Callable[[int], None] = lambda layer: None
     before_recompute: Callable[[int], None] = lambda layer: None
     loss_scale: Callable[[], float] = lambda: 1.0
+    part_computed: Callable[[str, str, int], None] = lambda layer, part, rows: None
+    wait_for_others: Callable[[Callable[[], None]], None] = lambda wait: wait()
 
 
 class Model:
