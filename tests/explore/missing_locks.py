@@ -1,7 +1,7 @@
 """A program of the tests: small worlds around classes of the project whose locks can be taken out, on purpose.
 
-`python missing_locks.py SEEDS` prints two lines of JSON for each world: the first seed by which the missing lock is
-seen, and the first one by which something is wrong where all locks are there.
+`python missing_locks.py SEEDS_WITHOUT SEEDS_WITH` prints two lines of JSON for each world: the first seed by which the
+missing lock is seen, and the first one by which something is wrong where all locks are there.
 """
 
 from __future__ import annotations
@@ -160,18 +160,19 @@ def shard() -> Threads:
 
     from taihu.ps_server.answering import Answer  # noqa: PLC0415 - simulated
 
-    run, expected, answers = driven("momentum"), driven("momentum"), Counter[int]()
-    gradients = run.gradients(1)
+    runs, expected, answers = [driven("momentum") for _ in range(4)], driven("momentum"), Counter[int]()
+    gradients = expected.gradients(1)
     expected.step(1, gradients)
 
     def push(rank: int) -> None:
-        for spec in run.frames:
-            if isinstance(run.shard.push(run.frame(spec, rank, 1, gradients[spec.offset][rank])), Answer):
-                answers[spec.offset] += 1
+        for run in runs:
+            for spec in run.frames:
+                if isinstance(run.shard.push(run.frame(spec, rank, 1, gradients[spec.offset][rank])), Answer):
+                    answers[spec.offset] += 1
 
     def check() -> None:
-        assert answers == Counter(spec.offset for spec in run.frames), answers
-        assert run.parameters.tobytes() == expected.parameters.tobytes()
+        assert answers == Counter({spec.offset: len(runs) for spec in expected.frames}), answers
+        assert {run.parameters.tobytes() for run in runs} == {expected.parameters.tobytes()}
 
     return [partial(push, rank) for rank in range(2)], check
 
@@ -304,7 +305,7 @@ def first_wrong(world: World, seeds: int) -> tuple[int, str] | None:
     return None
 
 
-def main(seeds: int) -> None:
+def main(seeds_without: int, seeds_with: int) -> None:
     sys.path[:0] = map(str, (Path(__file__).parents[2], Path(__file__).parents[1]))
     for is_missing in (True, False):
         # All that is foreign is loaded already; the project's modules are in processes of their own.
@@ -312,6 +313,7 @@ def main(seeds: int) -> None:
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
             changes = changes_of([world.change for world in WORLDS.values()] if is_missing else [])
             Simulation({**python_modules(), **STAND_INS.modules}, STAND_INS.builtins, changes).install()
+            seeds = seeds_without if is_missing else seeds_with
             for name, world in WORLDS.items():
                 told = {"world": name, "missing": is_missing, "wrong": first_wrong(world, seeds)}
                 sys.stdout.write(json.dumps(told) + "\n")
@@ -321,4 +323,4 @@ def main(seeds: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -51,9 +51,9 @@ class Pipe:
 
     __slots__ = (
         "_held",
-        "_is_timed",
         "_last_s",
         "_sent",
+        "_timer",
         "connection",
         "held_since_s",
         "network",
@@ -70,7 +70,7 @@ class Pipe:
         self._sent: deque[tuple[float, Callable[[], None]]] = deque()
         self._last_s = 0.0
         self._held = 0
-        self._is_timed = False
+        self._timer: int | None = None
 
     @property
     def is_held(self) -> bool:
@@ -83,7 +83,7 @@ class Pipe:
         due_s = network.scheduler.now + network.delay() * self.connection.slowness
         self._last_s = max(self._last_s, due_s)
         self._sent.append((self._last_s, arrive))
-        if not self._is_timed and not self._held:
+        if self._timer is None and not self._held:
             self._set_timer(self._last_s)
 
     def hold(self) -> None:
@@ -95,21 +95,30 @@ class Pipe:
     def release(self) -> None:
         """End one hold."""
         self._held -= 1
-        if not self._held and self._sent and not self._is_timed:
+        if not self._held and self._sent and self._timer is None:
             # It is sent again, at some time after it can arrive.
             self._set_timer(self.network.scheduler.now + self.network.repetition())
+
+    def hasten(self) -> None:
+        """The connection is as fast as it was: what is under way takes no longer than what is sent from now on."""
+        network = self.network
+        latest_s = network.scheduler.now + network.delay() * self.connection.slowness
+        self._sent = deque((min(due_s, latest_s), arrive) for due_s, arrive in self._sent)
+        self._last_s = min(self._last_s, latest_s)
+        if self._timer is not None and self._sent:
+            network.scheduler.call_off(self._timer)
+            self._set_timer(self._sent[0][0])
 
     def lose(self) -> None:
         """Whatever is under way is lost."""
         self._sent.clear()
 
     def _set_timer(self, due_s: float) -> None:
-        self._is_timed = True
         scheduler = self.network.scheduler
-        scheduler.call_at(due_s - scheduler.now, self._arrive)
+        self._timer = scheduler.call_at(due_s - scheduler.now, self._arrive)
 
     def _arrive(self) -> None:
-        self._is_timed = False
+        self._timer = None
         sent, now = self._sent, self.network.scheduler.now
         while sent and not self._held:
             if sent[0][0] > now + 1e-9:

@@ -217,6 +217,9 @@ class Network:
             def end() -> None:
                 self._slow.remove(slowness)
                 self._set_slowness()
+                for connection in self._chosen(which):
+                    for each in connection.ends:
+                        each.out.hasten()
 
             self.scheduler.call_at(for_s, end)
 

@@ -325,6 +325,22 @@ def test_slow_connections(seed: int) -> None:
 
 
 @seeds
+def test_what_is_under_way_when_a_connection_is_fast_again_comes_soon(seed: int) -> None:
+    """Also what waits behind it, in order: a fault of 2 s holds nobody up for a minute."""
+
+    def test(town: Town) -> None:
+        town.serve()
+        channel = town.channel()
+        assert town.call(channel) == b"a"
+        town.network.slow(everything, 1e6, 2.0)
+        calls = [town.run(town.client, lambda: channel.unary_unary(ONE).future(b"a")) for _ in range(3)]
+        town.world.time.sleep(2.0 + 10 * LATE_S)
+        assert [call.done() for call in calls] == [True] * 3
+
+    in_town(test, seed)
+
+
+@seeds
 def test_a_crash_is_told_by_the_host_and_frees_ports(seed: int) -> None:
     def test(town: Town) -> None:
         town.serve()
