@@ -1,7 +1,7 @@
 """A program of the tests: small worlds around classes of the project whose locks can be taken out, on purpose.
 
-`python missing_locks.py SEEDS_WITHOUT SEEDS_WITH` prints two lines of JSON for each world: the first seed by which the
-missing lock is seen, and the first one by which something is wrong where all locks are there.
+`python missing_locks.py SEEDS_WITHOUT SEEDS_WITH` prints two lines of JSON for each world: the first seed by which
+the missing lock is seen, and the first one by which something is wrong where all locks are there.
 """
 
 from __future__ import annotations
