@@ -177,7 +177,7 @@ def one_rank(case: Case, mover: MemoryMover) -> tuple[float, HybridModel, dict[s
 
 
 def told_before(parts: Sequence[StagePart]) -> Counter[tuple[str, str, int]]:
-    """What a step computes of an end, from numbers alone."""
+    """The parts of an end that a step computes, from numbers alone."""
     told: Counter[tuple[str, str, int]] = Counter()
     for part in parts:
         told.update((part.name, direction, rows) for direction in ("forward", "input gradient") for rows in part.rows)

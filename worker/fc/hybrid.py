@@ -128,7 +128,7 @@ class HybridModel:
         )
 
     def end_parts(self, batch: int) -> tuple[StagePart, ...]:
-        """What this rank computes of each fully connected layer of the end, for so many examples a worker."""
+        """The share of this rank in each fully connected layer of the end, for `batch` examples a worker."""
         return self._attachment[0].parts(batch)
 
     @property

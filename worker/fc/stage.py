@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 ComputedPart = Literal["forward", "input gradient", "weight gradients"]
-"""What is computed of a layer at a time, with the elementwise layers behind it."""
+"""A piece of a layer that is computed at a time, with the elementwise layers behind it."""
 
 
 def ignore_gradient(start: int, gradient: Array) -> None:

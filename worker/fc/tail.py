@@ -125,7 +125,7 @@ class Tail:
         return self._forward(features, one, run, memory)
 
     def parts(self, batch: int) -> tuple[StagePart, ...]:
-        """What this rank computes of each stage in a step, in which every rank has `batch` examples."""
+        """The share of this rank in each stage of a step, in which every rank has `batch` examples."""
         passes = plan_passes(self._scheme, self._mover.size, batch)
         parts: list[StagePart] = []
         for stage in self._stages:

@@ -114,7 +114,7 @@ class Replica(ABC):
         """A hash of all parameters, the same on all ranks; all ranks call this at the same time."""
 
     def end_parts(self, batch: int) -> tuple[StagePart, ...]:
-        """What this rank computes of layers that are spread over the workers; by default nothing is spread."""
+        """The share of this rank in layers that are spread over the workers; by default none is."""
         return ()
 
     def columns(self) -> Columns:
