@@ -3,7 +3,8 @@
 One server and three workers on hosts of their own (see `base.network`) train a model of the zoo on synthetic
 images; the times are those of the real training loop. Every method runs by the plan that belongs to it: global Top-K
 as one group, LAGS with every layer on its own, dense and DLGS by the plan that the run computes as it measures;
-`dlgs-group` is DLGS with a threshold for each group instead of each layer. The
+`dlgs-group` is DLGS with a threshold for each group instead of each layer, `dlgs-printed` uses thresholds again
+however many values they let through (`compression.threshold_slack = "none"`). The
 settings of one model and rate take turns, `--rounds` times over, so that what else the machine does meets them alike.
 Prints a line for each run and, with --json, writes it; the table at the end shows medians over the runs of a setting.
 `--draw` draws the breakdown of the runs in a file. `--thresholds` compares `dlgs` and `dlgs-group` in the eight cells
@@ -29,7 +30,11 @@ from benchmarks.compression.thresholds import CELLS, COMPUTE, data_and_model, me
 __all__ = ["measure", "side_by_side", "steps_by_cell"]
 
 _WORKERS = 3
-_PLANS = {"none": "auto", "topk": "single", "lags": "per-layer", "dlgs": "auto", "dlgs-group": "auto"}
+_PLANS = {"topk": "single", "lags": "per-layer"}
+_VARIANTS = {
+    "dlgs-group": {"compression.threshold": "group"},
+    "dlgs-printed": {"compression.threshold_slack": "none"},
+}
 _SIDE_BY_SIDE = ("topk", "lags", "dlgs")
 _MARK = "measured by benchmarks.compression.compression"
 _KEYS = (
@@ -50,16 +55,15 @@ _KEYS = (
 
 def measure(model: str, rate: str, method: str, density: float, options: argparse.Namespace) -> dict[str, Any]:
     """One row; times are worker 0's, bytes those of all workers together."""
-    name, _, threshold = method.partition("-")
     settings = {
         **_common(options.batch),
         **data_and_model(model, options.compute),
         "train.steps": 2 * options.calibration + options.steps,
-        "exchange.plan": _PLANS[method],
+        "exchange.plan": _PLANS.get(method, "auto"),
         "exchange.calibration_steps": options.calibration,
-        "compression.method": name,
-        "compression.threshold": threshold or "layer",
+        "compression.method": method.partition("-")[0],
         "compression.density": density,
+        **_VARIANTS.get(method, {}),
     }
     results = run_job(settings, rate, servers=1, workers=_WORKERS, extra=options.set)
     row = {key: results[0][key] for key in _KEYS}

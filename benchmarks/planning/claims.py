@@ -353,8 +353,10 @@ CLAIMS: Sequence[Claim] = (
         "5",
         4,
         "less than 10 %",
-        _told("(P - 1) M K values a layer, half as much again as spread layers move without"),
-        "`tests/worker/test_fc_hybrid.py`",
+        _told(
+            "8.3 %: of a transformer's layer 12 b s h (P - 1) / P move, and b s h (P - 1) / P more with it, counted"
+        ),
+        "`tests/worker/test_partitioned_activations.py`",
     ),
     Claim(
         "5",

@@ -1,17 +1,21 @@
 """Tables 1 and 2 of the ZeRO paper (Rajbhandari et al. 2020), computed, to the digits that are printed there.
 
-Both are of model states in mixed precision with Adam, K = 12 bytes a parameter (docs/methods.md section 5).
+Both are of model states in mixed precision with Adam, K = 12 bytes a parameter (docs/methods.md section 5). Two more
+compute the bytes that its sentences name, beside what is printed: activations of transformers (sections 3.2 and 6.1),
+and the models that one device trains without model parallelism (section 10.4).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from fractions import Fraction
 from typing import Final
 
 from taihu.core.planner.memory import model_state_bytes
 from taihu.core.traits.stages import STAGES
 
-__all__ = ["memory_per_device", "model_sizes"]
+__all__ = ["activations", "memory_per_device", "model_sizes", "trained_alone"]
 
 _GB: Final = 10**9
 _BILLION: Final = 10**9
@@ -26,6 +30,43 @@ _MODEL_PARALLEL: Final = (1, 2, 4, 8, 16)
 _DATA_PARALLEL: Final = 64
 _DEVICE_BYTES: Final = 32 * _GB
 _STAGES: Final = ("Pos", "Pos+g", "Pos+g+p")
+_BATCH: Final = 32
+_TOKENS: Final = 1024
+_HALF_BYTES: Final = 2
+# Values of a transformer's layer for each of its inputs' values, by the paper's first footnote of section 3.2.
+_VALUES_OF_A_LAYER: Final = 12
+_UNKNOWN: Final = "-"
+
+
+@dataclass(frozen=True)
+class _Transformer:
+    """A model of the paper, and the GB that are printed for it.
+
+    Attributes:
+        name: its size.
+        layers: of equal shape.
+        width: of the hidden state.
+        model_parallel: devices that divide each layer.
+        all_printed: of all activations.
+        kept_printed: with one a layer kept, and the others computed again.
+        divided_printed: with those kept divided over the devices (Pa).
+    """
+
+    name: str
+    layers: int
+    width: int
+    model_parallel: int = 1
+    all_printed: str = _UNKNOWN
+    kept_printed: str = _UNKNOWN
+    divided_printed: str = _UNKNOWN
+
+
+_TRANSFORMERS: Final = (
+    _Transformer("1.5B", 48, 1600, all_printed="60", kept_printed="8"),
+    _Transformer("100B", 125, 8192, kept_printed="60"),
+    _Transformer("100B", 125, 8192, model_parallel=16, kept_printed="33", divided_printed="2"),
+)
+_TRAINED_ALONE: Final = (("Baseline", 0, 1, 1_400_000_000), ("Pos+g", 2, 128, 13_000_000_000))
 
 
 def memory_per_device() -> list[list[str]]:
@@ -61,6 +102,50 @@ def model_sizes() -> list[list[str]]:
             for degree in _MODEL_PARALLEL
         ),
     ]
+
+
+def activations() -> list[list[str]]:
+    """GB of a transformer's activations on a device in 16 bits, 32 sequences of 1,024 tokens, beside what is printed.
+
+    Kept are the inputs of each layer, whole on every device that divides the model, or a part with Pa.
+    """
+    title = ["model", "layers", "width", "MP", "all", "printed", "kept inputs", "printed", "with Pa", "printed"]
+    return [title, *map(_activation_row, _TRANSFORMERS)]
+
+
+def _activation_row(model: _Transformer) -> list[str]:
+    inputs = model.layers * model.width * _TOKENS * _BATCH * _HALF_BYTES
+    every = _in_gb(_VALUES_OF_A_LAYER * inputs) if model.model_parallel == 1 else _UNKNOWN
+    divided = _in_gb(inputs / model.model_parallel) if model.model_parallel > 1 else _UNKNOWN
+    return [
+        model.name,
+        str(model.layers),
+        str(model.width),
+        str(model.model_parallel),
+        every,
+        model.all_printed,
+        _in_gb(inputs),
+        model.kept_printed,
+        divided,
+        model.divided_printed,
+    ]
+
+
+def trained_alone() -> list[list[str]]:
+    """The largest models trained without model parallelism on 32 GB, and what their states leave of those."""
+    title = ["method", "devices", "trained", "GB of states", "GB left", "states alone allow"]
+    rows = []
+    for name, stage, devices, parameters in _TRAINED_ALONE:
+        states = model_state_bytes(parameters, devices, STAGES[stage])
+        most = Decimal(_DEVICE_BYTES) / Decimal(model_state_bytes(1, devices, STAGES[stage])) / _BILLION
+        trained = _parameters(Decimal(parameters) / _BILLION)
+        allowed = _parameters(_rounded(most, ROUND_DOWN, 1))
+        rows.append([name, str(devices), trained, _in_gb(states), _in_gb(_DEVICE_BYTES - states), allowed])
+    return [title, *rows]
+
+
+def _in_gb(count: float | Fraction) -> str:
+    return f"{float(count) / _GB:.1f}"
 
 
 def _gigabytes(parameters: int, devices: int, stage: int, rounding: str) -> str:

@@ -249,12 +249,19 @@ def test_only_what_the_job_allows_is_in_the_table(memory: Memory) -> None:
 def test_the_papers_tables(run_memory: Run, tmp_path: Path) -> None:
     code, out, _ = run_memory("--table", "--json", tmp_path / "tables.json")
     assert code == 0
-    first, second = (part.splitlines() for part in out.strip().split("\n\n"))
+    first, second, third, fourth = (part.splitlines() for part in out.strip().split("\n\n"))
     assert first[0].startswith("table 1: GB")
     assert first[2].split() == ["1", *["120"] * 3, *["2048"] * 3, *["16000"] * 3]
     assert second[-1].split() == ["16", "1024", "32B", "121.6B", "230.4B", "2T"]
     written = json.loads((tmp_path / "tables.json").read_text())
-    assert [len(written[f"table_{number}"]) for number in (1, 2)] == [7, 6]
+    assert third[2].split() == ["1.5B", "48", "1600", "1", "60.4", "60", "5.0", "8", "-", "-"]
+    assert fourth[-1].split() == ["Pos+g", "128", "13B", "27.4", "4.6", "15.1B"]
+    assert {name: len(rows) for name, rows in written.items()} == {
+        "table_1": 7,
+        "table_2": 6,
+        "activations": 4,
+        "trained_alone": 3,
+    }
 
 
 @pytest.mark.parametrize(("size", "free"), [("700000B", 7e5), ("2.5MB", 2.5e6), ("4GB", 4e9), ("0.3TB", 3e11)])

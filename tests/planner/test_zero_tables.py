@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of the ZeRO paper, as they are printed, and against the formulas."""
+"""Tables 1 and 2 of the ZeRO paper, as they are printed, and against the formulas; and what its sentences say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from taihu.core.planner.zero_tables import memory_per_device, model_sizes
+from taihu.core.planner.zero_tables import activations, memory_per_device, model_sizes, trained_alone
 
 TABLE_1 = """
 1     120   120   120    2048  2048  2048  16000  16000  16000
@@ -70,3 +70,33 @@ def test_table_2_follows_from_the_formulas(row: list[str]) -> None:
         exact = degree * 32 * 10**9 / bytes_per_parameter(stage, 64)
         shown = Fraction(printed[:-1]) * UNITS[printed[-1]]
         assert 0 <= exact - shown < max(degree * 10**8, 10**11 * (printed[-1] == "T"))
+
+
+def test_activations_are_twelve_times_the_inputs_of_all_layers() -> None:
+    """Of 1.5 billion parameters the paper's 60 GB; on 16 devices twice what it prints, with and without Pa."""
+    title, *rows = activations()
+    for row in rows:
+        told = dict(zip(title[:4], row[:4], strict=True))
+        inputs = int(told["layers"]) * int(told["width"]) * 32 * 1024 * 2
+        every, kept, divided = row[4], row[6], row[8]
+        assert kept == f"{inputs / 1e9:.1f}"
+        assert every == (f"{12 * inputs / 1e9:.1f}" if told["MP"] == "1" else "-")
+        assert divided == (f"{inputs / int(told['MP']) / 1e9:.1f}" if told["MP"] != "1" else "-")
+    printed = {(row[0], row[3]): (row[5], row[7], row[9]) for row in rows}
+    assert printed == {
+        ("1.5B", "1"): ("60", "8", "-"),
+        ("100B", "1"): ("-", "60", "-"),
+        ("100B", "16"): ("-", "33", "2"),
+    }
+    # A hundred billion parameters, of which a layer has 12 times its width squared.
+    assert {round(12 * int(row[1]) * int(row[2]) ** 2 / 1e9, 1) for row in rows} == {1.5, 100.7}
+
+
+def test_models_that_were_trained_alone_fit_by_their_states() -> None:
+    title, *rows = trained_alone()
+    assert title[2:] == ["trained", "GB of states", "GB left", "states alone allow"]
+    for (_, devices, trained, states, left, most), stage in zip(rows, (0, 2), strict=True):
+        each = bytes_per_parameter(stage, int(devices))
+        assert states == f"{float(each * Fraction(trained[:-1])):.1f}"
+        assert float(states) + float(left) == pytest.approx(32.0)
+        assert 0 <= 32 / each - Fraction(most[:-1]) < Fraction(1, 10)

@@ -94,7 +94,7 @@ def memory(
     free_worker: Annotated[str | None, typer.Option(metavar="SIZE", help="Free for one worker, e.g. 4GB.")] = None,
     free_server: Annotated[str | None, typer.Option(metavar="SIZE", help="Free for one server, e.g. 4GB.")] = None,
     table: Annotated[
-        bool, typer.Option("--table", help="Tables 1 and 2 of the ZeRO paper instead, by the same formulas.")
+        bool, typer.Option("--table", help="The tables of the ZeRO paper instead, by the same formulas.")
     ] = False,
     json_file: JsonOption = None,
 ) -> None:
