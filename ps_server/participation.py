@@ -141,14 +141,14 @@ class Participation:
 
             def check(member: MemberId, incarnation: int) -> None:
                 with coordinator.changing() as (members, _):
-                    members.check(member, incarnation, job=self._job.name)
+                    members.roster.record(member, incarnation, job=self._job.name)
 
             with (
                 self._serving(holder, lost, (stored, left_out), check, COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):
                 with coordinator.changing() as (members, now):
-                    members.join(
+                    members.admission.join(
                         self._member,
                         self._incarnation,
                         job=self._job.name,
@@ -166,13 +166,14 @@ class Participation:
         """Stay alive in the membership until the run or this process ends."""
         with self._stopping_in_order():
             while not self._ended.is_set():
-                coordinator.wait_for(lambda members: members.state.is_final, _TICK_S)
+                coordinator.wait_for(lambda members: members.outcome.state.is_final, _TICK_S)
                 with coordinator.changing() as (members, now):
-                    members.heartbeat(self._member, self._incarnation, self._progress(), job=self._job.name, now=now)
+                    outcome, job, progress = members.outcome, self._job.name, self._progress()
+                    members.liveness.heartbeat(self._member, self._incarnation, progress, job=job, now=now)
                     if self._stop.wish:
-                        members.ask_to_stop(f"{self._member}: {self._stop.wish}", goes_on=self._stop.leaves)
-                    if members.state.is_final:
-                        self._end(members.state, members.reason)
+                        outcome.ask_to_stop(f"{self._member}: {self._stop.wish}", goes_on=self._stop.leaves)
+                    if outcome.state.is_final:
+                        self._end(outcome.state, outcome.reason)
             self._raise_if_broken()
             self._chaos.passes(Point.FAREWELL)
 
@@ -276,12 +277,12 @@ class Participation:
 
 def _awaited(coordinator: Coordinator) -> str:
     with coordinator.changing() as (members, _):
-        return awaited_in_words(members.missing())
+        return awaited_in_words(members.roster.missing())
 
 
 def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:
     with coordinator.changing() as (members, _):
-        members.lost(MemberId(Role.WORKER, rank), how)
+        members.outcome.lost(MemberId(Role.WORKER, rank), how)
 
 
 @contextmanager
@@ -293,9 +294,9 @@ def _failing(coordinator: Coordinator, member: MemberId) -> Iterator[None]:
         raise  # the membership has said so
     except LeavingError as error:
         with coordinator.changing() as (members, _):
-            members.end_generation(f"{member}: {error}")
+            members.outcome.end_generation(f"{member}: {error}")
         raise
     except BaseException as error:
         with coordinator.changing() as (members, _):
-            members.fail(f"{member}: {error}")
+            members.outcome.fail(f"{member}: {error}")
         raise

@@ -30,19 +30,21 @@ _CALIBRATION: Final = 6
 
 @dataclass(frozen=True)
 class Run:
-    """One row: a model, how it is exchanged, a rate of the links, and the pace."""
+    """One row: a model, how it is exchanged, a rate of the links, the pace, and further settings."""
 
     model: str
     servers: int
     workers: int
     rate: str
     pace: float
+    more: tuple[tuple[str, str], ...] = ()
     batch: int = 8
 
     @property
     def name(self) -> str:
         """The members, as tables call them."""
-        return f"{self.servers} + {self.workers}" if self.servers else f"ring of {self.workers}"
+        members = f"{self.servers} + {self.workers}" if self.servers else f"ring of {self.workers}"
+        return ", ".join([members, *(f"{key.rpartition('.')[2]} {value}" for key, value in self.more)])
 
     def settings(self) -> Mapping[str, object]:
         """The job."""
@@ -61,6 +63,7 @@ class Run:
             "cluster.compute": "sw26010",
             "cluster.pace": self.pace,
             **kind,
+            **dict(self.more),
         }
 
 
@@ -69,6 +72,8 @@ RUNS: Final = (
     Run("resnet20", 0, 4, "100mbit", 20.0),
     Run("resnet20", 1, 4, "100mbit", 20.0),
     Run("cifar10_quick", 0, 4, "100mbit", 40.0),
+    Run("resnet20", 0, 4, "100mbit", 20.0, (("train.recompute", "memory"),)),
+    Run("cifar10_quick", 0, 4, "100mbit", 40.0, (("exchange.fc", "shard"),)),
 )
 
 
@@ -85,7 +90,8 @@ def measure(run: Run) -> dict[str, Any]:
         "seconds_per_step": slowest["seconds_per_step"]["median"],
         "seconds_wait": slowest["seconds_wait"]["median"],
         "late_seconds": max(each["modelled"]["late_seconds"] for each in results),
-        "modelled_seconds": run.pace * (modelled["forward_seconds"] + modelled["backward_seconds"]),
+        "modelled_seconds": run.pace
+        * sum(modelled[f"{part}_seconds"] for part in ("forward", "backward", "recompute")),
         "simulated_seconds": simulated(run),
     }
 

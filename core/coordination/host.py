@@ -13,12 +13,16 @@ import structlog
 from taihu.core.base.errors import ModelError
 from taihu.core.checkpoint.ended import EndedRun, keep_end
 from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
+from taihu.core.coordination.agreement import Agreement
 from taihu.core.coordination.checkpointing import Checkpointing
 from taihu.core.coordination.choosing import Choosing
 from taihu.core.coordination.generations import ONLY, Generation
+from taihu.core.coordination.liveness import TICK_S, Waits
 from taihu.core.coordination.members import RunState
-from taihu.core.coordination.membership import TICK_S, Membership
+from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.outcome import Terms
 from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.roster import Roster
 from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
@@ -37,22 +41,18 @@ _AGAIN: Final = "the same commands and --resume auto"
 def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) -> Iterator[Coordinator]:
     """A coordinator of `job` on `rpc`, which is started afterwards; leaving waits until the others know the end."""
     cluster = job.cluster
+    roster = Roster(job.name, servers=job.world.servers, workers=job.world.workers, workers_meet=job.workers_meet)
     membership = Membership(
-        job=job.name,
-        digest=job.digest,
-        settings=job.shared_settings,
-        servers=job.world.servers,
-        workers=job.world.workers,
-        lost_after_s=cluster.lost_after_s,
-        join_timeout_s=cluster.connect_timeout_s,
-        workers_meet=job.workers_meet,
-        layout_follows=job.layout_follows,
-        heartbeat_s=cluster.heartbeat_s,
-        still_after_s=job.patience.still_after_s,
+        roster,
+        Agreement(str(roster.host), job.digest, job.shared_settings),
+        Waits(cluster.lost_after_s, cluster.connect_timeout_s, cluster.heartbeat_s, job.patience.still_after_s),
+        Terms(
+            recovers=generation.recovers,
+            remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
+            keeps_end=recovers(job),
+        ),
         generation=generation.number,
-        recovers=generation.recovers,
-        remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
-        keeps_end=recovers(job),
+        layout_follows=job.layout_follows,
     )
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
@@ -74,12 +74,12 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         yield coordinator
     finally:
         with coordinator.changing() as (members, _):
-            has_failed = members.state is RunState.FAILED
+            has_failed = members.outcome.state is RunState.FAILED
         # Who has done its part, and is cut off, asks for as long, over new connections.
         patience_s = job.patience.answer_s if has_failed else cluster.lost_after_s
-        if not coordinator.wait_for(Membership.over, patience_s + cluster.heartbeat_s):
+        if not coordinator.wait_for(lambda m: m.outcome.over(), patience_s + cluster.heartbeat_s):
             # Nobody finds the end of this run anywhere else: who was cut off begins again, and asks for as long.
-            coordinator.wait_for(lambda m: m.over() or m.end_is_kept, cluster.connect_timeout_s)
+            coordinator.wait_for(lambda m: m.outcome.over() or m.outcome.end_is_kept, cluster.connect_timeout_s)
         coordinator.close(cluster.lost_after_s)
         closed.set()
         watch.join()
@@ -102,7 +102,7 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
     one_host = _on_one_host(membership)
     if choosing is not None:
         choosing.look(layout.elements, one_host=one_host)
-    job = settled(job, membership.updates)
+    job = settled(job, membership.alike.updates)
     begun = resumed_from(job)
     spreads = job.exchange.fc != "data"
     if begun is not None and (difference := begun.difference(layout, spreads=spreads)):
@@ -111,8 +111,8 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
         job,
         layout,
         one_host=one_host,
-        length=membership.length,
-        updates=membership.updates,
+        length=membership.alike.length,
+        updates=membership.alike.updates,
         begun_after=0 if begun is None else begun.step,
         on_measured=None if choosing is None else choosing.measured,
     )
@@ -120,7 +120,7 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
 
 def _on_one_host(membership: Membership) -> bool:
     """Whether the addresses that members exchange at mean something on this machine only."""
-    addresses = membership.peer_addresses()
+    addresses = membership.roster.peer_addresses()
     return addresses is not None and all(map(is_loopback, addresses))
 
 
@@ -128,8 +128,8 @@ def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:
     said = ""
     while not closed.wait(TICK_S):
         with coordinator.changing() as (members, now):
-            members.expire(now)
-            stall = members.stall
+            members.liveness.look(now)
+            stall = members.liveness.stall
         if stall and not said:
             structlog.get_logger().warning("stall", seen=stall)
         said = stall

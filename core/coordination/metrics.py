@@ -35,11 +35,11 @@ class CoordinatorMetrics(Collector):
     def _fill(self, families: dict[str, GaugeMetricFamily], members: Membership, now: float) -> None:
         own = list(self._labels.values())
         for state in RunState:
-            families["state"].add_metric([*own, state.value], float(members.state is state))
-        families["missing"].add_metric(own, len(members.missing()))
-        for member, record in members.members.items():
+            families["state"].add_metric([*own, state.value], float(members.outcome.state is state))
+        families["missing"].add_metric(own, len(members.roster.missing()))
+        for member, record in members.roster.members.items():
             labels = [*own, str(member)]
-            families["lost"].add_metric(labels, float(members.is_lost(member)))
+            families["lost"].add_metric(labels, float(members.outcome.is_lost(member)))
             families["heartbeat"].add_metric(labels, max(0.0, now - record.last_seen_s))
             if member.role is Role.WORKER:
                 families["step"].add_metric(labels, record.progress.step)

@@ -103,7 +103,7 @@ class Coordinator:
         A thread of its own keeps it: a disk may be slow, and calls are answered in time.
         """
         with self._changed:
-            conclusion = self._membership.conclusion
+            conclusion = self._membership.outcome.conclusion
             if conclusion is not None and self._conclusion is None:
                 self._conclusion = threading.Thread(
                     target=self._conclude, args=(conclusion,), name="conclusion", daemon=True
@@ -114,14 +114,14 @@ class Coordinator:
         told = False
         while (problem := self._keep_end(parameters_sha256)) is not None:
             with self.changing() as (membership, _):
-                membership.conclude(kept=False)
+                membership.outcome.conclude(kept=False)
             if not told:
                 structlog.get_logger().warning("the end of the run cannot be kept yet", reason=problem)
                 told = True
             if self._closed.wait(_KEEP_AGAIN_S):
                 return
         with self.changing() as (membership, _):
-            membership.conclude()
+            membership.outcome.conclude()
 
     def plan(self, timeout_s: float | None = None) -> Plan:
         """The run's plan; waits until a worker has brought the layout.
@@ -130,9 +130,9 @@ class Coordinator:
             RunError: the run failed first.
             PeerUnreachableError: no worker joined within `timeout_s`.
         """
-        self.wait_for(lambda m: m.layout is not None or m.broken is not None, timeout_s)
+        self.wait_for(lambda m: m.alike.layout is not None or m.outcome.broken is not None, timeout_s)
         with self._changed:
-            layout = self._membership.layout
+            layout = self._membership.alike.layout
             self._raise_if_broken()
             if layout is None:
                 raise PeerUnreachableError(f"no worker joined within {timeout_s:g} s, so there is no plan yet")
@@ -145,7 +145,7 @@ class Coordinator:
     def _end_trial(self) -> None:
         """All members begin again where this trial of the run's compression is over."""
         if self._choosing is not None and self._choosing.is_over:
-            self._membership.end_generation(self._choosing.words)
+            self._membership.outcome.end_generation(self._choosing.words)
 
     def report(self, member: MemberId, step: int, steps: Sequence[StepMeasurement], timeout_s: float | None) -> Plan:
         """Take in a worker's measurements; returns when all workers' have led to the plan of the next step.
@@ -166,7 +166,7 @@ class Coordinator:
             self._end_trial()
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: planning.decided_after(step) or self._membership.broken is not None, timeout_s
+                lambda: planning.decided_after(step) or self._membership.outcome.broken is not None, timeout_s
             )
             self._raise_if_broken()
             if not planning.decided_after(step):
@@ -198,8 +198,8 @@ class Coordinator:
             PeerUnreachableError: a worker did not learn of it within `timeout_s`.
         """
         with self.changing() as (membership, _):
-            last_step = membership.stop.fix(step)
-        agreed = self.wait_for(lambda m: m.stop.agreed or m.state.is_final, timeout_s)
+            last_step = membership.outcome.stop.fix(step)
+        agreed = self.wait_for(lambda m: m.outcome.stop.agreed or m.outcome.state.is_final, timeout_s)
         with self._changed:
             self._raise_if_broken()
         if not agreed:
@@ -207,7 +207,7 @@ class Coordinator:
         return last_step
 
     def _raise_if_broken(self) -> None:
-        if (error := self._membership.broken) is not None:
+        if (error := self._membership.outcome.broken) is not None:
             raise error
 
 
@@ -227,9 +227,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             self._coordinator.changing() as (membership, now),
         ):
             member, incarnation = messages.member_from_message(request.member)
-            if not membership.admits(member, incarnation, job=request.job, now=now):
+            if not membership.admission.admits(member, incarnation, job=request.job, now=now):
                 return pb.BeginResponse(again=True)
-            return messages.begun_to_message(self._begun or Begun(membership.generation))
+            return messages.begun_to_message(self._begun or Begun(membership.admission.generation))
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
         """Admit the member, and hold a worker until everybody is there whom it exchanges with."""
@@ -238,7 +238,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             layout = layout_from_message(request.layout) if request.HasField("layout") else None
             length = messages.length_from_message(request.length) if request.HasField("length") else None
             with self._coordinator.changing() as (membership, now):
-                membership.join(
+                membership.admission.join(
                     member,
                     incarnation,
                     job=request.job,
@@ -255,12 +255,12 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     self._call_ended(member, incarnation)
                 self._await_peers(member, incarnation, context)
         with self._coordinator.changing() as (membership, _):
-            addresses = membership.peer_addresses() or ()
-            servers = membership.sizes[Role.SERVER]
+            addresses = membership.roster.peer_addresses() or ()
+            servers = membership.roster.sizes[Role.SERVER]
             return pb.JoinResponse(
                 server_addresses=addresses[:servers],
                 worker_addresses=addresses[servers:],
-                worker_incarnations=membership.worker_incarnations() if addresses[servers:] else (),
+                worker_incarnations=membership.roster.worker_incarnations() if addresses[servers:] else (),
             )
 
     @contextmanager
@@ -282,7 +282,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             self._check(request)
             caller, incarnation = messages.member_from_message(request.caller)
             with self._coordinator.changing() as (membership, _):
-                membership.check(caller, incarnation, job=request.job)
+                membership.roster.record(caller, incarnation, job=request.job)
         return pb.VouchResponse()
 
     def BringLayout(self, request: pb.BringLayoutRequest, context: grpc.ServicerContext) -> pb.BringLayoutResponse:  # noqa: N802
@@ -292,7 +292,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             layout = layout_from_message(request.layout)
             updates = messages.updates_from_message(request.updates) if request.HasField("updates") else None
             with self._coordinator.changing() as (membership, _):
-                membership.bring_layout(member, incarnation, layout, updates, job=request.job)
+                membership.admission.bring_layout(member, incarnation, layout, updates, job=request.job)
         return pb.BringLayoutResponse()
 
     def Heartbeat(self, request: pb.HeartbeatRequest, context: grpc.ServicerContext) -> pb.HeartbeatResponse:  # noqa: N802
@@ -300,34 +300,34 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _errors_as_status(context), self._coordinator.changing() as (membership, now):
             member, incarnation = messages.member_from_message(request.member)
             progress = messages.progress_from_message(messages.plain(request).progress)
-            membership.heartbeat(member, incarnation, progress, job=request.job, now=now)
+            membership.liveness.heartbeat(member, incarnation, progress, job=request.job, now=now)
             if member.role is Role.WORKER:
-                membership.stop.learnt(member.rank, request.known_last_step)
+                membership.outcome.stop.learnt(member.rank, request.known_last_step)
             if request.wants_stop:
-                membership.ask_to_stop(f"{member}: {request.wants_stop}", goes_on=request.leaves)
+                membership.outcome.ask_to_stop(f"{member}: {request.wants_stop}", goes_on=request.leaves)
             return pb.HeartbeatResponse(
-                state=messages.state_to_message(membership.state),
-                reason=membership.reason,
+                state=messages.state_to_message(membership.outcome.state),
+                reason=membership.outcome.reason,
                 clock_s=now,
-                stop_reason=membership.stop.reason,
-                last_step=membership.stop.last_step or 0,
-                goes_on=membership.stop.goes_on,
+                stop_reason=membership.outcome.stop.reason,
+                last_step=membership.outcome.stop.last_step or 0,
+                goes_on=membership.outcome.stop.goes_on,
             )
 
     def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.StopResponse:  # noqa: N802
         """Note that somebody wants the run to stop."""
         with _errors_as_status(context), self._coordinator.changing() as (membership, _):
-            if request.job != membership.job:
-                raise StaleError(f"this is job {membership.job!r}, not {request.job!r}; check the address")
-            membership.ask_to_stop(messages.plain(request).reason)
-            return pb.StopResponse(state=messages.state_to_message(membership.state))
+            if request.job != membership.roster.job:
+                raise StaleError(f"this is job {membership.roster.job!r}, not {request.job!r}; check the address")
+            membership.outcome.ask_to_stop(messages.plain(request).reason)
+            return pb.StopResponse(state=messages.state_to_message(membership.outcome.state))
 
     def FixLastStep(self, request: pb.FixLastStepRequest, context: grpc.ServicerContext) -> pb.FixLastStepResponse:  # noqa: N802
         """Fix the last step of a run that stops, and hold worker 0 until all know it."""
         with _errors_as_status(context):
             member, incarnation = messages.member_from_message(request.member)
             with self._coordinator.changing() as (membership, _):
-                membership.check(member, incarnation, job=request.job)
+                membership.roster.record(member, incarnation, job=request.job)
             last_step = self._coordinator.fix_last_step(request.step, remaining_s(context))
             return pb.FixLastStepResponse(last_step=last_step)
 
@@ -342,7 +342,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _errors_as_status(context):
             member, incarnation = messages.member_from_message(request.member)
             with self._coordinator.changing() as (membership, _):
-                membership.check(member, incarnation, job=request.job)
+                membership.roster.record(member, incarnation, job=request.job)
             steps = [messages.step_from_message(step) for step in request.steps]
             plan = self._coordinator.report(member, request.step, steps, remaining_s(context))
             return plan_to_message(plan)
@@ -375,7 +375,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Note the hash of a worker's parameters."""
         with _errors_as_status(context), self._coordinator.changing() as (membership, _):
             member, incarnation = messages.member_from_message(request.member)
-            membership.compare(member, incarnation, request.step, told(request.parameters_sha256), job=request.job)
+            membership.outcome.compare(
+                member, incarnation, request.step, told(request.parameters_sha256), job=request.job
+            )
         return pb.CompareResponse()
 
     def GetProfile(self, request: pb.GetProfileRequest, context: grpc.ServicerContext) -> pb.GetProfileResponse:  # noqa: N802
@@ -391,9 +393,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """Everything that is known."""
         with self._coordinator.changing() as (membership, now):
             return pb.GetStatusResponse(
-                job=membership.job,
-                state=messages.state_to_message(membership.state),
-                reason=membership.reason,
+                job=membership.roster.job,
+                state=messages.state_to_message(membership.outcome.state),
+                reason=membership.outcome.reason,
                 members=[
                     pb.MemberStatus(
                         member=messages.member_to_message(member, 0),
@@ -402,12 +404,12 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                         seconds_since_heartbeat=now - record.last_seen_s,
                         finished=record.finished,
                     )
-                    for member, record in sorted(membership.members.items(), key=_by_role_and_rank)
+                    for member, record in sorted(membership.roster.members.items(), key=_by_role_and_rank)
                 ],
-                servers=membership.sizes[Role.SERVER],
-                workers=membership.sizes[Role.WORKER],
-                waiting_seconds=membership.waiting_s(now),
-                stall=membership.stall,
+                servers=membership.roster.sizes[Role.SERVER],
+                workers=membership.roster.sizes[Role.WORKER],
+                waiting_seconds=membership.admission.waiting_s(now),
+                stall=membership.liveness.stall,
                 checkpoint_problem=self._coordinator.checkpoint_problem,
             )
 
@@ -417,10 +419,10 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             member, incarnation = messages.member_from_message(messages.plain(request).member)
             if request.has_heard:
                 with self._coordinator.changing() as (membership, now):
-                    membership.has_heard(member, incarnation, job=request.job, now=now)
+                    membership.outcome.has_heard(member, incarnation, job=request.job, now=now)
                 return pb.FinishResponse()
             with self._coordinator.changing() as (membership, now):
-                membership.finish(
+                membership.outcome.finish(
                     member,
                     incarnation,
                     job=request.job,
@@ -436,9 +438,11 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 )
             self._coordinator.conclude()
             if request.until_end:
-                self._coordinator.wait_for(lambda m: m.state.is_final, remaining_s(context))
+                self._coordinator.wait_for(lambda m: m.outcome.state.is_final, remaining_s(context))
             with self._coordinator.changing() as (membership, _):
-                return pb.FinishResponse(state=messages.state_to_message(membership.state), reason=membership.reason)
+                return pb.FinishResponse(
+                    state=messages.state_to_message(membership.outcome.state), reason=membership.outcome.reason
+                )
 
     def _check(
         self, request: pb.DecideCheckpointRequest | pb.StoredRequest | pb.GetPlanRequest | pb.VouchRequest
@@ -446,26 +450,28 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         """The member that calls; raises StaleError unless it has joined."""
         member, incarnation = messages.member_from_message(request.member)
         with self._coordinator.changing() as (membership, _):
-            membership.check(member, incarnation, job=request.job)
+            membership.roster.record(member, incarnation, job=request.job)
         return member
 
     def _call_ended(self, member: MemberId, incarnation: int) -> None:
         """A worker's call to join has ended, before it was answered if its process died."""
         with self._coordinator.changing() as (membership, _):
-            if membership.peer_addresses() is None:
-                membership.withdraw(member, incarnation)
+            if membership.roster.peer_addresses() is None:
+                membership.admission.withdraw(member, incarnation)
 
     def _await_peers(self, member: MemberId, incarnation: int, context: grpc.ServicerContext) -> None:
         self._coordinator.wait_for(
-            lambda m: m.peer_addresses() is not None or m.broken is not None, remaining_s(context)
+            lambda m: m.roster.peer_addresses() is not None or m.outcome.broken is not None, remaining_s(context)
         )
         with self._coordinator.changing() as (membership, _):
-            if (error := membership.broken) is not None:
-                membership.told(member, incarnation)
+            if (error := membership.outcome.broken) is not None:
+                membership.admission.told(member, incarnation)
                 raise error
-            if membership.peer_addresses() is None:
-                missing = ", ".join(str(m) for m in membership.missing() if m.role in membership.peer_roles)
-                roles = " and ".join(f"{role.value}s" for role in membership.peer_roles)
+            if membership.roster.peer_addresses() is None:
+                missing = ", ".join(
+                    str(m) for m in membership.roster.missing() if m.role in membership.roster.peer_roles
+                )
+                roles = " and ".join(f"{role.value}s" for role in membership.roster.peer_roles)
                 raise PeerUnreachableError(f"{missing} did not join in time; start all {roles} of the job")
 
 

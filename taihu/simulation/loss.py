@@ -14,8 +14,11 @@ from functools import partial
 from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
+from taihu.core.coordination.agreement import Agreement
+from taihu.core.coordination.liveness import TICK_S, Waits
 from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.membership import TICK_S, Membership
+from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.roster import Roster
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import Profile
@@ -118,31 +121,25 @@ def noticed(job: Job, loss: Loss, step: int) -> tuple[float, str]:
     All members beat every `cluster.heartbeat_s` since the first step began.
     """
     cluster = job.cluster
-    members = Membership(
-        job=job.name,
-        digest="",
-        servers=job.world.servers,
-        workers=job.world.workers,
-        lost_after_s=cluster.lost_after_s,
-        join_timeout_s=cluster.connect_timeout_s,
-        layout_follows=True,
-    )
+    roster = Roster(job.name, servers=job.world.servers, workers=job.world.workers)
+    waits = Waits(cluster.lost_after_s, cluster.connect_timeout_s)
+    members = Membership(roster, Agreement(str(roster.host), "", {}), waits, layout_follows=True)
     last_beat = cluster.heartbeat_s * math.floor(loss.at_s / cluster.heartbeat_s)
-    everyone = members.missing()
+    everyone = roster.missing()
     for member in everyone:
-        members.join(member, 1, job=job.name, digest="", now=last_beat)
-        members.heartbeat(member, 1, Progress(step=step - 1), job=job.name, now=last_beat)
+        members.admission.join(member, 1, job=job.name, digest="", now=last_beat)
+        members.liveness.heartbeat(member, 1, Progress(step=step - 1), job=job.name, now=last_beat)
     ticks, beats = 0, 0
-    while members.state is RunState.RUNNING:
+    while members.outcome.state is RunState.RUNNING:
         ticks += 1
         now = last_beat + TICK_S * ticks
         if now >= last_beat + (beats + 1) * cluster.heartbeat_s:
             beats += 1
             for member in everyone:
                 if member != loss.member:
-                    members.heartbeat(member, 1, Progress(step=step - 1), job=job.name, now=now)
-        members.expire(now)
-    return now, members.reason
+                    members.liveness.heartbeat(member, 1, Progress(step=step - 1), job=job.name, now=now)
+        members.liveness.look(now)
+    return now, members.outcome.reason
 
 
 class _Losing:

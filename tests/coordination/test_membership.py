@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from support.memberships import make_membership
 from support.scenarios import check_scenario, parse_options, scenario_paths
 
 from taihu.core.base.errors import StaleError
+from taihu.core.coordination.liveness import Waits
 from taihu.core.coordination.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.outcome import Terms
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.model.run_length import RunLength
 
@@ -59,7 +62,7 @@ class Interpreter:
     """
 
     def __init__(self) -> None:
-        self._membership = Membership(job="", digest="", servers=0, workers=0, lost_after_s=0, join_timeout_s=0)
+        self._membership = make_membership(0, 0)
 
     def __call__(self, line: str) -> str:
         first, *words = shlex.split(line)
@@ -72,20 +75,19 @@ class Interpreter:
         return describe_run(self._membership)
 
     def _start(self, options: Mapping[str, str]) -> None:
-        self._membership = Membership(
-            job="demo",
+        self._membership = make_membership(
+            int(options["servers"]),
+            int(options["workers"]),
+            Waits(
+                float(options["lost-after"]),
+                float(options["join-timeout"]),
+                still_after_s=float(options["still-after"]),
+            ),
+            Terms(recovers=options["generation"] != "0", keeps_end=options["keeps-end"] == "yes"),
             digest="same",
             settings={"train.batch": "32", "train.seed": "1", "model.name": '"small_cnn"', "data.name": '"digits"'},
-            servers=int(options["servers"]),
-            workers=int(options["workers"]),
-            lost_after_s=float(options["lost-after"]),
-            still_after_s=float(options["still-after"]),
-            join_timeout_s=float(options["join-timeout"]),
             workers_meet=options["workers-meet"] == "yes",
-            layout_follows=options["workers-meet"] == "yes",
             generation=int(options["generation"]),
-            recovers=options["generation"] != "0",
-            keeps_end=options["keeps-end"] == "yes",
         )
 
     def _answer(self, question: str) -> str:
@@ -93,29 +95,29 @@ class Interpreter:
             case "state":
                 return describe_members(self._membership)
             case "addresses?":
-                return ", ".join(self._membership.peer_addresses() or ["not known yet"])
+                return ", ".join(self._membership.roster.peer_addresses() or ["not known yet"])
             case "stops?":
                 return describe_stop(self._membership)
             case "stalls?":
-                return self._membership.stall or "no"
+                return self._membership.liveness.stall or "no"
             case "over?":
-                return "yes" if self._membership.over() else "no"
+                return "yes" if self._membership.outcome.over() else "no"
         raise ValueError(f"unknown question {question!r}")
 
     def _at(self, now: float, words: Sequence[str]) -> str | None:
         match words:
             case ["nothing", "happens"]:
-                self._membership.expire(now)
+                self._membership.liveness.look(now)
             case ["run", "stops", reason]:
-                self._membership.ask_to_stop(reason)
+                self._membership.outcome.ask_to_stop(reason)
             case [role, rank, "leaves", reason]:
-                self._membership.ask_to_stop(f"{role} {rank}: {reason}", goes_on=True)
+                self._membership.outcome.ask_to_stop(f"{role} {rank}: {reason}", goes_on=True)
             case ["end", "is", "kept"]:
-                self._membership.conclude()
+                self._membership.outcome.conclude()
             case ["end", "is", "not", "kept"]:
-                self._membership.conclude(kept=False)
+                self._membership.outcome.conclude(kept=False)
             case ["run", "fails", reason]:
-                self._membership.fail(reason)
+                self._membership.outcome.fail(reason)
             case [role, rank, action, *rest]:
                 return self._act(now, MemberId(Role(role), int(rank)), action, rest)
             case _:
@@ -129,7 +131,7 @@ class Interpreter:
             case "brings":
                 layout = layout_from_text(" ".join(rest))
                 assert layout is not None
-                self._membership.bring_layout(member, 1, layout, job="demo")
+                self._membership.admission.bring_layout(member, 1, layout, job="demo")
             case "beats":
                 options = parse_options(rest, _BEAT)
                 progress = Progress(
@@ -142,21 +144,23 @@ class Interpreter:
                     begun=tuple(map(int, options["begun"].split())),
                     waits_in=options["waits-in"],
                 )
-                self._membership.heartbeat(member, int(options["incarnation"]), progress, job=options["job"], now=now)
-                self._membership.stop.learnt(member.rank, int(options["knowing"]))
+                self._membership.liveness.heartbeat(
+                    member, int(options["incarnation"]), progress, job=options["job"], now=now
+                )
+                self._membership.outcome.stop.learnt(member.rank, int(options["knowing"]))
             case "stands":
-                self._membership.stop.fix(int(parse_options(rest, {"after": ""})["after"]))
+                self._membership.outcome.stop.fix(int(parse_options(rest, {"after": ""})["after"]))
             case "finishes":
                 self._finish(now, member, parse_options(rest, _FINISH), "")
             case "fails":
                 self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0])
             case "hears":
                 heard = parse_options(rest, _MEMBER)
-                self._membership.has_heard(member, int(heard["incarnation"]), job=heard["job"], now=now)
+                self._membership.outcome.has_heard(member, int(heard["incarnation"]), job=heard["job"], now=now)
             case "is" if rest[:1] == ["told"]:
-                self._membership.told(member, int(parse_options(rest[1:], _MEMBER)["incarnation"]))
+                self._membership.admission.told(member, int(parse_options(rest[1:], _MEMBER)["incarnation"]))
             case "vanishes":
-                self._membership.lost(member, rest[0])
+                self._membership.outcome.lost(member, rest[0])
             case _:
                 return self._recover(now, member, action, rest)
         return None
@@ -165,15 +169,17 @@ class Interpreter:
         match action:
             case "asks":
                 options = parse_options(rest, _MEMBER)
-                admitted = self._membership.admits(member, int(options["incarnation"]), job=options["job"], now=now)
+                admitted = self._membership.admission.admits(
+                    member, int(options["incarnation"]), job=options["job"], now=now
+                )
                 return "may join" if admitted else "is to ask again"
             case "tells":
                 told = parse_options(rest, {**_MEMBER, "hash": "", "after": "0"})
-                self._membership.compare(
+                self._membership.outcome.compare(
                     member, int(told["incarnation"]), int(told["after"]), told["hash"], job=told["job"]
                 )
             case "withdraws":
-                self._membership.withdraw(member, int(parse_options(rest, _MEMBER)["incarnation"]))
+                self._membership.admission.withdraw(member, int(parse_options(rest, _MEMBER)["incarnation"]))
             case "loses":
                 self._finish(now, member, parse_options(rest[1:], _FINISH), rest[0], has_lost=True)
             case _:
@@ -181,7 +187,7 @@ class Interpreter:
         return None
 
     def _join(self, now: float, member: MemberId, options: Mapping[str, str]) -> None:
-        self._membership.join(
+        self._membership.admission.join(
             member,
             int(options["incarnation"]),
             job=options["job"],
@@ -199,7 +205,7 @@ class Interpreter:
     ) -> None:
         begun = tuple(map(int, options["begun"].split()))
         told = Progress(step=int(options["step"] or 0), total_steps=int(options["of"]), begun=begun)
-        self._membership.finish(
+        self._membership.outcome.finish(
             member,
             int(options["incarnation"]),
             job=options["job"],
@@ -227,25 +233,25 @@ def layout_from_text(text: str) -> Layout | None:
 
 
 def describe_run(membership: Membership) -> str:
-    missing = ", ".join(map(str, membership.missing()))
-    match membership.state:
+    missing = ", ".join(map(str, membership.roster.missing()))
+    match membership.outcome.state:
         case RunState.WAITING:
             return f"waiting for {missing}"
         case RunState.FAILED | RunState.STOPPED | RunState.RECOVERING:
-            return f"{membership.state.value}: {membership.reason}"
+            return f"{membership.outcome.state.value}: {membership.outcome.reason}"
         case RunState.RUNNING | RunState.FINISHED:
-            return str(membership.state.value)
+            return str(membership.outcome.state.value)
 
 
 def describe_stop(membership: Membership) -> str:
-    stop = membership.stop
+    stop = membership.outcome.stop
     last = "no last step yet" if stop.last_step is None else f"after step {stop.last_step}"
     return f"{stop.reason or 'nobody asked'}; {last}; worker 0 {'goes on' if stop.agreed else 'waits'}"
 
 
 def describe_members(membership: Membership) -> str:
     lines = [describe_run(membership)]
-    for member, record in membership.members.items():
+    for member, record in membership.roster.members.items():
         finished = f", finished with parameters {record.parameters_sha256!r}" if record.finished else ""
         lines.append(
             f"  {member}: incarnation {record.incarnation}, seen at {record.last_seen_s:g}s, "
@@ -260,27 +266,27 @@ def test_scenario(path: Path) -> None:
 
 
 def test_only_who_has_joined_passes_a_check() -> None:
-    membership = Membership(job="demo", digest="", servers=1, workers=1, lost_after_s=5, join_timeout_s=30)
+    membership = make_membership(1, 1)
     server = MemberId(Role.SERVER, 0)
     with pytest.raises(StaleError, match="server 0 with incarnation 1 has not joined job 'demo'"):
-        membership.check(server, 1, job="demo")
-    membership.join(server, 1, job="demo", digest="", now=0.0)
-    membership.check(server, 1, job="demo")
+        membership.roster.record(server, 1, job="demo")
+    membership.admission.join(server, 1, job="demo", digest="", now=0.0)
+    membership.roster.record(server, 1, job="demo")
     with pytest.raises(StaleError, match="incarnation 2 has not joined"):
-        membership.check(server, 2, job="demo")
+        membership.roster.record(server, 2, job="demo")
     with pytest.raises(StaleError, match="belongs to job 'other'"):
-        membership.check(server, 1, job="other")
+        membership.roster.record(server, 1, job="other")
 
 
 def test_who_is_lost_and_how_long_others_wait() -> None:
-    membership = Membership(job="demo", digest="", servers=1, workers=1, lost_after_s=5, join_timeout_s=30)
+    membership = make_membership(1, 1)
     server, worker = MemberId(Role.SERVER, 0), MemberId(Role.WORKER, 0)
-    assert membership.waiting_s(7.0) == 0.0
-    membership.join(server, 1, job="demo", digest="", now=7.0)
-    assert membership.waiting_s(9.5) == 2.5
-    membership.join(worker, 1, job="demo", digest="", now=10.0, layout=layout_from_text("fc1:3x2"))
-    assert membership.waiting_s(20.0) == 0.0
-    assert not membership.is_lost(worker)
-    membership.lost(worker, "its connection broke")
-    assert membership.is_lost(worker)
-    assert not membership.is_lost(server)
+    assert membership.admission.waiting_s(7.0) == 0.0
+    membership.admission.join(server, 1, job="demo", digest="", now=7.0)
+    assert membership.admission.waiting_s(9.5) == 2.5
+    membership.admission.join(worker, 1, job="demo", digest="", now=10.0, layout=layout_from_text("fc1:3x2"))
+    assert membership.admission.waiting_s(20.0) == 0.0
+    assert not membership.outcome.is_lost(worker)
+    membership.outcome.lost(worker, "its connection broke")
+    assert membership.outcome.is_lost(worker)
+    assert not membership.outcome.is_lost(server)

@@ -9,10 +9,11 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memberships import make_membership
 
 from taihu.core.base.errors import TaihuError
+from taihu.core.coordination.liveness import Waits
 from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.membership import Membership
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
 
@@ -54,14 +55,7 @@ class Trial:
         self._peers = Role.SERVER if servers else Role.WORKER
         self._first_join_s: float | None = None
         self._layout: Layout | None = None
-        self._membership = Membership(
-            job="demo",
-            digest="same",
-            servers=servers,
-            workers=workers,
-            lost_after_s=LOST_AFTER_S,
-            join_timeout_s=JOIN_TIMEOUT_S,
-        )
+        self._membership = make_membership(servers, workers, Waits(LOST_AFTER_S, JOIN_TIMEOUT_S), digest="same")
 
     def run(self, command: Command) -> str:
         """The outcome of the command: `refused`, or the state of the run."""
@@ -80,11 +74,16 @@ class Trial:
         self._check_state(before[0], before[1])
         if command.action == "wait":
             self._check_silence(before[0])
-        return self._membership.state.value
+        return self._membership.outcome.state.value
 
     def _snapshot(self) -> tuple[RunState, str, Layout | None, object]:
         run = self._membership
-        return run.state, run.reason, run.layout, {member: replace(r) for member, r in run.members.items()}
+        return (
+            run.outcome.state,
+            run.outcome.reason,
+            run.alike.layout,
+            {member: replace(r) for member, r in run.roster.members.items()},
+        )
 
     def _must_refuse(self, command: Command) -> bool:
         member = command.member
@@ -103,7 +102,7 @@ class Trial:
         run, member, incarnation, job = self._membership, command.member, command.incarnation, command.job
         detail = command.detail
         actions: dict[str, Callable[[], None]] = {
-            "join": lambda: run.join(
+            "join": lambda: run.admission.join(
                 member,
                 incarnation,
                 job=job,
@@ -111,16 +110,18 @@ class Trial:
                 now=self._now,
                 layout=MODELS.get(detail) if member.role is Role.WORKER else None,
             ),
-            "beat": lambda: run.heartbeat(member, incarnation, Progress(), job=job, now=self._now),
-            "finish": lambda: run.finish(member, incarnation, job=job, now=self._now, parameters_sha256=detail),
-            "await": lambda: run.finish(
+            "beat": lambda: run.liveness.heartbeat(member, incarnation, Progress(), job=job, now=self._now),
+            "finish": lambda: run.outcome.finish(
+                member, incarnation, job=job, now=self._now, parameters_sha256=detail
+            ),
+            "await": lambda: run.outcome.finish(
                 member, incarnation, job=job, now=self._now, parameters_sha256=detail, awaits_end=True
             ),
-            "hear": lambda: run.has_heard(member, incarnation, job=job, now=self._now),
-            "fail": lambda: run.finish(member, incarnation, job=job, now=self._now, failure="broken"),
-            "vanish": lambda: run.lost(member, "its connection broke"),
-            "stop": lambda: run.fail("interrupted"),
-            "wait": lambda: run.expire(self._now),
+            "hear": lambda: run.outcome.has_heard(member, incarnation, job=job, now=self._now),
+            "fail": lambda: run.outcome.finish(member, incarnation, job=job, now=self._now, failure="broken"),
+            "vanish": lambda: run.outcome.lost(member, "its connection broke"),
+            "stop": lambda: run.outcome.fail("interrupted"),
+            "wait": lambda: run.liveness.look(self._now),
         }
         actions[command.action]()
 
@@ -158,7 +159,7 @@ class Trial:
 
     @property
     def _has_ended(self) -> bool:
-        return self._membership.state in (RunState.FINISHED, RunState.FAILED)
+        return self._membership.outcome.state in (RunState.FINISHED, RunState.FAILED)
 
     def _is_held(self) -> bool:
         """Whether somebody is missing whom workers exchange with, so that they wait in their call to join."""
@@ -166,22 +167,26 @@ class Trial:
 
     def _check_state(self, before: RunState, reason: str) -> None:
         run = self._membership
-        assert run.state is before or ORDER[run.state] > ORDER[before]
-        assert bool(run.reason) == (run.state is RunState.FAILED)
-        assert before is not RunState.FAILED or run.reason == reason
-        assert run.missing() == [member for member in self.everyone if member not in self._joined]
-        assert run.state is not RunState.WAITING or run.missing()
-        assert run.state is not RunState.RUNNING or not run.missing()
-        assert (run.peer_addresses() is None) == self._is_held()
-        if run.state is RunState.FINISHED and before is not RunState.FINISHED:
+        assert run.outcome.state is before or ORDER[run.outcome.state] > ORDER[before]
+        assert bool(run.outcome.reason) == (run.outcome.state is RunState.FAILED)
+        assert before is not RunState.FAILED or run.outcome.reason == reason
+        assert run.roster.missing() == [member for member in self.everyone if member not in self._joined]
+        assert run.outcome.state is not RunState.WAITING or run.roster.missing()
+        assert run.outcome.state is not RunState.RUNNING or not run.roster.missing()
+        assert (run.roster.peer_addresses() is None) == self._is_held()
+        if run.outcome.state is RunState.FINISHED and before is not RunState.FINISHED:
             workers = [member for member in self.everyone if member.role is Role.WORKER]
             assert all(worker in self._hashes for worker in workers)
             assert len({self._hashes[worker] for worker in workers}) == 1
         # Of a run that has failed its servers hear by the coordinator alone, or its workers where it has none.
-        told = [member for member in self._joined if member.role is self._peers or run.state is not RunState.FAILED]
+        told = [
+            member
+            for member in self._joined
+            if member.role is self._peers or run.outcome.state is not RunState.FAILED
+        ]
         others = [member for member in told if member != MemberId(self._peers, 0)]
         knowing = (self._hashes.keys() - self._awaiting) | self._lost
-        assert run.over() == (self._has_ended and all(other in knowing for other in others))
+        assert run.outcome.over() == (self._has_ended and all(other in knowing for other in others))
 
     def _check_silence(self, before: RunState) -> None:
         """The passing of time fails a run that has not ended if and only if somebody is overdue."""
@@ -189,12 +194,12 @@ class Trial:
             return
         silent = self._silent()
         since = self._now - (self._first_join_s or self._now)
-        late = self._membership.missing() and since > JOIN_TIMEOUT_S
-        assert (self._membership.state is RunState.FAILED) == bool(silent or late)
+        late = self._membership.roster.missing() and since > JOIN_TIMEOUT_S
+        assert (self._membership.outcome.state is RunState.FAILED) == bool(silent or late)
         if silent:
-            assert self._membership.reason.startswith(tuple(f"{member} was lost" for member in silent))
+            assert self._membership.outcome.reason.startswith(tuple(f"{member} was lost" for member in silent))
         elif late:
-            assert all(str(member) in self._membership.reason for member in self._membership.missing())
+            assert all(str(member) in self._membership.outcome.reason for member in self._membership.roster.missing())
 
 
 def command_of(number: int, servers: int, workers: int) -> Command:

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from support.checkpoints import with_checkpoints
 from support.cluster import Cluster, layout_of, make_job, measured_step
+from support.memberships import make_membership
 
 from taihu.core.base.errors import ConfigError, FrameError, StaleError, TaihuError
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address
 from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.membership import Membership
+from taihu.core.coordination.outcome import Terms
 from taihu.core.coordination.planning import Planning, first_plan
 from taihu.core.coordination.service import Coordinator
 from taihu.core.coordination.status import fetch_status
@@ -131,12 +132,12 @@ class _SlowPlanning(Planning):
 
 def test_signs_of_life_do_not_wait_for_a_plan() -> None:
     """Members were lost on slow machines, where the first plan compiles what it needs."""
-    membership = Membership(job="demo", digest="", servers=1, workers=1, lost_after_s=5, join_timeout_s=30)
+    membership = make_membership(1, 1)
     planning, worker = _SlowPlanning(), MemberId(Role.WORKER, 0)
     coordinator = Coordinator(membership, lambda _: planning, SystemClock())
     with coordinator.changing() as (members, now):
-        members.join(MemberId(Role.SERVER, 0), 1, job="demo", digest="", now=now)
-        members.join(worker, 1, job="demo", digest="", now=now, layout=layout_of(100))
+        members.admission.join(MemberId(Role.SERVER, 0), 1, job="demo", digest="", now=now)
+        members.admission.join(worker, 1, job="demo", digest="", now=now, layout=layout_of(100))
     planning.plan = first_plan(make_job(1, 1), layout_of(100), one_host=False)
     coordinator.plan(1.0)
     with ThreadPoolExecutor(2) as pool:
@@ -145,7 +146,7 @@ def test_signs_of_life_do_not_wait_for_a_plan() -> None:
 
         def beat() -> None:
             with coordinator.changing() as (members, now):
-                members.heartbeat(worker, 1, Progress(), job="demo", now=now)
+                members.liveness.heartbeat(worker, 1, Progress(), job="demo", now=now)
 
         beaten = pool.submit(beat)
         try:
@@ -169,15 +170,15 @@ def test_a_part_under_another_name_or_without_its_hash_is_refused(tmp_path: Path
 
 def finished(keep_end: Callable[[str], str | None]) -> Coordinator:
     """A coordinator whose workers have done their part."""
-    membership = Membership(
-        job="demo", digest="", servers=0, workers=2, lost_after_s=5, join_timeout_s=30, recovers=True, keeps_end=True
-    )
+    membership = make_membership(0, 2, terms=Terms(recovers=True, keeps_end=True))
     coordinator = Coordinator(membership, lambda _: _SlowPlanning(), SystemClock(), keep_end=keep_end)
     with coordinator.changing() as (members, now):
         for rank in range(2):
-            members.join(MemberId(Role.WORKER, rank), 1, job="demo", digest="", now=now, layout=layout_of(100))
+            members.admission.join(
+                MemberId(Role.WORKER, rank), 1, job="demo", digest="", now=now, layout=layout_of(100)
+            )
         for rank in range(2):
-            members.finish(MemberId(Role.WORKER, rank), 1, job="demo", now=now, parameters_sha256="ab")
+            members.outcome.finish(MemberId(Role.WORKER, rank), 1, job="demo", now=now, parameters_sha256="ab")
     return coordinator
 
 
@@ -193,9 +194,9 @@ def test_an_end_that_is_being_kept_holds_no_call_up() -> None:
     for _ in range(2):  # as each worker's call does
         coordinator.conclude()
     assert kept.get(timeout=120) == "ab"
-    assert not coordinator.wait_for(lambda m: m.state.is_final, 0)
+    assert not coordinator.wait_for(lambda m: m.outcome.state.is_final, 0)
     going_on.set()
-    assert coordinator.wait_for(lambda m: m.state is RunState.FINISHED, 120)
+    assert coordinator.wait_for(lambda m: m.outcome.state is RunState.FINISHED, 120)
     coordinator.close(120)
     assert kept.empty()
 
@@ -205,8 +206,8 @@ def test_an_end_that_cannot_be_kept_is_told_and_kept_later(capsys: pytest.Captur
     problems = iter(["no space is left", "no space is left"])
     coordinator = finished(lambda _: next(problems, None))
     coordinator.conclude()
-    assert coordinator.wait_for(lambda m: m.state is RunState.FINISHED, 120)
-    assert coordinator.wait_for(lambda m: m.end_is_kept, 120)
+    assert coordinator.wait_for(lambda m: m.outcome.state is RunState.FINISHED, 120)
+    assert coordinator.wait_for(lambda m: m.outcome.end_is_kept, 120)
     assert next(problems, "none is left") == "none is left"
     assert capsys.readouterr().out.count("the end of the run cannot be kept yet") == 1
 
@@ -214,6 +215,6 @@ def test_an_end_that_cannot_be_kept_is_told_and_kept_later(capsys: pytest.Captur
 def test_nobody_tries_to_keep_an_end_when_the_coordinator_is_closed() -> None:
     coordinator = finished(lambda _: "no space is left")
     coordinator.conclude()
-    assert coordinator.wait_for(lambda m: m.state is RunState.FINISHED, 120)
+    assert coordinator.wait_for(lambda m: m.outcome.state is RunState.FINISHED, 120)
     coordinator.close(120)
     assert not any(thread.name == "conclusion" for thread in threading.enumerate())

@@ -15,11 +15,14 @@ from google.protobuf.message_factory import GetMessageClass
 from benchmarks.inputs.fuzzing.target import Target
 from benchmarks.inputs.fuzzing.wire import header, sealed_frame, unsealed
 from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
+from taihu.core.coordination.agreement import Agreement
+from taihu.core.coordination.liveness import Waits
 from taihu.core.coordination.members import MemberId, Role
 from taihu.core.coordination.membership import Membership
 from taihu.core.coordination.messages import updates_from_message, updates_to_message
 from taihu.core.coordination.plan import Plan
 from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.roster import Roster
 from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job
 from taihu.core.job.update_rules import UpdateRules
@@ -92,10 +95,11 @@ class _Context:
 
 def _coordinator(job: Job) -> tuple[Membership, CoordinatorServicer]:
     """A run with all its members."""
-    membership = Membership(job=job.name, digest=job.digest, servers=1, workers=2, lost_after_s=5, join_timeout_s=5)
+    roster = Roster(job.name, servers=1, workers=2)
+    membership = Membership(roster, Agreement(str(roster.host), job.digest, {}), Waits(5.0, 5.0))
     for member, life in _LIVES.items():
         layout = _LAYOUT if member.role is Role.WORKER else None
-        membership.join(member, life, job=job.name, digest=job.digest, now=5.0, layout=layout)
+        membership.admission.join(member, life, job=job.name, digest=job.digest, now=5.0, layout=layout)
     coordinator = Coordinator(membership, lambda layout: Planning(job, layout, one_host=True), _Clock())
     return membership, CoordinatorServicer(coordinator)
 
@@ -104,9 +108,15 @@ def _state(membership: Membership) -> object:
     """All that others could change."""
     records = [
         (each.incarnation, each.address, each.finished, each.progress, each.parameters_sha256)
-        for each in membership.members.values()
+        for each in membership.roster.members.values()
     ]
-    return membership.state, membership.reason, records, membership.stop.reason, membership.stop.last_step
+    return (
+        membership.outcome.state,
+        membership.outcome.reason,
+        records,
+        membership.outcome.stop.reason,
+        membership.outcome.stop.last_step,
+    )
 
 
 def _request_class(name: str) -> type[Message]:
