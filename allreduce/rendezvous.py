@@ -20,9 +20,9 @@ from taihu.core.coordination.client import (
 from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.host import hosted_coordinator
 from taihu.core.coordination.listener import Listener, ListenOptions, open_listener
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
-from taihu.core.coordination.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength

@@ -84,7 +84,7 @@ def server(
     with importing_much():
         from taihu.core.checkpoint.keepers import recovers, tell_finished
         from taihu.core.coordination.discovery import find_coordinator, find_rank
-        from taihu.core.coordination.members import RunState
+        from taihu.core.coordination.membership.members import RunState
         from taihu.core.job.chaos import chaos_of
         from taihu.core.process.notices import Notices
         from taihu.core.wire.clock import WallClock

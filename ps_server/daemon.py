@@ -14,7 +14,7 @@ from taihu.core.base.words import counted
 from taihu.core.chaos.points import Chaos, NoChaos, Point
 from taihu.core.coordination.generations import ONLY, Generation, in_generations
 from taihu.core.coordination.listener import listen_options, open_listener
-from taihu.core.coordination.members import MemberId, Role, RunState
+from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.job import Job
 from taihu.core.process.entry import Interrupts
 from taihu.core.process.memory_use import MemoryGrowth

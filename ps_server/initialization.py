@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, StaleError
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.partition import Shard
 from taihu.core.wire.headers import FrameHeader
 from taihu.core.wire.kinds import Parameters

@@ -22,10 +22,10 @@ from taihu.core.coordination.client import (
 from taihu.core.coordination.generations import Generation
 from taihu.core.coordination.host import hosted_coordinator
 from taihu.core.coordination.listener import Listener
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.metrics import CoordinatorMetrics
 from taihu.core.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
-from taihu.core.coordination.stopping import StopNotice
 from taihu.core.coordination.vouching import vouched_once
 from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.history.recording import Recorder, recorded_history

@@ -13,7 +13,7 @@ from taihu.core.base.errors import FrameError, ModelError, SharedMemoryError, St
 from taihu.core.chaos.points import Chaos, NoChaos, Point
 from taihu.core.checkpoint.part import PARAMETERS, Elements, State
 from taihu.core.checkpoint.reading import Checkpoint
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps

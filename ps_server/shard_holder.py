@@ -8,7 +8,7 @@ from collections.abc import Callable
 from taihu.core.base.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.chaos.points import Chaos
 from taihu.core.checkpoint.keepers import resumed_from
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout

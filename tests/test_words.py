@@ -13,7 +13,7 @@ from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import RunError
 from taihu.core.base.words import one_line, told
-from taihu.core.coordination.messages import plain
+from taihu.core.coordination.membership.messages import plain
 from taihu.core.process.entry import run_app
 from taihu.core.wire.codec import encode_frame, read_frame
 from taihu.core.wire.headers import Address, At, FrameHeader

@@ -9,7 +9,7 @@ import pytest
 from support.cluster import layout_of, make_job
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.job import load_job
 from taihu.core.model.world import World
 

@@ -15,8 +15,8 @@ from taihu.core.base.words import counted
 from taihu.core.chaos.points import Point
 from taihu.core.coordination.client import coordinator_address
 from taihu.core.coordination.generations import Generation, in_generations
-from taihu.core.coordination.members import MemberId, Role
-from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.membership.members import MemberId, Role
+from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.job.machine import check_threads
 from taihu.core.process.entry import LeavingError

@@ -10,8 +10,8 @@ from functools import partial
 from taihu.core.checkpoint.keepers import resumed_from
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.coordination.generations import Generation
-from taihu.core.coordination.members import MemberId, Role
-from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.membership.members import MemberId, Role
+from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.history.recording import Recorder, recorded_history
 from taihu.core.job import Job
 from taihu.core.model.run_length import RunLength

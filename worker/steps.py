@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from taihu.core.chaos.points import Chaos, Point
 from taihu.core.coordination.client import CoordinatorClient
-from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.wire.clock import Clock
 from taihu.worker.data.base.dataset import Dataset

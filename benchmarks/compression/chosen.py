@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from benchmarks.base.roles import run_job
 from benchmarks.base.rows import load_rows, publish, save_rows
-from taihu.core.coordination.choosing import Way, ways
+from taihu.core.coordination.plans.choosing import Way, ways
 from taihu.core.job.reading import load_job
 
 __all__ = ["chosen", "measure", "table"]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.base.rows import save_rows
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import plan_groups

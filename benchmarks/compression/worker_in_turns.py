@@ -14,7 +14,7 @@ from taihu.core.process.preparation import prepare_process
 
 if TYPE_CHECKING:
     from taihu.core.compression import GroupCompressor, Packed, Selection
-    from taihu.core.coordination.plan import Plan
+    from taihu.core.coordination.plans.plan import Plan
     from taihu.core.job import Job
     from taihu.core.planner.groups import Group
     from taihu.core.planner.partition import FrameSpec

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.compression import GroupCompressor
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength

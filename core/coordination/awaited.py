@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from taihu.core.base.words import listed
-from taihu.core.coordination.members import MemberId, Role
-from taihu.core.coordination.messages import member_from_message
+from taihu.core.coordination.membership.members import MemberId, Role
+from taihu.core.coordination.membership.messages import member_from_message
 from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["awaited_in_words", "missing_of", "pauses_s"]

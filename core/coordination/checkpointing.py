@@ -14,7 +14,7 @@ from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.places import Place
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.checkpoints import CheckpointBook, Decision
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.wire.clock import Clock
 

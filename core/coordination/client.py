@@ -28,14 +28,14 @@ from taihu.core.base.errors import (
 from taihu.core.checkpoint.ended import ENDED, EndedRun
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.keepers import checkpoint_folder, ended_run, recovers
-from taihu.core.coordination import messages
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
 from taihu.core.coordination.checkpoints import Decision
 from taihu.core.coordination.hearing import End, hear_end
-from taihu.core.coordination.members import Begun, MemberId, Progress, RunState, error_of
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.plan_messages import plan_from_message
-from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.membership import messages
+from taihu.core.coordination.membership.members import Begun, MemberId, Progress, RunState, error_of
+from taihu.core.coordination.membership.stopping import StopNotice
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.plan_messages import plan_from_message
 from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.job import Job
 from taihu.core.job.security import security_of

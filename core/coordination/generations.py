@@ -25,9 +25,9 @@ from taihu.core.checkpoint.keepers import (
     recovers,
 )
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.coordination.choosing import Choosing, trial
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
-from taihu.core.coordination.members import Begun, MemberId, Role
+from taihu.core.coordination.membership.members import Begun, MemberId, Role
+from taihu.core.coordination.plans.choosing import Choosing, trial
 from taihu.core.coordination.restarts import Restarts
 from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from taihu.core.base.errors import AWAY, PeerUnreachableError
-from taihu.core.coordination.members import RunState
+from taihu.core.coordination.membership.members import RunState
 from taihu.core.wire.clock import Clock
 from taihu.core.wire.patience import Patience
 from taihu.core.wire.retry import backoff_seconds

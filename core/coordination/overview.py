@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Final
 
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.messages import member_from_message, progress_from_message
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.messages import member_from_message, progress_from_message
 from taihu.core.model.scores import score_text
 from taihu.protos import coordinator_pb2 as pb
 

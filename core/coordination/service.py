@@ -16,14 +16,14 @@ import structlog
 from taihu.core.base.errors import ConfigError, FrameError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.base.words import told
 from taihu.core.checkpoint.files import PartFile, file_name
-from taihu.core.coordination import messages
 from taihu.core.coordination.checkpointing import Checkpointing
-from taihu.core.coordination.choosing import Choosing
-from taihu.core.coordination.members import Begun, MemberId, Role
-from taihu.core.coordination.membership import Membership
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.plan_messages import plan_to_message
-from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.membership import messages
+from taihu.core.coordination.membership.members import Begun, MemberId, Role
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.plans.choosing import Choosing
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.plan_messages import plan_to_message
+from taihu.core.coordination.plans.planning import Planning
 from taihu.core.model.layout import Layout
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile

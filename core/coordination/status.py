@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from taihu.core.coordination.members import RunState
-from taihu.core.coordination.messages import plain, state_from_message
+from taihu.core.coordination.membership.members import RunState
+from taihu.core.coordination.membership.messages import plain, state_from_message
 from taihu.core.security.security import Security
 from taihu.core.wire.channel import open_channel
 from taihu.core.wire.clock import SystemClock

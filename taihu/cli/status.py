@@ -12,7 +12,7 @@ from rich.text import Text
 
 from taihu.core.base.words import aligned
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
-from taihu.core.coordination.messages import member_from_message, progress_from_message, state_from_message
+from taihu.core.coordination.membership.messages import member_from_message, progress_from_message, state_from_message
 from taihu.core.coordination.overview import member_as_json
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job.environment import resolve_job

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from taihu.core.base.errors import PeerUnreachableError
-from taihu.core.coordination.members import RunState
-from taihu.core.coordination.messages import state_from_message
+from taihu.core.coordination.membership.members import RunState
+from taihu.core.coordination.membership.messages import state_from_message
 from taihu.core.coordination.overview import COLUMNS, MemberView, Overview, overview_of
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job.environment import resolve_job

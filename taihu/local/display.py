@@ -17,7 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 from typing_extensions import override
 
-from taihu.core.coordination.members import Progress as WorkerProgress
+from taihu.core.coordination.membership.members import Progress as WorkerProgress
 from taihu.core.model.scores import score_text
 from taihu.local.terminal_line import bar, clock_time, fitting, folded, remaining_s
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from taihu.core.base.errors import ConfigError, PeerUnreachableError, TaihuError
-from taihu.core.coordination.members import RunState
+from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.status import stop_run
 from taihu.core.job import Job
 from taihu.core.job.advice import advice_on_schedule

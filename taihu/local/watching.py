@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
-from taihu.core.coordination.members import Role
-from taihu.core.coordination.messages import member_from_message, progress_from_message
+from taihu.core.coordination.membership.members import Role
+from taihu.core.coordination.membership.messages import member_from_message, progress_from_message
 from taihu.core.coordination.status import fetch_status
 from taihu.core.process.background import in_background
 from taihu.core.security.security import Security

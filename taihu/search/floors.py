@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from taihu.core.coordination.planning import planned_compression
+from taihu.core.coordination.plans.planning import planned_compression
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import SPARSE_FRAME_ELEMENTS

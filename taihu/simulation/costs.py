@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import Planning
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile

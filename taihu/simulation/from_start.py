@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from taihu.core.coordination.members import Role
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.membership.members import Role
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import Planning
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.carriage import carrier_in

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from taihu.core.coordination.members import Role
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.membership.members import Role
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import Profile

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.coordination.agreement import Agreement
-from taihu.core.coordination.liveness import TICK_S, Waits
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.membership import Membership
-from taihu.core.coordination.roster import Roster
+from taihu.core.coordination.membership.agreement import Agreement
+from taihu.core.coordination.membership.liveness import TICK_S, Waits
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.roster import Roster
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import Profile

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from taihu.allreduce.order.operation import Action, Segment
 from taihu.allreduce.ring.schedule import Chunks, Phase, Ring, buffer_layout, cut_chunks, segment_elements
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group

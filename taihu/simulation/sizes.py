@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import planned_compression
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import planned_compression
 from taihu.core.job import Job
 from taihu.core.job.settled import check_without_script
 from taihu.core.planner.partition import FrameSpec

@@ -19,7 +19,7 @@ from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, Sparse
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.core.base.errors import ConfigError, RunError
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard, slice_bounds
 from taihu.core.planner.profile import rice_bits_per_index

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Literal, Protocol
 
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.optimization import LossScale
 from taihu.core.planner.groups import GroupCountdown, group_bounds
 from taihu.core.trace import Tracer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import first_plan, is_computed
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import first_plan, is_computed
 from taihu.core.job import Job, revised
 from taihu.core.model.layout import Layout
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.small_sums import SmallSums
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.hashes import checksums_in_words
+from taihu.core.coordination.membership.hashes import checksums_in_words
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.wire.clock import Clock, SystemClock

@@ -18,7 +18,7 @@ from taihu.allreduce.small_sums import SmallSums
 from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.core.base.words import one_line, ordinal
 from taihu.core.compression.coding import make_coder
-from taihu.core.coordination.members import Progress
+from taihu.core.coordination.membership.members import Progress
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
 from taihu.core.process.ending import log_of_script, tell

@@ -15,8 +15,8 @@ from rich.console import Console
 from support.daemons import Start, listening, wait_for
 
 from taihu.cli.top import render
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.messages import member_to_message, progress_to_message
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.messages import member_to_message, progress_to_message
 from taihu.core.coordination.overview import COLUMNS, overview_of
 from taihu.core.coordination.status import fetch_status
 from taihu.protos import coordinator_pb2 as pb

@@ -8,7 +8,7 @@ import pytest
 from support.cluster import layout_of
 
 from taihu.core.base.errors import ConfigError, ModelError
-from taihu.core.coordination.agreement import Agreement
+from taihu.core.coordination.membership.agreement import Agreement
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.settings import OptimizerSettings
 

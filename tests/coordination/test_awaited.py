@@ -10,8 +10,8 @@ from support.cluster import Cluster, layout_of, make_job
 
 from taihu.core.coordination.awaited import awaited_in_words, missing_of, pauses_s
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address
-from taihu.core.coordination.members import MemberId, Role
-from taihu.core.coordination.messages import member_to_message
+from taihu.core.coordination.membership.members import MemberId, Role
+from taihu.core.coordination.membership.messages import member_to_message
 from taihu.core.coordination.status import fetch_status
 from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.protos import coordinator_pb2 as pb

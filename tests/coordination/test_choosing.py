@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cluster import make_job
 
-from taihu.core.coordination.choosing import LEARNS, Choosing, ways
-from taihu.core.coordination.planning import frame_elements_of, planned_compression
+from taihu.core.coordination.plans.choosing import LEARNS, Choosing, ways
+from taihu.core.coordination.plans.planning import frame_elements_of, planned_compression
 from taihu.core.job import Job
 from taihu.core.job.chosen import table_of, with_compression
 from taihu.core.planner.decide import decide

@@ -14,8 +14,8 @@ from support.daemons import free_port
 from taihu.core.base.errors import MemberLostError, StaleError, TaihuError
 from taihu.core.coordination import client as module
 from taihu.core.coordination.client import CoordinatorClient, HeartbeatThread
-from taihu.core.coordination.members import Begun, MemberId, Progress, Role, RunState
-from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.wire.channel import open_channel
 from taihu.core.wire.patience import Patience

@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.core.coordination.farewells import CrossedWaits, left_behind
-from taihu.core.coordination.members import MemberId, MemberRecord, Progress, Role
+from taihu.core.coordination.membership.farewells import CrossedWaits, left_behind
+from taihu.core.coordination.membership.members import MemberId, MemberRecord, Progress, Role
 
 KINDS = range(3)
 SCRIPTS = st.lists(st.lists(st.sampled_from(KINDS), max_size=5), min_size=2, max_size=4)

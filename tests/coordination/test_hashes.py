@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.core.coordination.hashes import HashBook, checksums_in_words, difference
+from taihu.core.coordination.membership.hashes import HashBook, checksums_in_words, difference
 
 HASHES = st.sampled_from(["a" * 64, "b" * 64, "c" * 64])
 

@@ -11,10 +11,10 @@ from support.memberships import make_membership
 from support.scenarios import check_scenario, parse_options, scenario_paths
 
 from taihu.core.base.errors import StaleError
-from taihu.core.coordination.liveness import Waits
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.membership import Membership
-from taihu.core.coordination.outcome import Terms
+from taihu.core.coordination.membership.liveness import Waits
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.model.run_length import RunLength
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.memberships import make_membership
 
 from taihu.core.base.errors import TaihuError
-from taihu.core.coordination.liveness import Waits
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.liveness import Waits
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
 

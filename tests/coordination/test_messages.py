@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import ConfigError, FrameError
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.messages import (
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.messages import (
     member_from_message,
     member_to_message,
     progress_from_message,
@@ -20,8 +20,8 @@ from taihu.core.coordination.messages import (
     state_from_message,
     state_to_message,
 )
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.plan_messages import plan_from_message, plan_to_message
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.plan_messages import plan_from_message, plan_to_message
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.model.world import World
 from taihu.core.planner.carriage import CARRIAGES

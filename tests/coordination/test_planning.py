@@ -8,7 +8,7 @@ import pytest
 from support.cluster import Cluster, Member, layout_of, make_job, measured_step
 
 from taihu.core.base.errors import FrameError, StaleError
-from taihu.core.coordination.planning import Planning, first_plan, planned_compression, sparse_routes
+from taihu.core.coordination.plans.planning import Planning, first_plan, planned_compression, sparse_routes
 from taihu.core.job import Job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.model.run_length import RunLength

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.core.coordination import stopping
-from taihu.core.coordination.stopping import StopAgreement, StopNotice
+from taihu.core.coordination.membership import stopping
+from taihu.core.coordination.membership.stopping import StopAgreement, StopNotice
 
 TOTAL = 5
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.strategies import CHARACTERS
 
-from taihu.core.coordination.members import Progress
-from taihu.core.coordination.messages import progress_from_message, progress_to_message
+from taihu.core.coordination.membership.members import Progress
+from taihu.core.coordination.membership.messages import progress_from_message, progress_to_message
 from taihu.core.model.scores import score_lines
 from taihu.local.display import (
     Display,

@@ -10,7 +10,7 @@ from support.frames import changed
 from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_plan
 
 from taihu.core.base.errors import FrameError, StaleError
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.headers import Frame
 from taihu.core.wire.kinds import RingSegment
 from taihu.ps_server.aggregator import Outcome

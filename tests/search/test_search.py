@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.simulations import job_of, layout_of, seconds_of
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.plans.planning import Planning
 from taihu.core.job import Job, load_job
 from taihu.core.traits.methods import METHODS
 from taihu.core.traits.stages import STAGES

@@ -10,8 +10,8 @@ from support.cluster import Cluster, Member, layout_of
 from support.commands import PATIENCE_S
 from support.simulations import AT_ONCE, PLAIN, job_of, seconds_of
 
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.job import Job
 from taihu.simulation.costs import costs_of, plan_of
 from taihu.simulation.from_start import FirstSteps, simulate_first_steps

@@ -15,8 +15,8 @@ from support.told_events import Told
 import taihu.simulation.members
 import taihu.simulation.worker
 from taihu.core.base.errors import ConfigError
-from taihu.core.coordination.liveness import TICK_S
-from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.membership.liveness import TICK_S
+from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.job import Job
 from taihu.simulation.loss import Loss, Recovery, noticed, simulate_loss
 from taihu.simulation.machines import Network

@@ -30,7 +30,7 @@ import taihu.simulation.ring
 import taihu.simulation.sparse
 import taihu.simulation.worker
 import taihu.worker.exchange.shell
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.simulation.events import EventQueue
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sparse import _Operation, _Rank

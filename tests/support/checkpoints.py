@@ -13,7 +13,7 @@ from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 

@@ -19,8 +19,8 @@ from support.worker import Values, Worker, first_parameters
 from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import TaihuError
 from taihu.core.coordination.client import failure_reported
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.history.checking import check_histories
 from taihu.core.history.files import read_histories
 from taihu.core.history.recording import recorded_history

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from taihu.core.coordination.agreement import Agreement
-from taihu.core.coordination.liveness import Waits
-from taihu.core.coordination.membership import Membership
-from taihu.core.coordination.outcome import Terms
-from taihu.core.coordination.roster import Roster
+from taihu.core.coordination.membership.agreement import Agreement
+from taihu.core.coordination.membership.liveness import Waits
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.membership.roster import Roster
 
 
 def make_membership(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from support.cluster import layout_of
 from support.frames import changed, header_of
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.world import World
 from taihu.core.planner.groups import Group

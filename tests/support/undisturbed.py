@@ -12,8 +12,8 @@ from support.cluster import layout_of
 from support.exchanges import Run, exchange_steps, regrouped
 from support.ways import Way
 from support.worker import Values, Worker
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.job import Job
 
 __all__ = [

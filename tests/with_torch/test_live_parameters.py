@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.planning import Planning
+from taihu.core.coordination.plans.planning import Planning
 from taihu.core.planner.groups import Group
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taihu.core.base.measure import late_after
-from taihu.core.coordination.members import Progress
+from taihu.core.coordination.membership.members import Progress
 from taihu.worker.reporting.activity import Activity
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.parts_network import MemoryMover, MemoryNetwork
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.coordination.planning import Planning, planned_compression
+from taihu.core.coordination.plans.planning import Planning, planned_compression
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard
 from taihu.core.planner.decide import decide

@@ -14,7 +14,7 @@ from support.exchanges import run_workers
 from support.worker import Values, Worker, initial_parameters
 
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group

@@ -15,7 +15,7 @@ from support.daemons import wait_for
 from support.whole_run import hosted
 
 from taihu.core.coordination.listener import Listener
-from taihu.core.coordination.members import RunState
+from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.status import fetch_status, stop_run
 from taihu.core.job import Job
 from taihu.core.job.run_folder import RunFiles, stopped_model

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.cluster import layout_of, make_job
 
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.trace import Tracer
 from taihu.worker.engine import Dropout, Flatten, Linear, Model, Sequential, StepContext, StepHooks
 from taihu.worker.exchange.shell import Exchange

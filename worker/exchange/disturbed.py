@@ -16,7 +16,7 @@ from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks
 from taihu.core.chaos.points import Chaos, Point
 from taihu.core.compression import GroupCompressor, Selection
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.headers import At
 from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated

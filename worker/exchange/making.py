@@ -10,7 +10,7 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.chaos.points import Chaos, NoChaos
 from taihu.core.compression import GroupCompressor, Outcome, make_compressor
 from taihu.core.compression.scheduled_rates import ScheduledRates
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.job.schedule import in_steps

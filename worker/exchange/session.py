@@ -20,10 +20,10 @@ from taihu.core.coordination.client import (
 )
 from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.listener import Listener, listen_options
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState, error_of
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.membership.stopping import StopNotice
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.service import Coordinator, new_incarnation
-from taihu.core.coordination.stopping import StopNotice
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
 from taihu.core.job.update_rules import UpdateRules

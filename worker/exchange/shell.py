@@ -19,7 +19,7 @@ from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.compression import CompressionState, GroupCompressor, Outcome
 from taihu.core.compression.scheduled_rates import ScheduledRates
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import LossScale

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from taihu.core.base.measure import late_after
-from taihu.core.coordination.members import Progress
+from taihu.core.coordination.membership.members import Progress
 from taihu.core.wire.clock import Clock
 
 if TYPE_CHECKING:

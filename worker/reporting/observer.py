@@ -9,8 +9,8 @@ from typing import Any, Final
 import structlog
 
 from taihu.core.compression import Outcome
-from taihu.core.coordination.members import Progress
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.membership.members import Progress
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.profile import Profile
 from taihu.core.wire.metrics import WorkerMetrics
 from taihu.worker.reporting.activity import Activity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.training.calibration import Schedule

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from taihu.core.compression import make_compressor
-from taihu.core.coordination.planning import FRAME_BYTES, is_computed
+from taihu.core.coordination.plans.planning import FRAME_BYTES, is_computed
 from taihu.core.job import Job
 from taihu.core.job.settled import check_without_script
 from taihu.core.model.layout import Layout, TensorSpec

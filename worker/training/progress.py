@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from taihu.core.base.measure import spread
-from taihu.core.coordination.members import Progress
+from taihu.core.coordination.membership.members import Progress
 from taihu.core.model.scores import ACCURACY
 
 __all__ = ["Evaluation", "ProgressMeter", "StepSample"]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.groups import GroupCountdown
 from taihu.worker.exchange.shell import Exchange

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taihu.core.coordination.client import CoordinatorClient
-from taihu.core.coordination.stopping import StopNotice
+from taihu.core.coordination.membership.stopping import StopNotice
 
 __all__ = ["EvaluationAbandonedError", "LastStep"]
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Protocol
 
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.trace import Tracer
 from taihu.core.wire.clock import Clock

@@ -15,14 +15,14 @@ from google.protobuf.message_factory import GetMessageClass
 from benchmarks.inputs.fuzzing.target import Target
 from benchmarks.inputs.fuzzing.wire import header, sealed_frame, unsealed
 from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
-from taihu.core.coordination.agreement import Agreement
-from taihu.core.coordination.liveness import Waits
-from taihu.core.coordination.members import MemberId, Role
-from taihu.core.coordination.membership import Membership
-from taihu.core.coordination.messages import updates_from_message, updates_to_message
-from taihu.core.coordination.plan import Plan
-from taihu.core.coordination.planning import Planning
-from taihu.core.coordination.roster import Roster
+from taihu.core.coordination.membership.agreement import Agreement
+from taihu.core.coordination.membership.liveness import Waits
+from taihu.core.coordination.membership.members import MemberId, Role
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.messages import updates_from_message, updates_to_message
+from taihu.core.coordination.membership.roster import Roster
+from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.planning import Planning
 from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job
 from taihu.core.job.update_rules import UpdateRules

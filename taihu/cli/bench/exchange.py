@@ -16,7 +16,7 @@ from taihu.cli.planning.link_rate import floor_seconds, parse_rate
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
 from taihu.core.coordination.listener import listen_options
-from taihu.core.coordination.planning import is_computed
+from taihu.core.coordination.plans.planning import is_computed
 from taihu.core.job import Job
 from taihu.core.job.environment import rank_from_environment, resolve_job
 from taihu.core.planner.model_shapes import layer_table

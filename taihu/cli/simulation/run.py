@@ -12,7 +12,7 @@ import typer
 from taihu.cli.simulation.inputs import Work, machines_of, work_of
 from taihu.cli.simulation.tables import Row, described, facts_of
 from taihu.core.base.errors import ConfigError
-from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.job import Job, load_job
 from taihu.core.job.advice import advice
 from taihu.core.planner.memory import MemoryUse, server_memory, worker_memory

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from taihu.cli.simulation.inputs import Work
 from taihu.core.base.words import aligned, counted
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.memory import MemoryUse
 from taihu.core.trace.parts import TracePart

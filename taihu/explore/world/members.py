@@ -15,7 +15,7 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.chaos.frames import FaultyFrames
 from taihu.core.chaos.points import Point, Written
 from taihu.core.coordination.listener import listen_options
-from taihu.core.coordination.members import RunState
+from taihu.core.coordination.membership.members import RunState
 from taihu.core.job import Job
 from taihu.core.job.run_folder import RunFiles
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts

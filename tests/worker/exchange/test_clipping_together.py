@@ -14,7 +14,7 @@ from support.ways import Way
 from support.worker import Values, Worker
 
 from taihu.core.base.errors import ConfigError, TaihuError
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.job import Job, load_job
 
 LAYOUT = layout_of(1, 700, 3, 4096, 2500, 2, 3000)

@@ -11,7 +11,7 @@ from support.exchanges import Run, exchange_steps
 from support.oracle import expected_parameters
 from support.worker import Values, initial_parameters
 
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm

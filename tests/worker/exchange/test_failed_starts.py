@@ -14,8 +14,8 @@ from support.frames import initial_header
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import FrameError, MemberLostError, RunError, TaihuError
-from taihu.core.coordination.messages import state_from_message
-from taihu.core.coordination.planning import first_plan
+from taihu.core.coordination.membership.messages import state_from_message
+from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.wire import direct_connection
 from taihu.core.wire.codec import encode_frame, layout_to_message
 from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata

@@ -17,7 +17,7 @@ from support.frames import header_of, question
 
 from taihu.core.base.errors import ModelError, RunError, StaleError, TaihuError
 from taihu.core.coordination.client import CoordinatorClient
-from taihu.core.coordination.members import MemberId, Role
+from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.wire.codec import encode_frame
 from taihu.core.wire.direct_connection import open_connection
 from taihu.core.wire.direct_frames import DirectSender

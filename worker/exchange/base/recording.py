@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.compression.balance import Weighed
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.digest import Digest, Values, bits_of, digest_at, digest_of
 from taihu.core.history.recording import Recorder, as_fp32, balance_of
 from taihu.core.history.records import ALL, Push, Read, Returned, Skip

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError
 from taihu.core.checkpoint.part import Elements, named
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
 from taihu.core.planner.partition import FrameSpec

@@ -15,7 +15,7 @@ from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, cut_chunks
 from taihu.core.base.errors import RunError
 from taihu.core.compression import GroupCompressor, Selection
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.trace import Tracer

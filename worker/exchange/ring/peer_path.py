@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.carriage import Carriage, carrier_in
 from taihu.core.settings import Transport
 from taihu.core.wire.headers import At, ValueType

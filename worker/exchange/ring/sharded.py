@@ -21,7 +21,7 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
 from taihu.core.checkpoint.part import Elements, named
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerState, WholeNorm, in_steps
 from taihu.core.planner.groups import Group, group_bounds

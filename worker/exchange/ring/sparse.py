@@ -19,7 +19,7 @@ from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.core.base.errors import RunError
 from taihu.core.compression import GroupCompressor, Selection
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.planner.sparse_route import SparseAlgorithm as Way

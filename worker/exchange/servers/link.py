@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import ExchangeError, TaihuError
 from taihu.core.compression.groups import Packed
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.job.security import security_of
 from taihu.core.planner.carriage import carrier_in

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.compression import GroupCompressor, Selection
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard, in_steps
 from taihu.core.trace import Tracer

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Final
 
 from taihu.core.base.errors import FinishedError, RecoveringError, RunError, StaleError
-from taihu.core.coordination.agreement import Agreement
-from taihu.core.coordination.members import MemberId, MemberRecord, Role, RunState
-from taihu.core.coordination.outcome import Outcome
-from taihu.core.coordination.roster import Roster
+from taihu.core.coordination.membership.agreement import Agreement
+from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role, RunState
+from taihu.core.coordination.membership.outcome import Outcome
+from taihu.core.coordination.membership.roster import Roster
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength

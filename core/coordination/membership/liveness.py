@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from taihu.core.coordination.admission import Admission
-from taihu.core.coordination.farewells import CrossedWaits, left_behind
-from taihu.core.coordination.members import MemberId, Progress, RunState
-from taihu.core.coordination.outcome import Outcome
-from taihu.core.coordination.roster import Roster
-from taihu.core.coordination.standstill import Standstill, stall_of
+from taihu.core.coordination.membership.admission import Admission
+from taihu.core.coordination.membership.farewells import CrossedWaits, left_behind
+from taihu.core.coordination.membership.members import MemberId, Progress, RunState
+from taihu.core.coordination.membership.outcome import Outcome
+from taihu.core.coordination.membership.roster import Roster
+from taihu.core.coordination.membership.standstill import Standstill, stall_of
 
 __all__ = ["TICK_S", "Liveness", "Waits"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from taihu.core.base.errors import FrameError
-from taihu.core.coordination.messages import (
+from taihu.core.coordination.membership.messages import (
     length_from_message,
     length_to_message,
     updates_from_message,
     updates_to_message,
 )
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.model.world import World
 from taihu.core.planner.carriage import CARRIAGES, Carriage
 from taihu.core.planner.groups import Group

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.coordination.planning import frame_elements_of, planned_compression
+from taihu.core.coordination.plans.planning import frame_elements_of, planned_compression
 from taihu.core.job import Job
 from taihu.core.job.reading import revised
 from taihu.core.planner.decide import decide

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from taihu.core.coordination.members import MemberId, MemberRecord, Progress, Role
+from taihu.core.coordination.membership.members import MemberId, MemberRecord, Progress, Role
 
 __all__ = ["Standstill", "stall_of"]
 

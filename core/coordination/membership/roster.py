@@ -6,7 +6,7 @@ from typing import Final
 
 from taihu.core.base.errors import ConfigError, StaleError
 from taihu.core.base.words import counted
-from taihu.core.coordination.members import MemberId, MemberRecord, Role
+from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
 
 __all__ = ["Roster"]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from taihu.core.base.errors import FrameError, StaleError
-from taihu.core.coordination.plan import Plan
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout

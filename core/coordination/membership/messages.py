@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from taihu.core.base.errors import FrameError
 from taihu.core.base.words import told
-from taihu.core.coordination.members import Begun, MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.job.update_rules import CONSTANTS, UpdateRules
 from taihu.core.model.run_length import RunLength
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Final
 
 from taihu.core.base.words import counted, listed
-from taihu.core.coordination.members import MemberId, MemberRecord, Role
+from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
 
 __all__ = ["CrossedWaits", "left_behind"]
 

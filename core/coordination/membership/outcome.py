@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.hashes import HashBook, difference
-from taihu.core.coordination.members import MemberId, Progress, Role, RunState, error_of
-from taihu.core.coordination.roster import Roster
-from taihu.core.coordination.stopping import StopAgreement
+from taihu.core.coordination.membership.hashes import HashBook, difference
+from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
+from taihu.core.coordination.membership.roster import Roster
+from taihu.core.coordination.membership.stopping import StopAgreement
 
 __all__ = ["Outcome", "Terms"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from taihu.core.coordination.admission import Admission
-from taihu.core.coordination.agreement import Agreement
-from taihu.core.coordination.liveness import Liveness, Waits
-from taihu.core.coordination.outcome import Outcome, Terms
-from taihu.core.coordination.roster import Roster
+from taihu.core.coordination.membership.admission import Admission
+from taihu.core.coordination.membership.agreement import Agreement
+from taihu.core.coordination.membership.liveness import Liveness, Waits
+from taihu.core.coordination.membership.outcome import Outcome, Terms
+from taihu.core.coordination.membership.roster import Roster
 
 __all__ = ["Membership"]
 
