@@ -13,9 +13,9 @@ from taihu.allreduce.communicator import Communicator
 from taihu.core.base.measure import spread
 from taihu.core.planner.carriage import carrier_in, faster_carrier
 from taihu.core.planner.measurement import StepMeasurement
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.frame_link import Carrier
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.frames.headers import ValueType
+from taihu.core.wire.links.frame_link import Carrier
 
 __all__ = [
     "AllreduceRow",

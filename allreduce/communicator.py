@@ -33,15 +33,15 @@ from taihu.core.planner.groups import Group
 from taihu.core.security.identity import member_name
 from taihu.core.security.security import Security
 from taihu.core.settings import Transport
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.direct_connection import DirectListener
-from taihu.core.wire.frame_faults import FrameFaults
-from taihu.core.wire.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender, WorkerIdentity
-from taihu.core.wire.kinds import Encoding, Farewell
-from taihu.core.wire.shared_memory import SharedBuffer
-from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.frames.frame_faults import FrameFaults
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, Farewell
+from taihu.core.wire.links.direct_connection import DirectListener
+from taihu.core.wire.links.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.links.shared_memory import SharedBuffer
+from taihu.core.wire.links.sink import Origin, Sink
 
 __all__ = ["Communicator"]
 

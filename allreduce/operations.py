@@ -20,11 +20,11 @@ from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation
 from taihu.core.base.errors import MemberLostError
-from taihu.core.wire.frame_link import Carrier, FrameLink
-from taihu.core.wire.headers import Frame, FrameHeader
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import ActivationPart, RingSegment, SparseMessage
-from taihu.core.wire.sink import Sink
+from taihu.core.wire.frames.headers import Frame, FrameHeader
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import ActivationPart, RingSegment, SparseMessage
+from taihu.core.wire.links.frame_link import Carrier, FrameLink
+from taihu.core.wire.links.sink import Sink
 
 __all__ = ["AnyOperation", "Operations"]
 

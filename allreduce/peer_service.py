@@ -12,14 +12,14 @@ from typing import Any, Final
 import grpc
 
 from taihu.core.base.errors import FrameError, MemberLostError, RunError, StaleError, TaihuError
-from taihu.core.wire.direct_connection import DirectListener
-from taihu.core.wire.frame_link import FrameConnection
-from taihu.core.wire.headers import Frame
-from taihu.core.wire.identity import WorkerIdentity, identity_from_metadata
-from taihu.core.wire.kinds import Farewell
-from taihu.core.wire.sink import Origin, Sink
-from taihu.core.wire.status import abort
-from taihu.core.wire.stream import StreamReader, StreamSender
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.frames.headers import Frame
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.frames.kinds import Farewell
+from taihu.core.wire.links.direct_connection import DirectListener
+from taihu.core.wire.links.frame_link import FrameConnection
+from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.stream import StreamReader, StreamSender
 from taihu.protos import connection_pb2 as pb
 from taihu.protos import peer_pb2
 

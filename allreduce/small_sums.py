@@ -13,7 +13,7 @@ from taihu.allreduce.order.operation import reduce_kind
 from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.same_host.board import SharedBoard, open_board
 from taihu.core.settings import Transport
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 
 __all__ = ["SmallSums"]
 

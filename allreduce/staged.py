@@ -19,7 +19,7 @@ from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.same_host.agreement import share_new
 from taihu.allreduce.same_host.allreduce import Mark, SharedAllreduce
 from taihu.core.planner.partition import slice_bounds
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.sums import ReduceKind, dtype_of
 
 __all__ = ["StagedSums", "share"]

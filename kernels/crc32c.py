@@ -129,5 +129,5 @@ def crc32c(address: int, size: int, before: int = 0) -> int:
 
 @kernel
 def checksum_words(words: NDArray[np.uint64]) -> int:
-    """The checksum of `words` (shape (n,), uint64, contiguous), as `taihu.core.wire.checksum` would compute it."""
+    """The checksum of `words` (shape (n,), uint64, contiguous), as `core.wire.frames.checksum` would have it."""
     return crc32c(words.ctypes.data, 8 * len(words))

@@ -18,7 +18,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class OpenConnectionRequest(_message.Message):
-    """Prepares a TCP connection from the caller to the called service's host, see core/wire/direct_connection.py."""
+    """Prepares a TCP connection from the caller to the called service's host, see core/wire/links/direct_connection.py."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -65,7 +65,7 @@ Global___InitializeResponse: _TypeAlias = InitializeResponse  # noqa: Y015
 
 @_typing.final
 class SharedBuffer(_message.Message):
-    """A file that processes of one user on one machine map, see core/wire/shared_memory.py."""
+    """A file that processes of one user on one machine map, see core/wire/links/shared_memory.py."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

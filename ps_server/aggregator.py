@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 
 from taihu.core.base.errors import FrameError, GivenUpError, MemberLostError, StaleError
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import At, FrameHeader
-from taihu.core.wire.identity import Sender
+from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.frames.identity import Sender
 
 __all__ = ["Aggregator", "Complete", "Outcome"]
 

@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import FrameHeader, ValueType
-from taihu.core.wire.kinds import Encoding
-from taihu.core.wire.under_way import OutgoingFrame
+from taihu.core.wire.frames.headers import FrameHeader, ValueType
+from taihu.core.wire.frames.kinds import Encoding
+from taihu.core.wire.links.under_way import OutgoingFrame
 from taihu.kernels.few_bits import STEP_BYTES, pack_codes
 from taihu.kernels.half import HalfKind, to_half
 from taihu.kernels.pack import pack

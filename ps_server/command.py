@@ -87,8 +87,8 @@ def server(
         from taihu.core.coordination.membership.members import RunState
         from taihu.core.job.chaos import chaos_of
         from taihu.core.process.notices import Notices
-        from taihu.core.wire.clock import WallClock
-        from taihu.core.wire.log import configure_logs
+        from taihu.core.wire.base.clock import WallClock
+        from taihu.core.wire.base.log import configure_logs
         from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 
     own: dict[str, dict[str, object]] = {"cluster": {"coordinator": coordinator}, "checkpoint": {"resume": resume}}
@@ -132,9 +132,9 @@ def server(
 
 def _stay(metrics_port: int, bind: str, interrupts: Interrupts) -> None:
     """Be a server whose run has finished, alive and not ready, until SIGTERM: it would be started again for ever."""
-    from taihu.core.wire.address import host_of
-    from taihu.core.wire.health import Health
-    from taihu.core.wire.metrics import MetricsPage, ServerMetrics
+    from taihu.core.wire.base.address import host_of
+    from taihu.core.wire.serving.health import Health
+    from taihu.core.wire.serving.metrics import MetricsPage, ServerMetrics
 
     interrupts.are_no_error()
     health = Health()

@@ -21,8 +21,8 @@ from taihu.core.process.memory_use import MemoryGrowth
 from taihu.core.process.notices import Notices
 from taihu.core.process.results import RESULTS_FORMAT
 from taihu.core.trace import Tracer
-from taihu.core.wire.address import host_of
-from taihu.core.wire.metrics import MetricsPage, RefusedCalls, ServerMetrics
+from taihu.core.wire.base.address import host_of
+from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, ServerMetrics
 from taihu.ps_server.participation import Participation
 
 __all__ = ["ServerDaemon", "ServerOptions"]

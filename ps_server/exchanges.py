@@ -23,17 +23,17 @@ from taihu.core.base.errors import (
 )
 from taihu.core.process.preparation import give_back_freed_memory
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.direct_connection import is_open
-from taihu.core.wire.frame_faults import FrameFaults
-from taihu.core.wire.frame_link import FrameConnection
-from taihu.core.wire.headers import Frame, frame_of
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Question, Rates
-from taihu.core.wire.metrics import ServerMetrics
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.sink import Origin, Sink
-from taihu.core.wire.stream import StreamReader, StreamSender
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.frame_faults import FrameFaults
+from taihu.core.wire.frames.headers import Frame, frame_of
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Question, Rates
+from taihu.core.wire.links.direct_connection import is_open
+from taihu.core.wire.links.frame_link import FrameConnection
+from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.stream import StreamReader, StreamSender
+from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.ps_server.aggregator import Outcome
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.shard_holder import ShardHolder

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.partition import Shard
-from taihu.core.wire.headers import FrameHeader
-from taihu.core.wire.kinds import Parameters
-from taihu.core.wire.shared_memory import allocate_values
+from taihu.core.wire.frames.headers import FrameHeader
+from taihu.core.wire.frames.kinds import Parameters
+from taihu.core.wire.links.shared_memory import allocate_values
 
 __all__ = ["Initialization"]
 

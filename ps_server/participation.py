@@ -35,7 +35,7 @@ from taihu.core.process.entry import InterruptedRunError, Interrupts, LeavingErr
 from taihu.core.process.notices import Notices
 from taihu.core.trace import Tracer
 from taihu.core.trace.clock_offset import ClockOffset
-from taihu.core.wire.metrics import ServerMetrics
+from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from taihu.ps_server.shard_holder import ShardHolder
 

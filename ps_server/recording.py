@@ -13,7 +13,7 @@ from taihu.core.history.digest import Digest, bits_of, digest_at, digest_of
 from taihu.core.history.recording import Recorder, as_fp32, balance_of
 from taihu.core.history.records import Sum, Update
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 from taihu.kernels.half import HalfKind
 from taihu.ps_server.answering import Answering
 from taihu.ps_server.summing import Contribution, DenseSum, HalfContribution, SparseContribution, SparseSum, Total

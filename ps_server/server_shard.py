@@ -18,12 +18,12 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
 from taihu.core.planner.partition import FrameSpec, Shard
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.codec import BYTES_PER_VALUE, encode_frame
-from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_values
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, Gradients, Parameters, Rates, Summed
-from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
+from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType, dense_values
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Rates, Summed
+from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 from taihu.kernels.reduce import warm_up
 from taihu.kernels.scatter import scatter_assign
 from taihu.kernels.select import clear

@@ -25,13 +25,13 @@ from taihu.core.checkpoint.writer import PartWriter
 from taihu.core.coordination.vouching import Vouch
 from taihu.core.job import Job
 from taihu.core.trace import Tracer
-from taihu.core.wire.codec import frame_from_message, layout_from_message
-from taihu.core.wire.direct_connection import DirectListener
-from taihu.core.wire.identity import WorkerIdentity, identity_from_metadata
-from taihu.core.wire.metrics import ServerMetrics
-from taihu.core.wire.server import remaining_s
-from taihu.core.wire.shared_memory import buffer_from_message, buffer_to_message
-from taihu.core.wire.status import abort
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.frames.codec import frame_from_message, layout_from_message
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.links.direct_connection import DirectListener
+from taihu.core.wire.links.shared_memory import buffer_from_message, buffer_to_message
+from taihu.core.wire.serving.metrics import ServerMetrics
+from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import connection_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges

@@ -13,7 +13,7 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import Shard
-from taihu.core.wire.clock import Clock
+from taihu.core.wire.base.clock import Clock
 from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.server_shard import ServerShard
 

@@ -22,8 +22,8 @@ from taihu.core.compression import Compressor, Unit
 from taihu.core.compression.balance import Weighed, Weighing
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import Frame, ValueType, dense_values, selected_values
-from taihu.core.wire.kinds import Encoding, Gradients
+from taihu.core.wire.frames.headers import Frame, ValueType, dense_values, selected_values
+from taihu.core.wire.frames.kinds import Encoding, Gradients
 from taihu.kernels.few_bits import FEW_BITS, STEP_BYTES, round_sums
 from taihu.kernels.few_bits import warm_up as warm_up_few_bits
 from taihu.kernels.half import HalfKind, from_half

@@ -15,11 +15,11 @@ from taihu.core.base.errors import RunError
 from taihu.core.base.words import one_line, told
 from taihu.core.coordination.membership.messages import plain
 from taihu.core.process.entry import run_app
-from taihu.core.wire.codec import encode_frame, read_frame
-from taihu.core.wire.headers import Address, At, FrameHeader
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, Farewell
-from taihu.core.wire.log import configure_logs
+from taihu.core.wire.base.log import configure_logs
+from taihu.core.wire.frames.codec import encode_frame, read_frame
+from taihu.core.wire.frames.headers import Address, At, FrameHeader
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, Farewell
 from taihu.protos import coordinator_pb2 as pb
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\r\nerror: all is well\x9b2J\ud800"

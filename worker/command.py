@@ -39,7 +39,7 @@ from taihu.core.process.streams import outlive_output
 if TYPE_CHECKING:
     from taihu.core.coordination.listener import Listener, ListenOptions
     from taihu.core.job import Job
-    from taihu.core.wire.server import RpcServer
+    from taihu.core.wire.serving.server import RpcServer
 
 __all__ = ["worker"]
 
@@ -98,8 +98,8 @@ def worker(
         from taihu.core.job.chaos import chaos_of
         from taihu.core.job.run_folder import RunFiles, prepare_run
         from taihu.core.process.notices import Notices
-        from taihu.core.wire.clock import WallClock
-        from taihu.core.wire.log import configure_logs
+        from taihu.core.wire.base.clock import WallClock
+        from taihu.core.wire.base.log import configure_logs
         from taihu.worker.daemon import WorkerDaemon
         from taihu.worker.options import WorkerOptions
         from taihu.worker.preflight import check_trains
@@ -162,7 +162,7 @@ def worker(
 def _listening(job: Job, rank: int, options: ListenOptions) -> tuple[Listener | None, RpcServer | None]:
     """The listener for peers where workers meet; without one, the gRPC health server that `--bind` asks for."""
     from taihu.allreduce.rendezvous import listen_for_peers
-    from taihu.core.wire.server import RpcServer
+    from taihu.core.wire.serving.server import RpcServer
 
     if job.workers_meet:
         listener = listen_for_peers(job, rank, options)

@@ -20,8 +20,8 @@ from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.job.machine import check_threads
 from taihu.core.process.entry import LeavingError
-from taihu.core.wire.address import host_of, is_loopback, split_address
-from taihu.core.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
+from taihu.core.wire.base.address import host_of, is_loopback, split_address
+from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.opening import Who

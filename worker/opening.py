@@ -16,7 +16,7 @@ from taihu.core.history.recording import Recorder, recorded_history
 from taihu.core.job import Job
 from taihu.core.model.run_length import RunLength
 from taihu.core.optimization import in_steps, learning_rate
-from taihu.core.wire.metrics import WorkerMetrics
+from taihu.core.wire.serving.metrics import WorkerMetrics
 from taihu.worker.data.ahead import LoadAhead
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches, BatchSource

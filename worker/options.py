@@ -13,8 +13,8 @@ from taihu.core.job.run_folder import RunFiles
 from taihu.core.process.entry import Interrupts
 from taihu.core.process.notices import Notices
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import WallClock
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.base.clock import WallClock
+from taihu.core.wire.serving.server import RpcServer
 
 __all__ = ["WorkerOptions"]
 

@@ -32,7 +32,7 @@ from taihu.core.process.memory_use import MemoryGrowth
 from taihu.core.process.results import RESULTS_FORMAT
 from taihu.core.process.user_code import own_mistakes_told
 from taihu.core.trace.clock_offset import ClockOffset
-from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.base.clock import SystemClock
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.ending import Ending, save_at_end
 from taihu.worker.engine import Model

@@ -9,7 +9,7 @@ from taihu.core.chaos.points import Chaos, Point
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
-from taihu.core.wire.clock import Clock
+from taihu.core.wire.base.clock import Clock
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.reporting.activity import Activity

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taihu.allreduce.order.operation import OperationKey
 from taihu.core.base.errors import FrameError, StaleError
-from taihu.core.wire.headers import FrameHeader
-from taihu.core.wire.kinds import RingSegment
+from taihu.core.wire.frames.headers import FrameHeader
+from taihu.core.wire.frames.kinds import RingSegment
 
 __all__ = ["Fence"]
 

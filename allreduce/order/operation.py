@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.core.wire.kinds import RingSegment, SparseMessage
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.kinds import RingSegment, SparseMessage
 from taihu.kernels.half import add_half, scale_half
 from taihu.kernels.sums import ReduceKind
 

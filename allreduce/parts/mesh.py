@@ -18,9 +18,9 @@ from taihu.allreduce.order.early import EarlyFrames, Held
 from taihu.allreduce.order.operation import OperationKey
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import slice_bounds
-from taihu.core.wire.headers import At, FrameHeader, ValueType
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import ActivationPart
+from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import ActivationPart
 
 __all__ = ["PartsMesh", "PartsOperation", "Transfer", "value_type_of"]
 

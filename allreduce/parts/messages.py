@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from taihu.allreduce.order.early import Held, waiting_bytes
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import slice_bounds
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import ActivationPart
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import ActivationPart
 
 __all__ = ["MESSAGES", "MessagesMesh", "Receive"]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, encode_descriptor, open_all
 from taihu.core.base.errors import SharedMemoryError
-from taihu.core.wire.headers import ValueType
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.frames.headers import ValueType
+from taihu.core.wire.links.shared_memory import SharedBuffer
 
 __all__ = ["Sums", "share_new", "share_with_all"]
 

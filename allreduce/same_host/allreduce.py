@@ -23,7 +23,7 @@ from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.ring.schedule import summation_order
 from taihu.core.base.errors import ExchangeError, StaleError
 from taihu.core.planner.partition import slice_bounds
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.futex import publish, wait_until
 from taihu.kernels.shared_reduce import reduce_to_all, warm_up
 from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.same_host.agreement import Sums, share_new
 from taihu.core.base.errors import FrameError
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.futex import publish, wait_until
 
 __all__ = ["BOARD_BYTES", "SharedBoard", "open_board"]

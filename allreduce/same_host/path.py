@@ -16,7 +16,7 @@ from taihu.allreduce.order.turns import InTurn, TurnEvents
 from taihu.allreduce.ring.schedule import Ring
 from taihu.allreduce.same_host.allreduce import SharedAllreduce
 from taihu.core.base.errors import SharedMemoryError
-from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, open_shared
+from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
 __all__ = ["DESCRIPTOR_BYTES", "SameHostPath", "decode_descriptor", "encode_descriptor", "open_all"]
 

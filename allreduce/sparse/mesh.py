@@ -13,9 +13,9 @@ from taihu.allreduce.order.early import EarlyFrames, Held
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.sparse.exchange import Message, SparseExchange
 from taihu.core.base.errors import FrameError
-from taihu.core.wire.headers import Frame, FrameHeader, ValueType
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Encoding, SparseMessage
+from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, SparseMessage
 from taihu.kernels.pack import pack, packed_bound, unpack
 
 __all__ = ["SparseMesh", "SparseOperation"]

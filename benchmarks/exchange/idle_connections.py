@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from taihu.core.process.preparation import allow_open_files
-from taihu.core.wire.address import free_port
+from taihu.core.wire.base.address import free_port
 
 __all__ = ["Strangers", "main"]
 

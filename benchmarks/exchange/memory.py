@@ -28,7 +28,7 @@ from benchmarks.base.rows import load_rows, save_rows
 from taihu.cli.planning.job_memory import JobMemory
 from taihu.core.job import load_job, parse_assignments
 from taihu.core.planner.memory import MemoryJob, server_memory, worker_memory
-from taihu.core.wire.address import free_port
+from taihu.core.wire.base.address import free_port
 from taihu.worker.data.load import load_dataset
 from taihu.worker.engine import build_model
 from taihu.worker.fc.connected import spreadable

@@ -39,7 +39,7 @@ from taihu.core.job.reading import load_job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.traits.methods import POWERSGD
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 
 __all__ = ["Cell", "cells", "table", "train"]
 

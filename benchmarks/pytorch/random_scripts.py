@@ -40,7 +40,7 @@ from benchmarks.pytorch.random_loops import Loop, loops, smaller, source_of
 from taihu.core.base.errors import TaihuError
 from taihu.core.coordination.listener import ListenOptions
 from taihu.core.job import Job
-from taihu.core.wire.address import free_port
+from taihu.core.wire.base.address import free_port
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.place import RunPlace
 from taihu.torch.world import World

@@ -9,7 +9,7 @@ from typing import Final
 
 from taihu.core.chaos.faults import Fault, FaultKind
 from taihu.core.chaos.points import Written
-from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.base.clock import Clock, SystemClock
 
 __all__ = ["SLOW_BYTES_PER_SECOND", "Disk"]
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from taihu.core.chaos.faults import Fault, FaultKind
-from taihu.core.wire.frame_faults import FrameFault
+from taihu.core.wire.frames.frame_faults import FrameFault
 
 __all__ = ["FaultyFrames"]
 

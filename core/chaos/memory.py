@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["ChaosMemory"]
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from taihu.core.wire.frame_faults import FrameFaults, NoFrameFaults
+from taihu.core.wire.frames.frame_faults import FrameFaults, NoFrameFaults
 
 __all__ = ["MEANINGS", "Chaos", "NoChaos", "Point", "Written"]
 

@@ -15,7 +15,7 @@ from taihu.core.chaos.frames import FaultyFrames
 from taihu.core.chaos.memory import ChaosMemory
 from taihu.core.chaos.points import Point, Written
 from taihu.core.chaos.schedule import Schedule
-from taihu.core.wire.clock import Clock, SystemClock, WallClock
+from taihu.core.wire.base.clock import Clock, SystemClock, WallClock
 
 __all__ = ["ProcessChaos"]
 

@@ -19,8 +19,8 @@ from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.places import Place
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.retry import backoff_seconds
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.base.retry import backoff_seconds
 
 __all__ = ["LeftOut", "PartWriter", "Stored", "maybe_writing"]
 

@@ -16,7 +16,7 @@ from taihu.core.compression.state import Outcome, Unit, units_of_plan
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.few_bits import STEP_BYTES, largest_multiple, pack_codes
 from taihu.kernels.half import from_half, to_half
 from taihu.kernels.half_sums import all_finite_half
@@ -42,7 +42,7 @@ class Packed:
     Attributes:
         count: of values.
         values: shape (count,), in the compressor's type, or packed codes of a few bits.
-        sections: uint8, as in `taihu.core.wire.headers.Frame`.
+        sections: uint8, as in `taihu.core.wire.frames.headers.Frame`.
     """
 
     count: int

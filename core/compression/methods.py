@@ -24,7 +24,7 @@ from taihu.core.compression.state import CompressionState, Outcome, Unit
 from taihu.core.settings import CompressionSettings, OptimizerSettings
 from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import Method, Threshold, UnitKind
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.clip import scale, squared_norm
 from taihu.kernels.few_bits import FEW_BITS, take_multiples, warm_up
 from taihu.kernels.half import HALF_KINDS

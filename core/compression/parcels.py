@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.half import from_half
 from taihu.kernels.pack import pack, unpack
 from taihu.kernels.scatter import make_marks, scatter_add

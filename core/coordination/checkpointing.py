@@ -16,7 +16,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.checkpoints import CheckpointBook, Decision
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
-from taihu.core.wire.clock import Clock
+from taihu.core.wire.base.clock import Clock
 
 __all__ = ["Checkpointing"]
 

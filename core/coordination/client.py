@@ -47,13 +47,13 @@ from taihu.core.planner.profile import Profile
 from taihu.core.process.entry import InterruptedRunError, LeavingError
 from taihu.core.security.identity import member_name
 from taihu.core.trace.clock_offset import ClockOffset
-from taihu.core.wire.address import split_address
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.codec import layout_to_message
-from taihu.core.wire.host_names import is_known
-from taihu.core.wire.retry import call_until_reachable
-from taihu.core.wire.status import error_from_rpc
+from taihu.core.wire.base.address import split_address
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.base.host_names import is_known
+from taihu.core.wire.base.retry import call_until_reachable
+from taihu.core.wire.base.status import error_from_rpc
+from taihu.core.wire.frames.codec import layout_to_message
+from taihu.core.wire.serving.channel import open_channel
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 

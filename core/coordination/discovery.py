@@ -22,10 +22,10 @@ from typing import Literal, TypeVar
 from taihu.core.base.errors import ConfigError, PeerUnreachableError
 from taihu.core.job import Job
 from taihu.core.job.environment import rank_from_environment
-from taihu.core.wire.address import join_address, split_address
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.host_names import check_host, names_may_come
-from taihu.core.wire.retry import backoff_seconds
+from taihu.core.wire.base.address import join_address, split_address
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.base.host_names import check_host, names_may_come
+from taihu.core.wire.base.retry import backoff_seconds
 
 __all__ = [
     "all_addresses",

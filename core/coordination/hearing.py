@@ -7,9 +7,9 @@ from typing import Final
 
 from taihu.core.base.errors import AWAY, PeerUnreachableError
 from taihu.core.coordination.membership.members import RunState
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.retry import backoff_seconds
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.retry import backoff_seconds
 
 __all__ = ["End", "hear_end"]
 

@@ -26,9 +26,9 @@ from taihu.core.coordination.plans.planning import Planning
 from taihu.core.coordination.service import Coordinator, CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
-from taihu.core.wire.address import is_loopback
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.base.address import is_loopback
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.serving.server import RpcServer
 from taihu.kernels import group_search
 from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 

@@ -10,11 +10,11 @@ from taihu.core.job import Job
 from taihu.core.job.security import check_own_certificate, security_of
 from taihu.core.security.identity import Role
 from taihu.core.security.security import Security
-from taihu.core.wire.address import advertised_host, host_of, is_loopback, join_address, split_address
-from taihu.core.wire.direct_connection import DirectListener
-from taihu.core.wire.health import Health
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.base.address import advertised_host, host_of, is_loopback, join_address, split_address
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.links.direct_connection import DirectListener
+from taihu.core.wire.serving.health import Health
+from taihu.core.wire.serving.server import RpcServer
 
 __all__ = ["ListenOptions", "Listener", "listen_options", "open_listener"]
 

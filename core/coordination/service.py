@@ -27,12 +27,12 @@ from taihu.core.coordination.plans.planning import Planning
 from taihu.core.model.layout import Layout
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
-from taihu.core.wire.address import host_of_peer
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.codec import layout_from_message
-from taihu.core.wire.refusal_log import RefusalLog
-from taihu.core.wire.server import remaining_s
-from taihu.core.wire.status import abort
+from taihu.core.wire.base.address import host_of_peer
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.frames.codec import layout_from_message
+from taihu.core.wire.serving.refusal_log import RefusalLog
+from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 

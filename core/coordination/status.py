@@ -5,9 +5,9 @@ from __future__ import annotations
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.messages import plain, state_from_message
 from taihu.core.security.security import Security
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.retry import call_until_reachable
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.base.retry import call_until_reachable
+from taihu.core.wire.serving.channel import open_channel
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from taihu.core.coordination.membership.members import MemberId, Role
-from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.frames.identity import WorkerIdentity
 
 __all__ = ["Vouch", "vouched_once"]
 

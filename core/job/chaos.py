@@ -9,7 +9,7 @@ from taihu.core.chaos.points import Chaos, NoChaos
 from taihu.core.chaos.process import ProcessChaos
 from taihu.core.chaos.schedule import Schedule, drawn, named
 from taihu.core.job.job import Job
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["chaos_of"]
 

@@ -30,7 +30,7 @@ from taihu.core.settings import (
 from taihu.core.settings.base import Form
 from taihu.core.traits.optimizers import SGD
 from taihu.core.traits.stages import STAGES, Stage
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.patience import Patience
 
 __all__ = ["Job", "setting_keys", "setting_tables"]
 

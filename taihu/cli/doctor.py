@@ -134,7 +134,7 @@ def _examined(subject: Subject, tell: Callable[[str], None]) -> Examination:
 
 def _addresses(peers: list[str]) -> tuple[str, ...]:
     """The peers, each checked and once."""
-    from taihu.core.wire.address import split_address
+    from taihu.core.wire.base.address import split_address
 
     addresses = tuple(dict.fromkeys(address for text in peers for address in text.split(",")))
     for address in addresses:
@@ -163,7 +163,7 @@ def _memory(job: Job) -> MemoryJob | None:
 
 def _listen(bind: str) -> None:
     from taihu.core.process.entry import InterruptedRunError, raise_on_terminate
-    from taihu.core.wire.address import join_address, split_address
+    from taihu.core.wire.base.address import join_address, split_address
     from taihu.doctor.service import ListeningDoctor
 
     raise_on_terminate()
@@ -178,7 +178,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
     """Yields what is told of each thing that is looked at: a line that changes, or plain ones after two seconds."""
     from rich.console import Console
 
-    from taihu.core.wire.clock import SystemClock
+    from taihu.core.wire.base.clock import SystemClock
 
     console, clock = Console(stderr=True), SystemClock()
     start = clock.now()

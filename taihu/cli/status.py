@@ -19,7 +19,7 @@ from taihu.core.job.environment import resolve_job
 from taihu.core.job.security import security_of_onlooker
 from taihu.core.process.options import JobOption, JsonOption, SetOption
 from taihu.core.process.results import write_json
-from taihu.core.wire.host_names import check_host
+from taihu.core.wire.base.host_names import check_host
 from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["status"]

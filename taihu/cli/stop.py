@@ -109,7 +109,7 @@ def _ask(address: str, timeout_s: float, reason: str, job_file: Path | None, ass
     from taihu.core.coordination.status import fetch_status, stop_run  # noqa: PLC0415 - a run here needs no gRPC
     from taihu.core.job.environment import resolve_job  # noqa: PLC0415
     from taihu.core.job.security import security_of_onlooker  # noqa: PLC0415
-    from taihu.core.wire.host_names import check_host  # noqa: PLC0415
+    from taihu.core.wire.base.host_names import check_host  # noqa: PLC0415
 
     check_host(address)
     security = security_of_onlooker(resolve_job(job_file, assignments or (), {}), "operator", address)

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, TaihuError
-from taihu.core.wire.frame_link import FrameConnection
-from taihu.core.wire.headers import Frame, FrameHeader
-from taihu.core.wire.identity import Sender, WorkerIdentity
-from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
-from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.sink import Origin, Sink
-from taihu.core.wire.stream import StreamReader, StreamSender
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.headers import Frame, FrameHeader
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
+from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.links.frame_link import FrameConnection
+from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.stream import StreamReader, StreamSender
 from taihu.doctor.link import MOST_BYTES
 
 __all__ = ["AnsweredExchange"]

@@ -14,8 +14,8 @@ from typing import Any, Final
 from taihu.core.base.errors import TaihuError
 from taihu.core.job import Job
 from taihu.core.planner.memory import MemoryJob
-from taihu.core.wire.address import is_loopback, join_address, split_address
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.address import is_loopback, join_address, split_address
+from taihu.core.wire.base.clock import WallClock
 from taihu.doctor.certificates import CertificateFacts, NamedFiles, certificate_facts, check_certificates
 from taihu.doctor.collecting import free_disk_bytes, machine_facts, resolved
 from taihu.doctor.facts import ClockFacts, LinkFacts, MachineFacts, Port, PortFacts

@@ -12,14 +12,14 @@ import numpy as np
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
 from taihu.core.coordination.service import new_incarnation
-from taihu.core.wire.address import split_address
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.frame_link import FrameLink, LinkEnd, LinkEvents
-from taihu.core.wire.headers import Address, At, Frame, FrameHeader
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Kind, Parameters, Question, Summed
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.base.address import split_address
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Parameters, Question, Summed
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.links.sink import Origin, Sink
 from taihu.doctor.collecting import interface_towards
 from taihu.doctor.facts import Interface, LinkFacts
 

@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from taihu.core.base.words import listed
-from taihu.core.wire.address import is_every_host, split_address
+from taihu.core.wire.base.address import is_every_host, split_address
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.findings import Finding, fails, notes, slows
 from taihu.doctor.needs import Needs

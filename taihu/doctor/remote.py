@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from taihu.core.base.errors import PeerUnreachableError
 from taihu.core.trace.clock_offset import ClockOffset
-from taihu.core.wire.address import split_address
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.clock import WallClock
-from taihu.core.wire.status import error_from_rpc
+from taihu.core.wire.base.address import split_address
+from taihu.core.wire.base.clock import WallClock
+from taihu.core.wire.base.status import error_from_rpc
+from taihu.core.wire.serving.channel import open_channel
 from taihu.doctor.facts import ClockFacts, Interface, LinkFacts, MachineFacts, Port, PortFacts
 from taihu.doctor.link import measure_link
 from taihu.doctor.messages import facts_from_message, interface_from_message, link_from_message

@@ -10,13 +10,13 @@ from typing import Any, Final
 import grpc
 
 from taihu.core.base.errors import ConfigError, RunError, StaleError, TaihuError
-from taihu.core.wire.address import host_of_peer, split_address
-from taihu.core.wire.clock import WallClock
-from taihu.core.wire.direct_connection import DirectListener
-from taihu.core.wire.identity import WorkerIdentity, identity_from_metadata
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.server import RpcServer
-from taihu.core.wire.status import abort
+from taihu.core.wire.base.address import host_of_peer, split_address
+from taihu.core.wire.base.clock import WallClock
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.links.direct_connection import DirectListener
+from taihu.core.wire.serving.server import RpcServer
 from taihu.doctor.answering import AnsweredExchange
 from taihu.doctor.collecting import interface_towards, machine_facts
 from taihu.doctor.facts import MachineFacts

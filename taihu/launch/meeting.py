@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.address import free_port, is_loopback, join_address
+from taihu.core.wire.base.address import free_port, is_loopback, join_address
 from taihu.launch.interfaces import own_interfaces
 from taihu.launch.mpi import gather
 from taihu.launch.place import Launch, choose_address, coordinator_at

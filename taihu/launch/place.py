@@ -17,7 +17,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
 from taihu.core.job import Job, revised
 from taihu.core.traits.exchanges import RING, SERVER
-from taihu.core.wire.address import split_address
+from taihu.core.wire.base.address import split_address
 
 __all__ = [
     "Launch",

@@ -20,7 +20,7 @@ from taihu.core.process.entry import Interrupts
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
 from taihu.core.settings import RunSettings
-from taihu.core.wire.address import free_port
+from taihu.core.wire.base.address import free_port
 from taihu.local.display import Display
 from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder

@@ -17,7 +17,7 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.core.planner.profile import Profile, rice_bits_per_index
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 from taihu.simulation.compute import Pace
 from taihu.simulation.placement import Placement
 

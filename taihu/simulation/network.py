@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.wire.limits import MOST_UNSENT_BYTES
+from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
 from taihu.simulation.events import EventQueue, WorkQueue
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.one_machine import Connection, Cores, Port, SharedPorts

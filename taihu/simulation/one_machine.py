@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Final
 
-from taihu.core.wire.limits import MOST_UNSENT_BYTES
+from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Machines
 

@@ -19,7 +19,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.optimization import LossScale
 from taihu.core.planner.groups import GroupCountdown, group_bounds
 from taihu.core.trace import Tracer
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import TailSteps

@@ -31,7 +31,7 @@ from taihu.core.base.words import blamed, one_line
 from taihu.core.coordination.client import LOSSES
 from taihu.core.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
 from taihu.core.process.exit_codes import note_exit_codes
-from taihu.core.wire.log import configure_script_logs
+from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from taihu.core.process.ending import log_of_script
-from taihu.core.wire.log import configure_script_logs
+from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.group.built_in_hooks import run_in_python
 from taihu.torch.group.ending import Present
 from taihu.torch.group.place import GroupPlace

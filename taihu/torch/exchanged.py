@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.core.model.layout import LayerSpec, Layout
-from taihu.core.wire.checksum import checksum_of
+from taihu.core.wire.frames.checksum import checksum_of
 from taihu.torch.gradients import exchangeable, layer_of
 from taihu.torch.spread import is_spread
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from taihu.core.job import Job
 from taihu.core.planner.groups import Group
-from taihu.core.wire.clock import Clock
+from taihu.core.wire.base.clock import Clock
 from taihu.torch.coded import CodedGradients, Codes
 from taihu.torch.gradients import GradientArena
 from taihu.torch.reports import Reports

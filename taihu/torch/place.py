@@ -19,7 +19,7 @@ from taihu.core.job.environment import (
     tables_of,
 )
 from taihu.core.job.variables import variable_of
-from taihu.core.wire.address import is_loopback, join_address, split_address
+from taihu.core.wire.base.address import is_loopback, join_address, split_address
 from taihu.launch.meeting import find_meeting
 from taihu.launch.place import Launch, maybe_launch, script_job, script_job_of
 

@@ -28,8 +28,8 @@ from taihu.core.process.memory_use import MemoryGrowth
 from taihu.core.process.notices import Notices
 from taihu.core.process.options import make_tracer
 from taihu.core.process.results import RESULTS_FORMAT, write_json
-from taihu.core.wire.address import host_of
-from taihu.core.wire.metrics import MetricsPage, RefusedCalls, WorkerMetrics
+from taihu.core.wire.base.address import host_of
+from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.worker.exchange.session import Session
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.observer import Observer

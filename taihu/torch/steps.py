@@ -17,7 +17,7 @@ from taihu.core.base.errors import RunError
 from taihu.core.coordination.membership.hashes import checksums_in_words
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
-from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.torch.coded import CodedGradients, Codes
 from taihu.torch.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients import GradientArena

@@ -23,7 +23,7 @@ from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
 from taihu.core.process.ending import log_of_script, tell
 from taihu.core.process.last_will import LastWill
-from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.base.clock import SystemClock
 from taihu.torch.anew import between_workers_of, plan_anew
 from taihu.torch.coded import CodedGradients, Codes
 from taihu.torch.exchanged import Optimized, digest_of_tensors

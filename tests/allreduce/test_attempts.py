@@ -23,10 +23,10 @@ from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.planner.groups import Group
-from taihu.core.wire.headers import At, FrameHeader, ValueType
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import ActivationPart, RingSegment
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import ActivationPart, RingSegment
+from taihu.core.wire.links.shared_memory import SharedBuffer
 
 SIZE = 3
 ELEMENTS = 600_000

@@ -17,9 +17,9 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.early import EarlyFrames, Held, waiting_bytes
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.parts.messages import Receive
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import ActivationPart, RingSegment
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import ActivationPart, RingSegment
 
 FRAME = 1 << 20
 BUDGET = 4 * FRAME

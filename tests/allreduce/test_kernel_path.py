@@ -18,8 +18,8 @@ from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.core.base.errors import RunError, StaleError, TaihuError
 from taihu.core.planner.groups import Group
-from taihu.core.wire.frame_link import FrameLink
-from taihu.core.wire.headers import At, ValueType
+from taihu.core.wire.frames.headers import At, ValueType
+from taihu.core.wire.links.frame_link import FrameLink
 
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="this machine's kernels cannot drive a ring")
 

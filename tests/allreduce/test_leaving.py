@@ -17,7 +17,7 @@ from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.core.base.errors import MemberLostError
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 
 LEFT = "worker [0-9] has left the run while this worker goes on"
 

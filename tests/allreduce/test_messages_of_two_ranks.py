@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from taihu.allreduce.order.early import Held
 from taihu.allreduce.parts.messages import MessagesMesh, Receive
 from taihu.core.base.errors import FrameError
-from taihu.core.wire.headers import FrameHeader
-from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.frames.headers import FrameHeader
+from taihu.core.wire.frames.identity import WorkerIdentity
 
 FRAME = 1 << 19
 """Values of 16 bits in a frame."""

@@ -28,9 +28,9 @@ from taihu.core.base.errors import FrameError
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, Shard, slice_bounds
-from taihu.core.wire.headers import At, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Parameters, RingSegment
+from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Parameters, RingSegment
 from taihu.kernels.half import from_half, to_half
 
 Values = NDArray[Any]

@@ -15,9 +15,9 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.early import Held
 from taihu.allreduce.parts.mesh import PartsMesh, Transfer
 from taihu.core.base.errors import FrameError, TaihuError
-from taihu.core.wire.headers import ValueType
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import ActivationPart
+from taihu.core.wire.frames.headers import ValueType
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import ActivationPart
 
 DRAWN = np.random.default_rng(0).standard_normal(800_000)
 

@@ -20,8 +20,8 @@ from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, 
 from taihu.core.base.errors import ConfigError, RunError, SharedMemoryError, TaihuError
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import At, ValueType
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.frames.headers import At, ValueType
+from taihu.core.wire.links.shared_memory import SharedBuffer
 
 LAYERS = (3000, 7, 20_000, 1, 500)
 

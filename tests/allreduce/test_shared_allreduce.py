@@ -20,7 +20,7 @@ from support.value_kinds import random_values, same_bits
 
 from taihu.allreduce.same_host.allreduce import SharedAllreduce
 from taihu.core.base.errors import ExchangeError, StaleError
-from taihu.core.wire.shared_memory import SharedBuffer, open_shared
+from taihu.core.wire.links.shared_memory import SharedBuffer, open_shared
 from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 
 pytestmark = pytest.mark.usefixtures("all_cores")

@@ -23,8 +23,8 @@ from taihu.core.chaos.memory import ChaosMemory
 from taihu.core.chaos.points import Point
 from taihu.core.chaos.process import ProcessChaos
 from taihu.core.chaos.schedule import Schedule
-from taihu.core.wire.clock import WallClock
-from taihu.core.wire.frame_faults import FrameFault
+from taihu.core.wire.base.clock import WallClock
+from taihu.core.wire.frames.frame_faults import FrameFault
 
 KILL = Fault(FaultKind.KILL, "worker 1", Point.PUSH, 3)
 

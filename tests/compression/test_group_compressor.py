@@ -16,7 +16,7 @@ from taihu.core.planner.partition import Shard
 from taihu.core.settings import CompressionSettings
 from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import METHODS
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.pack import unpack
 
 _SIZES = (7, 0, 12, 5, 20)

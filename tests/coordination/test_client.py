@@ -17,8 +17,8 @@ from taihu.core.coordination.client import CoordinatorClient, HeartbeatThread
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.serving.channel import open_channel
 from taihu.protos import coordinator_pb2 as pb
 
 

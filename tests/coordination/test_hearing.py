@@ -9,7 +9,7 @@ import pytest
 from taihu.core.base.errors import MemberLostError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.coordination.hearing import End, hear_end
 from taihu.core.coordination.membership.members import RunState
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.patience import Patience
 
 RUNNING, FINISHED = (RunState.RUNNING, ""), (RunState.FINISHED, "")
 BROKEN, SILENT = MemberLostError("UNAVAILABLE"), PeerUnreachableError("DEADLINE_EXCEEDED")

@@ -25,8 +25,8 @@ from taihu.core.coordination.service import Coordinator
 from taihu.core.coordination.status import fetch_status
 from taihu.core.coordination.vouching import vouched_once
 from taihu.core.planner.measurement import StepMeasurement
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.protos import coordinator_pb2 as pb
 
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.daemons import daemons, free_port, listening, page, wait_for
 from support.tests_deploy import DEPLOY
 
-from taihu.core.wire.address import split_address
+from taihu.core.wire.base.address import split_address
 
 Exported = dict[str, set[str]]
 

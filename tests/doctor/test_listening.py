@@ -13,15 +13,15 @@ import pytest
 from taihu.core.base.errors import ConfigError, FrameError, StaleError
 from taihu.core.security.security import Security
 from taihu.core.security.token import Token
-from taihu.core.wire.address import free_port
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.clock import WallClock
-from taihu.core.wire.codec import encode_frame, read_frame
-from taihu.core.wire.headers import Address, At, FrameHeader
-from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.core.wire.kinds import Encoding, Gradients, Parameters, Question
-from taihu.core.wire.server import RpcServer
-from taihu.core.wire.status import error_from_rpc
+from taihu.core.wire.base.address import free_port
+from taihu.core.wire.base.clock import WallClock
+from taihu.core.wire.base.status import error_from_rpc
+from taihu.core.wire.frames.codec import encode_frame, read_frame
+from taihu.core.wire.frames.headers import Address, At, FrameHeader
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_to_metadata
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question
+from taihu.core.wire.serving.channel import open_channel
+from taihu.core.wire.serving.server import RpcServer
 from taihu.doctor.collecting import interface_towards, machine_facts
 from taihu.doctor.facts import Port
 from taihu.doctor.link import DOCTOR_SERVICE, MOST_BYTES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.core.wire.direct_frames import HEADER_BYTES
+from taihu.core.wire.links.direct_frames import HEADER_BYTES
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

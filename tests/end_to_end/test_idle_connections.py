@@ -15,7 +15,7 @@ from benchmarks.inputs.strangers.calls import streams, undecodable
 from benchmarks.inputs.strangers.target import Target
 from taihu.core.job import Job
 from taihu.core.security.identity import COORDINATOR, dns_name
-from taihu.core.wire.address import free_port, split_address
+from taihu.core.wire.base.address import free_port, split_address
 from taihu.ps_server.daemon import ServerOptions
 
 LAYOUT = layout_of(3000, 500)

@@ -23,7 +23,7 @@ from support.daemons import Process, Start, listening, ring_address, wait_for
 
 from taihu.core.checkpoint.manifest import MANIFEST
 from taihu.core.coordination.status import fetch_status
-from taihu.core.wire.channel import open_channel
+from taihu.core.wire.serving.channel import open_channel
 
 STEPS: Final = 200
 COMMON: Final = (

@@ -81,7 +81,7 @@ def frame_buffers() -> Threads:
 
 def room() -> Threads:
     """A caller that says nothing is sent away in the end, once."""
-    from taihu.core.wire.room import Room  # noqa: PLC0415 - simulated
+    from taihu.core.wire.base.room import Room  # noqa: PLC0415 - simulated
 
     within, sent = Room(8, 1.0), Counter[int]()
 
@@ -126,8 +126,8 @@ def history() -> Threads:
 
 def endings() -> Threads:
     """One of those who end a worker's exchange is the first."""
-    from taihu.core.wire.identity import Sender, WorkerIdentity  # noqa: PLC0415 - simulated
-    from taihu.core.wire.sink import Origin  # noqa: PLC0415 - simulated
+    from taihu.core.wire.frames.identity import Sender, WorkerIdentity  # noqa: PLC0415 - simulated
+    from taihu.core.wire.links.sink import Origin  # noqa: PLC0415 - simulated
     from taihu.ps_server.exchanges import WorkerExchange  # noqa: PLC0415 - simulated
 
     exchanges = [
@@ -182,7 +182,7 @@ def coordinator() -> Threads:
     from support.shards import make_plan  # noqa: PLC0415 - of simulated modules
 
     from taihu.core.coordination.service import Coordinator  # noqa: PLC0415 - simulated
-    from taihu.core.wire.clock import SystemClock  # noqa: PLC0415 - simulated
+    from taihu.core.wire.base.clock import SystemClock  # noqa: PLC0415 - simulated
 
     class Planning:
         def __init__(self) -> None:
@@ -214,7 +214,7 @@ def checkpoints() -> Threads:
     from taihu.core.checkpoint.files import PartFile  # noqa: PLC0415 - simulated
     from taihu.core.checkpoint.store import CheckpointStore  # noqa: PLC0415 - simulated
     from taihu.core.coordination.checkpointing import Checkpointing  # noqa: PLC0415 - simulated
-    from taihu.core.wire.clock import SystemClock  # noqa: PLC0415 - simulated
+    from taihu.core.wire.base.clock import SystemClock  # noqa: PLC0415 - simulated
 
     folder = STAND_INS.path(SHARED) / "checkpoints"
     steps = range(2, 10, 2)
@@ -245,7 +245,7 @@ WORLDS = {
         "taihu.ps_server.frame_buffers", "        with self._lock:\n            array = self._free", frame_buffers
     ),
     "room": World(
-        "taihu.core.wire.room",
+        "taihu.core.wire.base.room",
         "        with self._changed:\n            self._number += 1\n            number = self._number\n",
         room,
         "        self._number += 1\n        number = self._number\n        with self._changed:\n",

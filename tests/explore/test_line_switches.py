@@ -118,7 +118,7 @@ def test_places_with_locks_are_drawn() -> None:
     assert {
         "taihu.ps_server.server_shard",
         "taihu.ps_server",
-        "taihu.core.wire.room",
+        "taihu.core.wire.base.room",
         "taihu.worker.exchange.shell",
     } <= drawn
     assert lines_of(Random(5)) == lines_of(Random(5))

@@ -12,7 +12,7 @@ from taihu.core.chaos.points import NoChaos, Point
 from taihu.core.chaos.process import ProcessChaos
 from taihu.core.job import Job, load_job
 from taihu.core.job.chaos import chaos_of
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 
 
 def job(folder: Path | None, **chaos: object) -> Job:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from taihu.core.process.entry import Interrupts
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 from taihu.doctor.collecting import machine_facts
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.service import ListeningDoctor

@@ -18,7 +18,7 @@ from support.strategies import weighted
 
 from taihu.core.base.errors import StaleError, TaihuError
 from taihu.core.planner.partition import FrameSpec, Piece
-from taihu.core.wire.headers import FrameHeader
+from taihu.core.wire.frames.headers import FrameHeader
 from taihu.ps_server.aggregator import Aggregator, Complete
 
 _HEADER = {"step": "", "attempt": "0", "group": "", "offset": "", "count": "", "job": "demo", "plan": "1"}

@@ -11,8 +11,8 @@ from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_p
 
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.wire.headers import Frame
-from taihu.core.wire.kinds import RingSegment
+from taihu.core.wire.frames.headers import Frame
+from taihu.core.wire.frames.kinds import RingSegment
 from taihu.ps_server.aggregator import Outcome
 from taihu.ps_server.answering import Answer
 

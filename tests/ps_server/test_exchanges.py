@@ -11,13 +11,13 @@ from support.frames import header_of
 from support.shards import make_plan, shard_job
 
 from taihu.core.trace import Tracer
-from taihu.core.wire.direct_frames import DirectReceiver
-from taihu.core.wire.headers import FrameHeader
-from taihu.core.wire.identity import Sender, WorkerIdentity
-from taihu.core.wire.kinds import Encoding, Summed
-from taihu.core.wire.metrics import ServerMetrics
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.headers import FrameHeader
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, Summed
+from taihu.core.wire.links.direct_frames import DirectReceiver
+from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.exchanges import Exchanges, WorkerExchange
 from taihu.ps_server.shard_holder import ShardHolder

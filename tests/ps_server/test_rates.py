@@ -13,8 +13,8 @@ from taihu.core.base.errors import FrameError, GivenUpError, StaleError
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
-from taihu.core.wire.headers import Frame, FrameHeader, ValueType
-from taihu.core.wire.kinds import Encoding, Rates
+from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
+from taihu.core.wire.frames.kinds import Encoding, Rates
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.server_shard import ServerShard
 

@@ -11,11 +11,11 @@ from support.frames import changed, header_of
 from support.shards import GROUPS, KINDS, LAYOUT, Driven, Step, all_told, bits, driven, make_plan, shard_job, told
 
 from taihu.core.base.errors import FrameError, MemberLostError, ModelError, SharedMemoryError, StaleError
-from taihu.core.wire.codec import read_frame
-from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, Parameters, Summed
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed
+from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.half import from_half, to_half
 from taihu.kernels.pack import packed_bound
 from taihu.ps_server.aggregator import Outcome

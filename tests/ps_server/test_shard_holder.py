@@ -13,9 +13,9 @@ from support.shards import LAYOUT, Clock, Driven, Values, make_plan, shard_job
 
 from taihu.core.base.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.core.planner.partition import FrameSpec, Shard
-from taihu.core.wire.codec import read_frame
-from taihu.core.wire.headers import FrameHeader
-from taihu.core.wire.kinds import Gradients, Summed
+from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.headers import FrameHeader
+from taihu.core.wire.frames.kinds import Gradients, Summed
 from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.shard_holder import ShardHolder
 

@@ -9,8 +9,8 @@ from support.shards import KINDS, LAYOUT, driven, shard_job
 
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import FrameSpec, Piece
-from taihu.core.wire.headers import Frame
-from taihu.core.wire.kinds import Encoding, Summed
+from taihu.core.wire.frames.headers import Frame
+from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.kernels.half import HalfKind, to_half
 from taihu.kernels.pack import packed_bound
 from taihu.ps_server.answering import make_answering

@@ -30,9 +30,9 @@ from taihu.core.coordination.status import fetch_status
 from taihu.core.security.certificates import Validity
 from taihu.core.security.security import Security
 from taihu.core.security.token import Token
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_to_metadata
+from taihu.core.wire.serving.channel import open_channel
+from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import connection_pb2
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos import parameter_server_pb2 as ps

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.simulations import PLAIN
 
-from taihu.core.wire.limits import MOST_UNSENT_BYTES
+from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.network import Fabric, Host

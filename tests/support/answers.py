@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import grpc
 
-from taihu.core.wire.codec import read_frame
-from taihu.core.wire.headers import Frame
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.headers import Frame
+from taihu.core.wire.serving.server import RpcServer
 
 __all__ = ["AnswerProxy"]
 

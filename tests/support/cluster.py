@@ -23,7 +23,7 @@ from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import group_bounds
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.core.settings import ClusterSettings
-from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.exchange.making import Beside, through_servers
 from taihu.worker.exchange.servers.link import ServerLink

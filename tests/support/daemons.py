@@ -14,7 +14,7 @@ from typing import IO
 
 from support.commands import PATIENCE_S, Command
 from taihu.core.job.environment import without_settings
-from taihu.core.wire.address import free_port
+from taihu.core.wire.base.address import free_port
 
 __all__ = ["Process", "Start", "daemons", "free_port", "listening", "page", "ring_address", "wait_for"]
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from taihu.core.wire import direct_frames, stream
-from taihu.core.wire.codec import read_frame
-from taihu.core.wire.direct_connection import receive_into
-from taihu.core.wire.headers import Frame
+from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.headers import Frame
+from taihu.core.wire.links import direct_frames, stream
+from taihu.core.wire.links.direct_connection import receive_into
 
 _MORE_THAN_A_HEADER = 300
 

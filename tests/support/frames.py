@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, Gradients, Kind, Parameters, Question
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Kind, Parameters, Question
 
 __all__ = ["changed", "header_of", "initial_header", "question"]
 

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import grpc
 
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.serving.channel import open_channel
+from taihu.core.wire.serving.server import RpcServer
 
 __all__ = ["Loopback", "loopback_method"]
 

@@ -11,9 +11,9 @@ from typing import Self, TypeVar
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.early import EARLY_BYTES
 from taihu.allreduce.peer_service import PEER_SERVICE
-from taihu.core.wire.direct_connection import DirectListener
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.links.direct_connection import DirectListener
+from taihu.core.wire.serving.server import RpcServer
 
 T = TypeVar("T")
 

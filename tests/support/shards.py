@@ -16,10 +16,10 @@ from taihu.core.job import Job
 from taihu.core.model.world import World
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, Shard
-from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, Question
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, Question
+from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.half import HalfKind, from_half, to_half
 from taihu.kernels.pack import pack, packed_bound, unpack
 from taihu.ps_server.answering import Answer

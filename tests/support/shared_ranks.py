@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from support.value_kinds import summed
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.sums import ReduceKind
 
 __all__ = ["Call", "PeerDiedError", "expected_result", "on_all_ranks", "shared_buffers"]

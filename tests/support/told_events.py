@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.ps_server.server_shard import ServerShard
 from taihu.worker.exchange.servers.link import ServerLink

@@ -12,7 +12,7 @@ import torch
 from support.cluster import Cluster
 from taihu.core.coordination.listener import ListenOptions
 from taihu.core.job import Job, revised
-from taihu.core.wire.address import free_port
+from taihu.core.wire.base.address import free_port
 from taihu.torch.place import RunPlace
 from taihu.torch.world import World
 

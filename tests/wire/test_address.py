@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.address import advertised_host, free_port, is_loopback, join_address, split_address
+from taihu.core.wire.base.address import advertised_host, free_port, is_loopback, join_address, split_address
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z0-9]{1,8}){0,3}", alphabet=CHARACTERS, fullmatch=True)
 HOSTS = st.just("") | NAMES | st.ip_addresses().map(str)
@@ -131,5 +131,5 @@ def test_where_the_system_keeps_no_ports_back_it_chooses(tmp_path: Path, monkeyp
             ports.write_text(text)
         else:
             ports.unlink()
-        monkeypatch.setattr("taihu.core.wire.address._GIVEN_PORTS", ports)
+        monkeypatch.setattr("taihu.core.wire.base.address._GIVEN_PORTS", ports)
         assert free_port("127.0.0.1") > 0

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import grpc
 import pytest
 
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.serving.channel import open_channel
 
 # Five seconds for an answer, and 7.5 for acknowledgements, by which the system itself ends a try: a busy machine
 # needs the time between the two.

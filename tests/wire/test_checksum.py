@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.checksums import crc32c_by_table
 
-from taihu.core.wire.checksum import checksum_of, checksum_of_all
+from taihu.core.wire.frames.checksum import checksum_of, checksum_of_all
 
 CHECK_VALUE = 0xE3069283
 

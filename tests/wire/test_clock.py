@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from taihu.core.wire.clock import WallClock
-from taihu.core.wire.log import configure_logs
+from taihu.core.wire.base.clock import WallClock
+from taihu.core.wire.base.log import configure_logs
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("kernels", "core", "taihu", "allreduce", "ps_server", "worker")
@@ -32,7 +32,7 @@ def test_members_read_the_time_of_day_in_one_place() -> None:
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     assert len(files) > 300
     reading = {str(path.relative_to(ROOT)) for path in files if reads_wall_time(path)}
-    assert {path for path in reading if not path.startswith(OF_NO_MEMBER)} == {"core/wire/clock.py"}
+    assert {path for path in reading if not path.startswith(OF_NO_MEMBER)} == {"core/wire/base/clock.py"}
 
 
 def test_a_clock_that_has_jumped_goes_on() -> None:

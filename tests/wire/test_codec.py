@@ -19,7 +19,7 @@ from support.strategies import CHARACTERS
 from taihu.core.base.errors import FrameError
 from taihu.core.base.words import told
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
-from taihu.core.wire.codec import (
+from taihu.core.wire.frames.codec import (
     decode_frame,
     encode_frame,
     frame_from_message,
@@ -27,9 +27,9 @@ from taihu.core.wire.codec import (
     layout_to_message,
     read_frame,
 )
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import (
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import (
     ActivationPart,
     Encoding,
     Farewell,
@@ -42,7 +42,7 @@ from taihu.core.wire.kinds import (
     SparseMessage,
     Summed,
 )
-from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 from taihu.protos import tensor_pb2
 
 Values = NDArray[np.float32]

@@ -12,11 +12,17 @@ import grpc
 import pytest
 
 from taihu.core.base.errors import ConfigError, ExchangeError
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.direct_connection import TOKEN_BYTES, DirectListener, connect_directly, is_open, open_connection
-from taihu.core.wire.identity import Sender, WorkerIdentity
-from taihu.core.wire.server import RpcServer
-from taihu.core.wire.sink import Origin
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity
+from taihu.core.wire.links.direct_connection import (
+    TOKEN_BYTES,
+    DirectListener,
+    connect_directly,
+    is_open,
+    open_connection,
+)
+from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.serving.channel import open_channel
+from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import connection_pb2 as pb
 
 IDENTITY = WorkerIdentity("job", 3, 77)

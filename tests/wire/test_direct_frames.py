@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from support.checksums import crc32c_by_table
 
 from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
-from taihu.core.wire.direct_frames import DirectReceiver, DirectSender
-from taihu.core.wire.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
-from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import (
+from taihu.core.wire.frames.direct_header import HEADER_BYTES, check_header, pack_header, unpack_header
+from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import (
     ActivationPart,
     Encoding,
     Gradients,
@@ -35,8 +34,9 @@ from taihu.core.wire.kinds import (
     SparseMessage,
     Summed,
 )
-from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.links.direct_frames import DirectReceiver, DirectSender
+from taihu.core.wire.links.sink import Origin, Sink
 
 SENDER = Origin("worker 3", Sender("job", 77, 3))
 ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, ActivationPart, SparseMessage)

@@ -18,16 +18,16 @@ from support.frames import header_of
 from taihu.core.base.errors import DamagedFrameError, FrameError, MemberLostError, TaihuError
 from taihu.core.chaos.faults import fault_from
 from taihu.core.chaos.frames import FaultyFrames
-from taihu.core.wire.codec import encode_frame, read_frame
-from taihu.core.wire.direct_header import HEADER_BYTES, check_header, pack_header
-from taihu.core.wire.frame_faults import FrameFault, turned
-from taihu.core.wire.frame_link import FrameConnection
-from taihu.core.wire.headers import Frame, FrameHeader
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, Gradients, Question
-from taihu.core.wire.sink import Origin, Sink
-from taihu.core.wire.stream import StreamReader, StreamSender
-from taihu.core.wire.under_way import ArrivingFrames
+from taihu.core.wire.frames.codec import encode_frame, read_frame
+from taihu.core.wire.frames.direct_header import HEADER_BYTES, check_header, pack_header
+from taihu.core.wire.frames.frame_faults import FrameFault, turned
+from taihu.core.wire.frames.headers import Frame, FrameHeader
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
+from taihu.core.wire.links.frame_link import FrameConnection
+from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.stream import StreamReader, StreamSender
+from taihu.core.wire.links.under_way import ArrivingFrames
 
 COUNTS = (40, 300, 0, 300, 7)
 PIECES: list[NDArray[np.float32]] = [np.full(count, 1 + at, dtype=np.float32) for at, count in enumerate(COUNTS)]

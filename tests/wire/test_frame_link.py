@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from taihu.core.base.errors import TaihuError
-from taihu.core.wire.frame_link import FrameConnection, FrameLink, LinkEnd, LinkEvents
-from taihu.core.wire.headers import Address, At, FrameHeader
-from taihu.core.wire.identity import Sender, WorkerIdentity
-from taihu.core.wire.kinds import RingSegment
-from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.frames.headers import Address, At, FrameHeader
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity
+from taihu.core.wire.frames.kinds import RingSegment
+from taihu.core.wire.links.frame_link import FrameConnection, FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.links.sink import Origin, Sink
 
 _FRAME = FrameHeader(Sender("job", 0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))
 _VALUES = [np.ones(3, dtype=np.float32)]
@@ -113,7 +113,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
                 receiving.join(60)
         begin(thread)
 
-    monkeypatch.setattr("taihu.core.wire.frame_link.open_connection", lambda *_, **__: far)
+    monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", lambda *_, **__: far)
     monkeypatch.setattr(threading, "excepthook", lambda what: raised.append(what.exc_value))
     with _service() as address:
         end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))

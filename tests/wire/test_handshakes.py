@@ -11,8 +11,8 @@ from support.daemons import wait_for
 from support.set_clock import SetClock
 
 from taihu.core.security.security import Refusals
-from taihu.core.wire.handshakes import Handshakes
-from taihu.core.wire.room import SILENT_PLACES
+from taihu.core.wire.base.room import SILENT_PLACES
+from taihu.core.wire.serving.handshakes import Handshakes
 
 WITHIN_S = 5.0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.address import host_of_peer
-from taihu.core.wire.host_names import check_host, is_known, names_may_come
+from taihu.core.wire.base.address import host_of_peer
+from taihu.core.wire.base.host_names import check_host, is_known, names_may_come
 
 
 def failing(code: int) -> object:

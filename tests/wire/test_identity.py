@@ -10,8 +10,8 @@ from support.loopback import Loopback, loopback_method
 from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import FrameError
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.identity import WorkerIdentity, identity_from_metadata, identity_to_metadata
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata, identity_to_metadata
+from taihu.core.wire.serving.channel import open_channel
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
 IDENTITIES = st.builds(WorkerIdentity, NAMES, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))

@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.metrics import MetricsPage, ServerMetrics, WorkerMetrics
+from taihu.core.wire.serving.metrics import MetricsPage, ServerMetrics, WorkerMetrics
 
 UNITS = ("_seconds", "_bytes", "_total", "_ratio")
 DIMENSIONLESS = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from support.set_clock import SetClock
 
-from taihu.core.wire.refusal_log import FewOfEach, RefusalLog
+from taihu.core.wire.serving.refusal_log import FewOfEach, RefusalLog
 
 MOST, WITHIN_S = 3, 10.0
 EVENTS = st.lists(st.tuples(st.sampled_from("ab"), st.floats(0.0, 4.0)), max_size=60)

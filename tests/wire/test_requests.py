@@ -25,11 +25,11 @@ from benchmarks.inputs.strangers.run import memory_mb
 from benchmarks.inputs.strangers.target import Target
 from taihu.core.base.errors import FrameError
 from taihu.core.security.security import Security
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.health_service import WATCH_PLACES
-from taihu.core.wire.requests import MOST_PARTS, parse
-from taihu.core.wire.room import SILENT_PLACES
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.base.room import SILENT_PLACES
+from taihu.core.wire.serving.channel import open_channel
+from taihu.core.wire.serving.health_service import WATCH_PLACES
+from taihu.core.wire.serving.requests import MOST_PARTS, parse
+from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
 
 TIMEOUT_S = 120.0
@@ -109,9 +109,9 @@ def test_a_request_is_as_large_as_its_messages_are_many(layers: list[list[int]],
     request.settings.update(words)
     content = request.SerializeToString()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("taihu.core.wire.requests.MOST_PARTS", expected)
+        patch.setattr("taihu.core.wire.serving.requests.MOST_PARTS", expected)
         assert parse(pb.JoinRequest.FromString, content) == request
-        patch.setattr("taihu.core.wire.requests.MOST_PARTS", expected - 1)
+        patch.setattr("taihu.core.wire.serving.requests.MOST_PARTS", expected - 1)
         with pytest.raises(FrameError, match=f"JoinRequest: more than {expected - 1} messages"):
             parse(pb.JoinRequest.FromString, content)
 
@@ -180,7 +180,7 @@ SERVER = """
 import sys
 from taihu.core.process.preparation import prepare_process
 prepare_process({})
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.serving.server import RpcServer
 server = RpcServer.create(threads=8)
 print(server.listen("127.0.0.1:0"), flush=True)
 server.start((), with_reflection=True)

@@ -24,9 +24,9 @@ from taihu.core.base.errors import (
     StaleError,
     TaihuError,
 )
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.retry import backoff_seconds, call_until_reachable
-from taihu.core.wire.status import abort
+from taihu.core.wire.base.retry import backoff_seconds, call_until_reachable
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.serving.channel import open_channel
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 AWAY = [UNAVAILABLE, grpc.StatusCode.CANCELLED]

@@ -16,12 +16,12 @@ from prometheus_client import CollectorRegistry
 from support.loopback import Loopback
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.channel import open_channel, shared_options
-from taihu.core.wire.health import Health
-from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.metrics import MetricsPage
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.serving.channel import open_channel, shared_options
+from taihu.core.wire.serving.health import Health
+from taihu.core.wire.serving.metrics import MetricsPage
+from taihu.core.wire.serving.server import RpcServer
 
 SERVICE = "taihu.v1.CoordinatorService"
 HEALTH = "grpc.health.v1.Health"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.core.base.errors import SharedMemoryError
-from taihu.core.wire.shared_memory import (
+from taihu.core.wire.links.shared_memory import (
     CONTROL_WORDS,
     SharedBuffer,
     SharedDescriptor,
@@ -25,7 +25,7 @@ from taihu.core.wire.shared_memory import (
 SHM = Path("/dev/shm")  # noqa: S108 - where the buffers are
 CREATE_AND_DIE = """
 import os, signal
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.links.shared_memory import SharedBuffer
 print(SharedBuffer.create(100).descriptor.path, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -21,12 +21,12 @@ from support.set_clock import SetClock
 from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.core.security.security import Security
 from taihu.core.security.token import Token
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.direct_connection import DirectListener, connect_directly
-from taihu.core.wire.metrics import MetricsPage, ServerMetrics
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.room import SILENT_PLACES, Room
-from taihu.core.wire.server import RpcServer
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.room import SILENT_PLACES, Room
+from taihu.core.wire.links.direct_connection import DirectListener, connect_directly
+from taihu.core.wire.serving.channel import open_channel
+from taihu.core.wire.serving.metrics import MetricsPage, ServerMetrics
+from taihu.core.wire.serving.server import RpcServer
 
 TIMEOUT_S = 120.0
 

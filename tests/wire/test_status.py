@@ -14,7 +14,7 @@ from support.strategies import CHARACTERS
 from taihu.core.base import errors
 from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.base.words import told
-from taihu.core.wire.status import abort, error_class, error_from_rpc
+from taihu.core.wire.base.status import abort, error_class, error_from_rpc
 
 EXPORTED = [getattr(errors, name) for name in errors.__all__]
 CLASSES: list[type[TaihuError]] = [exported for exported in EXPORTED if isinstance(exported, type)]

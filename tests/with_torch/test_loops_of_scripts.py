@@ -13,7 +13,7 @@ from support.torch_workers import on_workers
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.patience import Patience
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
 

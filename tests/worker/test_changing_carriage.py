@@ -16,7 +16,7 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.core.job import Job
 from taihu.core.planner.carriage import Carriage, carrier_in
-from taihu.core.wire.direct_connection import open_connection
+from taihu.core.wire.links.direct_connection import open_connection
 
 LAYOUT = layout_of(3000, 40_000, 7, 20_000)
 STEPS = 6
@@ -103,7 +103,7 @@ def test_a_trial_goes_on_by_grpc_until_there_is_a_connection(kind: str, monkeypa
         assert passable.wait(60)
         return open_connection(*arguments, **others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("taihu.core.wire.frame_link.open_connection", open_late)
+    monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", open_late)
 
     def work(worker: Worker) -> tuple[bytes, list[str]]:
         exchange, paths = worker.exchange, []
@@ -130,7 +130,7 @@ def test_a_run_ends_while_a_connection_is_still_tried(kind: str, monkeypatch: py
         tried.append(threading.current_thread())
         assert over.wait(60)
 
-    monkeypatch.setattr("taihu.core.wire.frame_link.open_connection", never_open)
+    monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", never_open)
     job = make_job(2, 3, exchange=KINDS[kind])
 
     def work(worker: Worker) -> str:

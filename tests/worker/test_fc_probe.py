@@ -7,7 +7,7 @@ from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.planner.fc_mode import FcChoice, FcJob, FcLayer
-from taihu.core.wire.clock import SystemClock
+from taihu.core.wire.base.clock import SystemClock
 from taihu.worker.fc.probe import agree_on_fc, probe_links
 
 LAYERS = [FcLayer("fc1", 2048, 512), FcLayer("fc2", 512, 2)]

@@ -22,7 +22,7 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.core.settings import OptimizerSettings
 from taihu.core.trace import Tracer, busy_seconds, merge_parts
-from taihu.core.wire.metrics import WorkerMetrics
+from taihu.core.wire.serving.metrics import WorkerMetrics
 from taihu.kernels.sw26010.layer_costs import linear_parts
 from taihu.worker.engine import Conv2d, Flatten, GlobalAvgPool, Layer, Linear, Model, ReLU, Sequential, build_model
 from taihu.worker.fc.hybrid import HybridModel

@@ -19,7 +19,7 @@ from taihu.core.optimization import LossScale
 from taihu.core.planner.groups import Group, gradient_room, parameter_room
 from taihu.core.planner.memory import MemoryJob, worker_memory
 from taihu.core.traits.stages import STAGES
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 from taihu.worker.exchange.step_actions import Action, Apply, Ask, Cancel, Done, Drop, DropAll, Push, Release, Widen
 from taihu.worker.exchange.step_parameters import Reading, leading_groups
 from taihu.worker.exchange.step_protocol import StepProtocol

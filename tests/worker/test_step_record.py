@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 import structlog
 
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.metrics import WorkerMetrics
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.serving.metrics import WorkerMetrics
 from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.observer import Observer

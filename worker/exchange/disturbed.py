@@ -18,7 +18,7 @@ from taihu.core.chaos.points import Chaos, Point
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.ring.dense import RingUpdates
 

@@ -15,7 +15,7 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.job.schedule import in_steps
 from taihu.core.trace import Tracer
-from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Route, RouteEvents
 from taihu.worker.exchange.base.updates import ByEveryWorker, optimizer_of

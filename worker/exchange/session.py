@@ -30,7 +30,7 @@ from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 from taihu.core.trace import Tracer
-from taihu.core.wire.identity import WorkerIdentity
+from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.worker.exchange.making import Beside, between_workers, through_servers
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas

@@ -26,8 +26,8 @@ from taihu.core.optimization import LossScale
 from taihu.core.process.background import TaskThread
 from taihu.core.process.preparation import give_back_freed_memory
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.headers import At
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.frames.headers import At
 from taihu.kernels.half_sums import warm_up
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Route, RouteEvents, Updated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 
 __all__ = [
     "Action",

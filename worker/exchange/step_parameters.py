@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.planner.groups import parameter_room
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 from taihu.worker.exchange.step_actions import Action, Ask, Drop, DropAll, Widen
 from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules
 

@@ -13,7 +13,7 @@ from typing import Any
 from taihu.core.base.errors import ExchangeError, FrameError, StaleError
 from taihu.core.optimization import LossScale
 from taihu.core.planner.groups import gradient_room
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 from taihu.worker.exchange.step_actions import Action, Agree, Apply, Cancel, Done, Push, Release
 from taihu.worker.exchange.step_parameters import StepParameters
 from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules

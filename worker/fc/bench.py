@@ -15,7 +15,7 @@ from taihu.core.base.measure import spread
 from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc, step_seconds
 from taihu.core.planner.partition import all_bounds
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.worker.engine import Array, Run, StepContext
 from taihu.worker.fc.mover import Background, PeerMover
 from taihu.worker.fc.passes import Scheme

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.parts.mesh import Transfer, value_type_of
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.frames.headers import ValueType
 
 __all__ = ["Background", "PeerMover"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.parts.shards import gather_rows
 from taihu.core.planner.fc_mode import FcChoice, FcJob, FcLayer, FcLinks, choose_fc
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.frames.headers import ValueType
 from taihu.worker.fc.mover import PeerMover
 
 __all__ = ["agree_on_fc", "agree_on_links", "probe_links"]

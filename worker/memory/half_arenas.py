@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.half import HalfKind, from_half
 from taihu.kernels.half_sums import narrow
 from taihu.worker.memory.pages import Pages

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from taihu.core.base.measure import late_after
 from taihu.core.coordination.membership.members import Progress
-from taihu.core.wire.clock import Clock
+from taihu.core.wire.base.clock import Clock
 
 if TYPE_CHECKING:
     from taihu.worker.exchange.session import Session

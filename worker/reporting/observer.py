@@ -12,7 +12,7 @@ from taihu.core.compression import Outcome
 from taihu.core.coordination.membership.members import Progress
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.profile import Profile
-from taihu.core.wire.metrics import WorkerMetrics
+from taihu.core.wire.serving.metrics import WorkerMetrics
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.compression_log import CompressionLog
 from taihu.worker.reporting.run_log import RunLog

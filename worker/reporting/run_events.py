@@ -9,7 +9,7 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.proto.summary_pb2 import Summary
 
 from taihu.core.base.whole_file import writing
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 from taihu.worker.reporting.run_rows import EventNote, Scalars
 
 __all__ = ["EventFile"]

@@ -17,7 +17,7 @@ import structlog
 from taihu.core.base.errors import WriteError
 from taihu.core.base.whole_file import writing
 from taihu.core.job.run_folder import add_events
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 from taihu.worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
 from taihu.worker.training.progress import Evaluation, StepSample
 

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.metrics import modelled_layers
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.serving.metrics import modelled_layers
 from taihu.kernels.sw26010.errors import BlockingError
 from taihu.worker.engine import Model
 from taihu.worker.engine.base.layer import Shape

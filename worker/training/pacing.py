@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from taihu.core.wire.clock import Clock
+from taihu.core.wire.base.clock import Clock
 from taihu.worker.engine import StepHooks
 
 __all__ = ["Pacing", "forward_shares"]

@@ -25,8 +25,8 @@ from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard
 from taihu.core.planner.fc_mode import FcChoice, FcJob
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.frames.headers import ValueType
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.engine import Array, Model, StepContext, StepHooks
 from taihu.worker.engine.base.layer import ignore_layer

@@ -12,7 +12,7 @@ from taihu.core.base.errors import RunError
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock
+from taihu.core.wire.base.clock import Clock
 from taihu.worker.data.batches import BatchSource
 from taihu.worker.engine import Array, StepContext, StepHooks
 from taihu.worker.exchange.shell import Exchange

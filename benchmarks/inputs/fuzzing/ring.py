@@ -14,7 +14,7 @@ from benchmarks.inputs.fuzzing.target import Target
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, sum_number
 from taihu.allreduce.ring.passes import flat_pass
 from taihu.core.base.errors import MemberLostError, TaihuError
-from taihu.core.wire.checksum import checksum_of
+from taihu.core.wire.frames.checksum import checksum_of
 
 __all__ = ["TARGETS", "frame", "word"]
 

@@ -32,10 +32,10 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.optimizers import OPTIMIZERS
-from taihu.core.wire.codec import encode_frame, frame_from_message
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType, frame_of
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, Gradients, Parameters, Question, Rates
+from taihu.core.wire.frames.codec import encode_frame, frame_from_message
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType, frame_of
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos import parameter_server_pb2
 from taihu.ps_server.initialization import Initialization

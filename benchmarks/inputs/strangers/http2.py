@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from taihu.core.wire.address import split_address
+from taihu.core.wire.base.address import split_address
 
 __all__ = ["Connection", "message", "raw_socket"]
 

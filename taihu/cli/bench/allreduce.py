@@ -35,8 +35,8 @@ from taihu.core.process.options import (
 )
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.settings import ClusterSettings, Transport
-from taihu.core.wire.address import free_port, join_address, split_address
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.base.address import free_port, join_address, split_address
+from taihu.core.wire.frames.headers import ValueType
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
 
 __all__ = ["allreduce"]

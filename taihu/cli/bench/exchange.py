@@ -40,13 +40,13 @@ from taihu.core.settings import (
     SecuritySettings,
 )
 from taihu.core.traits.methods import METHODS
-from taihu.core.wire.log import configure_logs
+from taihu.core.wire.base.log import configure_logs
 from taihu.local.processes import LocalProcesses
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 
 if TYPE_CHECKING:
-    from taihu.core.wire.frame_link import Carrier
+    from taihu.core.wire.links.frame_link import Carrier
 
 __all__ = ["bench_job", "exchange"]
 

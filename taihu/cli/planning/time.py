@@ -23,10 +23,10 @@ from taihu.core.planner.timeline import Schedule
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.security.security import Security
 from taihu.core.traits.methods import METHODS, NONE, Method, Threshold
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.host_names import check_host
-from taihu.core.wire.retry import call_until_reachable
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.base.host_names import check_host
+from taihu.core.wire.base.retry import call_until_reachable
+from taihu.core.wire.serving.channel import open_channel
 from taihu.local.display import human_bytes
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub

@@ -20,7 +20,7 @@ from taihu.core.job import Job
 from taihu.core.job.run_folder import RunFiles
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.core.process.notices import Notices
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 from taihu.explore.scheduler import RUNNING
 from taihu.explore.tasks import Process
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from taihu.core.job import Job
-from taihu.core.wire.health import ALIVE, READY
+from taihu.core.wire.serving.health import ALIVE, READY
 from taihu.launch.kubernetes.certificates import certificates_volume
 from taihu.launch.kubernetes.options import (
     CERTIFICATES,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 
 __all__ = ["SUMMED", "Parcel", "bytes_of", "letter", "parcel", "values_of"]
 

@@ -18,7 +18,7 @@ from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.staged import StagedSums, share
 from taihu.core.base.errors import ExchangeError, MemberLostError, TaihuError
-from taihu.core.wire.headers import ValueType
+from taihu.core.wire.frames.headers import ValueType
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.calls import Call, Words
 from taihu.torch.group.meeting import meet

@@ -15,9 +15,9 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.coordination.listener import Listener, ListenOptions, open_listener
 from taihu.core.security.security import Security
 from taihu.core.security.token import find_token
-from taihu.core.wire.address import advertised_host, is_loopback, join_address
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.address import advertised_host, is_loopback, join_address
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.torch.group.agreement import Life, Roster
 from taihu.torch.group.board import Board
 from taihu.torch.group.place import GroupPlace

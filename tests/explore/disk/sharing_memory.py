@@ -38,7 +38,7 @@ class World:
 
     def rank(self, rank: int) -> None:
         from taihu.allreduce.same_host.allreduce import SharedAllreduce  # noqa: PLC0415 - simulated
-        from taihu.core.wire.shared_memory import SharedBuffer, open_shared  # noqa: PLC0415 - simulated
+        from taihu.core.wire.links.shared_memory import SharedBuffer, open_shared  # noqa: PLC0415 - simulated
 
         with SharedBuffer.create(VALUES * 4) as own:
             self.descriptors[rank] = own.descriptor
@@ -53,7 +53,7 @@ class World:
 
     def main(self) -> None:
         from taihu.core.base.errors import SharedMemoryError  # noqa: PLC0415
-        from taihu.core.wire.shared_memory import SharedBuffer  # noqa: PLC0415 - simulated
+        from taihu.core.wire.links.shared_memory import SharedBuffer  # noqa: PLC0415 - simulated
 
         tasks: list[Task] = []
         for rank, process in enumerate(self.processes):

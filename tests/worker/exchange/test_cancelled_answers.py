@@ -8,7 +8,7 @@ from support.frames import initial_header
 
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Framing, Shard
-from taihu.core.wire.headers import At, ValueType
+from taihu.core.wire.frames.headers import At, ValueType
 from taihu.worker.exchange.servers.answers import ByServers, ServerAnswers
 
 LAYOUT = layout_of(8)

@@ -13,9 +13,9 @@ from support.frames import changed
 
 from taihu.core.base.errors import FrameError
 from taihu.core.job import Job
-from taihu.core.wire.codec import encode_frame
-from taihu.core.wire.headers import Frame, FrameHeader, ValueType
-from taihu.core.wire.kinds import Gradients, Parameters
+from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
+from taihu.core.wire.frames.kinds import Gradients, Parameters
 from taihu.worker.exchange.making import through_servers
 
 LAYOUT = layout_of(8, 8)

@@ -18,14 +18,14 @@ from support.frames import header_of, question
 from taihu.core.base.errors import ModelError, RunError, StaleError, TaihuError
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.membership.members import MemberId, Role
-from taihu.core.wire.codec import encode_frame
-from taihu.core.wire.direct_connection import open_connection
-from taihu.core.wire.direct_frames import DirectSender
-from taihu.core.wire.headers import FrameHeader, ValueType
-from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata
-from taihu.core.wire.kinds import Encoding, Gradients, RingSegment, Summed
-from taihu.core.wire.sink import Origin
-from taihu.core.wire.stream import StreamSender
+from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.headers import FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
+from taihu.core.wire.frames.kinds import Encoding, Gradients, RingSegment, Summed
+from taihu.core.wire.links.direct_connection import open_connection
+from taihu.core.wire.links.direct_frames import DirectSender
+from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.stream import StreamSender
 
 
 def gradients(rank: int, step: int, elements: int) -> Values:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.cluster import Cluster, Member, Values, initial_parameters, layout_of, make_job, momentum_sgd
 
-from taihu.core.wire.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message
+from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
 

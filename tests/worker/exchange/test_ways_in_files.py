@@ -97,7 +97,7 @@ def files_run(way: Way) -> set[str]:
 
 DENSE, SPARSE, RING = "A dense frame through servers", "A sparse frame through servers", "A segment around a ring"
 MESH, FETCH = "Compressed groups between workers", "A fetch in ZeRO's stage 3"
-CODEC, DIRECT = "core/wire/codec.py", "core/wire/direct_frames.py"
+CODEC, DIRECT = "core/wire/frames/codec.py", "core/wire/links/direct_frames.py"
 
 
 def first(number: int, title: str) -> set[str]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from taihu.core.checkpoint.part import NOTHING, Elements
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.wire.headers import At
+from taihu.core.wire.frames.headers import At
 
 __all__ = ["Arrived", "ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath", "Updated"]
 

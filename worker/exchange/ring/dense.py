@@ -19,8 +19,8 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.headers import At, ValueType
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.frames.headers import At, ValueType
 from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, check_finite
 from taihu.worker.exchange.ring.peer_path import PeerPath

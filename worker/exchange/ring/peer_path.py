@@ -8,8 +8,8 @@ from taihu.allreduce.communicator import Communicator
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.carriage import Carriage, carrier_in
 from taihu.core.settings import Transport
-from taihu.core.wire.headers import At, ValueType
-from taihu.core.wire.shared_memory import SharedBuffer
+from taihu.core.wire.frames.headers import At, ValueType
+from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.worker.exchange.base.route import ExchangeTotals, RouteEvents, RoutePath
 
 __all__ = ["PeerPath"]

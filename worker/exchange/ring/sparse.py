@@ -24,8 +24,8 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.planner.sparse_route import SparseAlgorithm as Way
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.headers import At
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.frames.headers import At
 from taihu.kernels.scatter import scatter_assign
 from taihu.kernels.select import clear
 from taihu.worker.exchange.base.recording import Recording

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import FrameError
 from taihu.core.optimization import OptimizerShard
 from taihu.core.planner.partition import FrameSpec, Framing
-from taihu.core.wire.headers import At, Frame, FrameHeader, ValueType, dense_values, selected_values
-from taihu.core.wire.kinds import Encoding, Summed
+from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType, dense_values, selected_values
+from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.kernels.scatter import scatter_assign
 from taihu.worker.exchange.base.updates import Updates
 

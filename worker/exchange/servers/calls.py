@@ -15,15 +15,15 @@ from taihu.core.base.errors import DamagedFrameError, ExchangeError, FrameError,
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import FrameSpec
-from taihu.core.wire.clock import SystemClock
-from taihu.core.wire.codec import decode_frame, encode_frame, layout_to_message
-from taihu.core.wire.headers import At, FrameHeader
-from taihu.core.wire.identity import Sender, WorkerIdentity, identity_to_metadata
-from taihu.core.wire.kinds import Parameters
-from taihu.core.wire.retry import call_until_reachable
-from taihu.core.wire.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
-from taihu.core.wire.sink import Origin
-from taihu.core.wire.status import error_from_rpc
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.base.retry import call_until_reachable
+from taihu.core.wire.base.status import error_from_rpc
+from taihu.core.wire.frames.codec import decode_frame, encode_frame, layout_to_message
+from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
+from taihu.core.wire.frames.kinds import Parameters
+from taihu.core.wire.links.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
+from taihu.core.wire.links.sink import Origin
 from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "Call", "ServerCalls"]

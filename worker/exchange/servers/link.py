@@ -21,16 +21,16 @@ from taihu.core.planner.carriage import carrier_in
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.security.identity import member_name
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.direct_frames import HEADER_BYTES
-from taihu.core.wire.frame_faults import FrameFaults
-from taihu.core.wire.frame_link import Carrier, FrameLink, LinkEnd
-from taihu.core.wire.frame_link import LinkEvents as WireEvents
-from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
-from taihu.core.wire.identity import Sender, WorkerIdentity
-from taihu.core.wire.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
-from taihu.core.wire.shared_memory import SharedBuffer
-from taihu.core.wire.sink import Origin, Sink
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.frames.frame_faults import FrameFaults
+from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
+from taihu.core.wire.links.direct_frames import HEADER_BYTES
+from taihu.core.wire.links.frame_link import Carrier, FrameLink, LinkEnd
+from taihu.core.wire.links.frame_link import LinkEvents as WireEvents
+from taihu.core.wire.links.shared_memory import SharedBuffer
+from taihu.core.wire.links.sink import Origin, Sink
 from taihu.worker.exchange.base.updates import Updates
 from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
 from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls

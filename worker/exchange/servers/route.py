@@ -14,11 +14,11 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard, in_steps
 from taihu.core.trace import Tracer
-from taihu.core.wire.clock import Clock, SystemClock
-from taihu.core.wire.frame_faults import FrameFaults
-from taihu.core.wire.headers import At, FrameHeader
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.kinds import Summed
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.core.wire.frames.frame_faults import FrameFaults
+from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import Summed
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Held, Route, RouteEvents, RoutePath, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, Updates, optimizer_of

@@ -9,10 +9,10 @@ import structlog
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DamagedFrameError, FrameError
-from taihu.core.wire.checksum import checksum_of_all
-from taihu.core.wire.codec import encode_frame
-from taihu.core.wire.headers import FrameHeader, payload_of
-from taihu.core.wire.sink import Origin
+from taihu.core.wire.frames.checksum import checksum_of_all
+from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.headers import FrameHeader, payload_of
+from taihu.core.wire.links.sink import Origin
 
 __all__ = ["ArrivingFrames", "OutgoingFrame"]
 

@@ -11,9 +11,9 @@ import grpc
 from typing_extensions import override
 
 from taihu.core.base.errors import FrameError
-from taihu.core.wire.handlers import answered_by, behaviour_of
-from taihu.core.wire.room import Room
-from taihu.core.wire.status import abort
+from taihu.core.wire.base.room import Room
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.serving.handlers import answered_by, behaviour_of
 
 __all__ = ["SilenceInterceptor"]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from taihu.core.base.errors import DamagedFrameError, FrameError
-from taihu.core.wire.checksum import checksum_of
-from taihu.core.wire.headers import Address, At, FrameHeader, ValueType
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import (
+from taihu.core.wire.frames.checksum import checksum_of
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import (
     ActivationPart,
     Encoding,
     Gradients,

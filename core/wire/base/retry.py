@@ -10,8 +10,8 @@ from typing import TypeVar
 import grpc
 
 from taihu.core.base.errors import PeerUnreachableError
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.status import error_class, error_from_rpc
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.base.status import error_class, error_from_rpc
 
 __all__ = ["backoff_seconds", "call_until_reachable"]
 

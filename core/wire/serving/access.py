@@ -16,10 +16,10 @@ from taihu.core.security.identity import Identity
 from taihu.core.security.roles import Rule, Speaks
 from taihu.core.security.security import Refusals
 from taihu.core.security.token import Token
-from taihu.core.wire.handlers import answered_by, behaviour_of
-from taihu.core.wire.identity import identity_from_metadata
-from taihu.core.wire.refusal_log import RefusalLog
-from taihu.core.wire.status import abort
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.frames.identity import identity_from_metadata
+from taihu.core.wire.serving.handlers import answered_by, behaviour_of
+from taihu.core.wire.serving.refusal_log import RefusalLog
 from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["AccessInterceptor", "CallerCheck", "ClaimInterceptor", "saying_token"]

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import MemberLostError, RunError, TaihuError
 from taihu.core.security.security import Security
-from taihu.core.wire.channel import open_channel
-from taihu.core.wire.direct_connection import open_connection
-from taihu.core.wire.direct_frames import DirectReceiver, DirectSender
-from taihu.core.wire.frame_faults import FrameFaults, NoFrameFaults
-from taihu.core.wire.headers import FrameHeader
-from taihu.core.wire.identity import WorkerIdentity, identity_to_metadata
-from taihu.core.wire.sink import Origin, Sink
-from taihu.core.wire.status import error_class, error_from_rpc
-from taihu.core.wire.stream import StreamReader, StreamSender
-from taihu.core.wire.under_way import OutgoingFrame
+from taihu.core.wire.base.status import error_class, error_from_rpc
+from taihu.core.wire.frames.frame_faults import FrameFaults, NoFrameFaults
+from taihu.core.wire.frames.headers import FrameHeader
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_to_metadata
+from taihu.core.wire.links.direct_connection import open_connection
+from taihu.core.wire.links.direct_frames import DirectReceiver, DirectSender
+from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.stream import StreamReader, StreamSender
+from taihu.core.wire.links.under_way import OutgoingFrame
+from taihu.core.wire.serving.channel import open_channel
 
 __all__ = ["Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents"]
 

@@ -21,10 +21,19 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import DamagedFrameError, FrameError
 from taihu.core.base.words import told
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
-from taihu.core.wire.checksum import checksum_of, checksum_of_all
-from taihu.core.wire.headers import Address, At, Frame, FrameHeader, ValueType, dense_values, frame_of, payload_of
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import (
+from taihu.core.wire.frames.checksum import checksum_of, checksum_of_all
+from taihu.core.wire.frames.headers import (
+    Address,
+    At,
+    Frame,
+    FrameHeader,
+    ValueType,
+    dense_values,
+    frame_of,
+    payload_of,
+)
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import (
     ActivationPart,
     Encoding,
     Farewell,

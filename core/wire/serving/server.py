@@ -15,17 +15,17 @@ from grpc_reflection.v1alpha import reflection
 from taihu.core.base.errors import ConfigError
 from taihu.core.security.files import RenewedCertificates
 from taihu.core.security.security import Security
-from taihu.core.wire.access import AccessInterceptor, CallerCheck, ClaimInterceptor
-from taihu.core.wire.address import free_ports, is_loopback, join_address, split_address
-from taihu.core.wire.channel import shared_options
-from taihu.core.wire.handshakes import Handshakes
-from taihu.core.wire.health import Health
-from taihu.core.wire.health_service import WATCH_PLACES, HealthService
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.refusal_log import RefusalLog
-from taihu.core.wire.requests import RequestInterceptor
-from taihu.core.wire.room import SILENT_PLACES, Room
-from taihu.core.wire.silence import SilenceInterceptor
+from taihu.core.wire.base.address import free_ports, is_loopback, join_address, split_address
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.room import SILENT_PLACES, Room
+from taihu.core.wire.serving.access import AccessInterceptor, CallerCheck, ClaimInterceptor
+from taihu.core.wire.serving.channel import shared_options
+from taihu.core.wire.serving.handshakes import Handshakes
+from taihu.core.wire.serving.health import Health
+from taihu.core.wire.serving.health_service import WATCH_PLACES, HealthService
+from taihu.core.wire.serving.refusal_log import RefusalLog
+from taihu.core.wire.serving.requests import RequestInterceptor
+from taihu.core.wire.serving.silence import SilenceInterceptor
 
 __all__ = ["RpcServer", "remaining_s"]
 

@@ -21,9 +21,9 @@ from typing_extensions import override
 from taihu.core.base.errors import FrameError
 from taihu.core.process.preparation import give_back_freed_memory
 from taihu.core.security.security import Refusals
-from taihu.core.wire.handlers import answered_by, behaviour_of
-from taihu.core.wire.refusal_log import RefusalLog
-from taihu.core.wire.status import abort
+from taihu.core.wire.base.status import abort
+from taihu.core.wire.serving.handlers import answered_by, behaviour_of
+from taihu.core.wire.serving.refusal_log import RefusalLog
 
 __all__ = ["MOST_PARTS", "RequestInterceptor", "parse"]
 

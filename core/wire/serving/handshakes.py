@@ -13,9 +13,9 @@ from functools import partial
 from typing import Final
 
 from taihu.core.security.security import Refusals
-from taihu.core.wire.clock import Clock
-from taihu.core.wire.refusal_log import RefusalLog
-from taihu.core.wire.room import SILENT_PLACES, Room
+from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.base.room import SILENT_PLACES, Room
+from taihu.core.wire.serving.refusal_log import RefusalLog
 
 __all__ = ["Handshakes"]
 

@@ -9,10 +9,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DamagedFrameError
-from taihu.core.wire.headers import Frame, FrameHeader
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Kind
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.headers import Frame, FrameHeader
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Kind
 
 __all__ = ["Origin", "Sink", "damaged_error"]
 

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from typing_extensions import override
 
 from taihu.core.security.security import Refusals
-from taihu.core.wire.health import Health, with_health
-from taihu.core.wire.refusal_log import RefusalLog
-from taihu.core.wire.room import Room
+from taihu.core.wire.base.room import Room
+from taihu.core.wire.serving.health import Health, with_health
+from taihu.core.wire.serving.refusal_log import RefusalLog
 
 __all__ = ["PageServer", "serve_page"]
 

@@ -10,12 +10,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DamagedFrameError, MemberLostError, TaihuError
-from taihu.core.wire.codec import read_frame
-from taihu.core.wire.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
-from taihu.core.wire.headers import Frame, FrameHeader
-from taihu.core.wire.kinds import Farewell, Parameters, Question
-from taihu.core.wire.sink import Origin
-from taihu.core.wire.under_way import ArrivingFrames, OutgoingFrame
+from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
+from taihu.core.wire.frames.headers import Frame, FrameHeader
+from taihu.core.wire.frames.kinds import Farewell, Parameters, Question
+from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.under_way import ArrivingFrames, OutgoingFrame
 
 __all__ = ["StreamReader", "StreamSender"]
 

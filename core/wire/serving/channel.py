@@ -8,10 +8,10 @@ from typing import Final
 import grpc
 
 from taihu.core.security.security import Security
-from taihu.core.wire.access import saying_token
-from taihu.core.wire.address import is_loopback
-from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.patience import Patience
+from taihu.core.wire.base.address import is_loopback
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.serving.access import saying_token
 
 __all__ = ["open_channel", "shared_options"]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.base.clock import Clock, SystemClock
 
 __all__ = ["FewOfEach", "RefusalLog"]
 

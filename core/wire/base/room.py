@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from taihu.core.wire.clock import Clock, SystemClock
+from taihu.core.wire.base.clock import Clock, SystemClock
 
 __all__ = ["SILENT_PLACES", "Room"]
 

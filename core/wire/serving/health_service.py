@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from taihu.core.wire.room import Room
+from taihu.core.wire.base.room import Room
 
 __all__ = ["WATCH_PLACES", "HealthService"]
 

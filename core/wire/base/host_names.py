@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.address import split_address
+from taihu.core.wire.base.address import split_address
 
 __all__ = ["check_host", "is_known", "names_may_come"]
 

@@ -1,7 +1,7 @@
-"""Frames on a connection of their own (`taihu.core.wire.direct_connection`), straight from one arena into another.
+"""Frames on a connection of their own (see `direct_connection`), straight from one arena into another.
 
-A frame is a header of fixed size (`taihu.core.wire.direct_header`), and its payload. The sender is the same for all
-frames of a connection.
+A frame is a header of fixed size (`taihu.core.wire.frames.direct_header`), and its payload. The sender is the same for
+all frames of a connection.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DamagedFrameError, MemberLostError, RunError, TaihuError
-from taihu.core.wire.checksum import checksum_of_all
-from taihu.core.wire.direct_connection import MOST_PIECES, receive_into
-from taihu.core.wire.direct_header import HEADER_BYTES, check_header, number_in, pack_header, unpack_header
-from taihu.core.wire.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
-from taihu.core.wire.headers import FrameHeader, frame_of, payload_of
-from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.sink import Origin, Sink
-from taihu.core.wire.under_way import ArrivingFrames, OutgoingFrame
+from taihu.core.wire.frames.checksum import checksum_of_all
+from taihu.core.wire.frames.direct_header import HEADER_BYTES, check_header, number_in, pack_header, unpack_header
+from taihu.core.wire.frames.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
+from taihu.core.wire.frames.headers import FrameHeader, frame_of, payload_of
+from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.links.direct_connection import MOST_PIECES, receive_into
+from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.under_way import ArrivingFrames, OutgoingFrame
 
 __all__ = ["HEADER_BYTES", "DirectReceiver", "DirectSender"]
 

@@ -23,12 +23,12 @@ import grpc
 import structlog
 
 from taihu.core.base.errors import ConfigError, ExchangeError
-from taihu.core.wire.address import is_every_host, join_address, split_address
-from taihu.core.wire.identity import WorkerIdentity
-from taihu.core.wire.limits import MOST_UNSENT_BYTES
-from taihu.core.wire.patience import Patience
-from taihu.core.wire.room import SILENT_PLACES, Room
-from taihu.core.wire.sink import Origin
+from taihu.core.wire.base.address import is_every_host, join_address, split_address
+from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.room import SILENT_PLACES, Room
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
+from taihu.core.wire.links.sink import Origin
 from taihu.protos import connection_pb2 as pb
 
 __all__ = [

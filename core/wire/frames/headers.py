@@ -1,7 +1,7 @@
 """Frames and their headers: who sends what, the address of the values, and how they are encoded. Pure.
 
-A frame is the same whatever carries it; `taihu.core.wire.codec` writes it as a protobuf message, and
-`taihu.core.wire.direct_frames` a header of fixed size before its values.
+A frame is the same whatever carries it; `taihu.core.wire.frames.codec` writes it as a protobuf message, and
+`taihu.core.wire.links.direct_frames` a header of fixed size before its values.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError
-from taihu.core.wire.identity import Sender
-from taihu.core.wire.kinds import Encoding, K, Kind
-from taihu.core.wire.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.frames.kinds import Encoding, K, Kind
+from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 from taihu.kernels.few_bits import FEW_BITS, STEP_BYTES, codes_bytes, read_codes
 from taihu.kernels.half import HalfKind, from_half
 from taihu.kernels.pack import unpack

@@ -10,7 +10,7 @@ from typing import Literal, TextIO
 import structlog
 
 from taihu.core.base.words import one_line
-from taihu.core.wire.clock import WallClock
+from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["LogFormat", "configure_logs", "configure_script_logs"]
 

@@ -26,8 +26,8 @@ from taihu.core.model.scores import ACCURACY
 from taihu.core.process.entry import InterruptedRunError
 from taihu.core.process.memory_limit import memory_limit_bytes
 from taihu.core.security.security import Refusals
-from taihu.core.wire.health import Health
-from taihu.core.wire.page_server import serve_page
+from taihu.core.wire.serving.health import Health
+from taihu.core.wire.serving.page_server import serve_page
 
 __all__ = ["Exported", "MetricsPage", "RefusedCalls", "ServerMetrics", "WorkerMetrics", "modelled_layers"]
 

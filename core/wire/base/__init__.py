@@ -1,0 +1,1 @@
+"""Addresses, clocks, patience, statuses: what both ends of calls and connections need."""
