@@ -403,7 +403,7 @@ class Communicator:
 
         Args:
             values: shape (n,), of the type's dtype, contiguous and writable; n is the same on all ranks.
-            value_type: 16-bit types are codes of `taihu.kernels.half`; every sum of two values is rounded.
+            value_type: 16-bit types are codes of `taihu.kernels.base.half`; every sum of two values is rounded.
             mean: multiply the sums by 1 / size.
 
         Raises:

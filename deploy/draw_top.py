@@ -11,7 +11,7 @@ from collections import deque
 
 from rich.console import Console
 
-from taihu.cli.top import render
+from taihu.cli.runs.top import render
 from taihu.core.coordination.membership.messages import state_from_message
 from taihu.core.coordination.overview import overview_of
 from taihu.core.coordination.status import fetch_status

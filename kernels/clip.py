@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel, kernel_reassociating
+from taihu.kernels.base.jit import kernel, kernel_reassociating
 
 __all__ = ["add_squares", "clip_norm", "clip_values", "scale", "squared_norm"]
 

@@ -20,9 +20,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from taihu.kernels.base.jit import kernel, kernel_part
+from taihu.kernels.base.memory import memory_at
 from taihu.kernels.crc32c_folding import BLOCK_WORDS, HAS_FOLDING, folded, times_x
-from taihu.kernels.jit import kernel, kernel_part
-from taihu.kernels.memory import memory_at
 
 __all__ = ["HAS_INSTRUCTION", "checksum_words", "crc32c"]
 

@@ -17,9 +17,9 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from taihu.kernels.atomics import load_acquire, store_release
-from taihu.kernels.external import external
-from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.base.atomics import load_acquire, store_release
+from taihu.kernels.base.external import external
+from taihu.kernels.base.jit import kernel, kernel_part
 
 __all__ = ["WAIT_LIMIT_S", "publish", "wait_awake_until", "wait_until"]
 

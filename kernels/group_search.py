@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.base.jit import kernel, kernel_part
 
 __all__ = ["Pipeline", "Relaxation", "allow_group", "relax", "run_pipeline", "search", "warm_up"]
 

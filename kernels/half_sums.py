@@ -1,6 +1,6 @@
 """16-bit values of mixed precision: narrowed with a look at what does not fit, checked, and summed in fp32.
 
-Micikevicius et al. 2018 (mixed precision training), section 3; codes are those of `taihu.kernels.half`.
+Micikevicius et al. 2018 (mixed precision training), section 3; codes are those of `taihu.kernels.base.half`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.bits import read_only
-from taihu.kernels.half import HALF_KINDS, INFINITY_CODES, HalfKind, add_half, decode, encode, from_half, to_half
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.bits import read_only
+from taihu.kernels.base.half import HALF_KINDS, INFINITY_CODES, HalfKind, add_half, decode, encode, from_half, to_half
+from taihu.kernels.base.jit import kernel
 
 __all__ = ["all_finite_half", "narrow", "sum_half_in_rank_order", "warm_up"]
 

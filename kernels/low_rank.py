@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel, kernel_part, kernel_reassociating
+from taihu.kernels.base.jit import kernel, kernel_part, kernel_reassociating
 
 __all__ = ["add_and_project", "leave", "product", "project_rows", "warm_up"]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 
 __all__ = ["AdamRule", "SgdRule", "adam", "sgd", "sgd_momentum", "sgd_sparse"]
 

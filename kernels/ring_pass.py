@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.kernels.base.jit import kernel, kernel_part
+from taihu.kernels.base.memory import memory_at
 from taihu.kernels.crc32c import crc32c
-from taihu.kernels.jit import kernel, kernel_part
-from taihu.kernels.memory import memory_at
 from taihu.kernels.sockets import CALL_WORDS, CAN_RECEIVE, CAN_SEND, poll_two, receive_two, send_two
 from taihu.kernels.sums import accumulate, multiply
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel, kernel_part
-from taihu.kernels.memory import memory_at
+from taihu.kernels.base.jit import kernel, kernel_part
+from taihu.kernels.base.memory import memory_at
 from taihu.kernels.sums import ReduceKind, accumulate, dtype_of, multiply
 
 __all__ = ["reduce_to_all", "warm_up"]

@@ -8,9 +8,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from taihu.kernels.external import external
-from taihu.kernels.jit import kernel_part
-from taihu.kernels.memory import memory_at
+from taihu.kernels.base.external import external
+from taihu.kernels.base.jit import kernel_part
+from taihu.kernels.base.memory import memory_at
 
 __all__ = ["BROKEN", "CALL_WORDS", "CAN_RECEIVE", "CAN_SEND", "ENDED", "poll_two", "receive_two", "send_two"]
 

@@ -9,8 +9,8 @@ from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from taihu.kernels.half import HALF_KINDS, add_codes, scale_codes
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.half import HALF_KINDS, add_codes, scale_codes
+from taihu.kernels.base.jit import kernel
 
 __all__ = ["REDUCE_KINDS", "ReduceKind", "accumulate", "dtype_of", "multiply"]
 
@@ -19,7 +19,7 @@ REDUCE_KINDS: tuple[ReduceKind, ...] = get_args(ReduceKind)
 
 
 def dtype_of(kind: ReduceKind) -> np.dtype[Any]:
-    """The NumPy type that holds values of a kind; of fp16 and bf16 these are the codes of `taihu.kernels.half`.
+    """The NumPy type that holds values of a kind; of fp16 and bf16 these are the codes of `taihu.kernels.base.half`.
 
     Raises:
         ValueError: another kind.

@@ -31,7 +31,7 @@ class _DataTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataType.Val
     DATA_TYPE_BFLOAT16: _DataType.ValueType  # 3
     DATA_TYPE_FLOAT64: _DataType.ValueType  # 4
     DATA_TYPE_INT8: _DataType.ValueType  # 5
-    """Sparse values of a few bits, see kernels/few_bits.py: codes packed into bytes; before the sections there is a step
+    """Sparse values of a few bits, see kernels/packing/few_bits.py: codes packed into bytes; before the sections there is a step
     for each of them, a bfloat16.
     """
     DATA_TYPE_INT4: _DataType.ValueType  # 6
@@ -46,7 +46,7 @@ DATA_TYPE_FLOAT16: DataType.ValueType  # 2
 DATA_TYPE_BFLOAT16: DataType.ValueType  # 3
 DATA_TYPE_FLOAT64: DataType.ValueType  # 4
 DATA_TYPE_INT8: DataType.ValueType  # 5
-"""Sparse values of a few bits, see kernels/few_bits.py: codes packed into bytes; before the sections there is a step
+"""Sparse values of a few bits, see kernels/packing/few_bits.py: codes packed into bytes; before the sections there is a step
 for each of them, a bfloat16.
 """
 DATA_TYPE_INT4: DataType.ValueType  # 6
@@ -63,7 +63,7 @@ class _EncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Encoding.Val
     """`count` values, one for every element."""
     ENCODING_SPARSE: _Encoding.ValueType  # 1
     """`selected` values, then the sections that say where they belong, one for each layer of the frame; the format of
-    sections is described in kernels/pack.py.
+    sections is described in kernels/packing/pack.py.
     """
     ENCODING_SHARED: _Encoding.ValueType  # 2
     """No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""
@@ -77,7 +77,7 @@ ENCODING_DENSE: Encoding.ValueType  # 0
 """`count` values, one for every element."""
 ENCODING_SPARSE: Encoding.ValueType  # 1
 """`selected` values, then the sections that say where they belong, one for each layer of the frame; the format of
-sections is described in kernels/pack.py.
+sections is described in kernels/packing/pack.py.
 """
 ENCODING_SHARED: Encoding.ValueType  # 2
 """No payload: the values lie in the memory that sender and receiver share (ParameterServerService.Share)."""

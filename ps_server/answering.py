@@ -19,10 +19,10 @@ from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import Encoding
 from taihu.core.wire.links.under_way import OutgoingFrame
-from taihu.kernels.few_bits import STEP_BYTES, pack_codes
-from taihu.kernels.half import HalfKind, to_half
-from taihu.kernels.pack import pack
-from taihu.kernels.scatter import gather
+from taihu.kernels.base.half import HalfKind, to_half
+from taihu.kernels.packing.few_bits import STEP_BYTES, pack_codes
+from taihu.kernels.packing.pack import pack
+from taihu.kernels.selection.scatter import gather
 from taihu.ps_server.summing import Scratch, SparseSum, Total
 
 __all__ = ["Answer", "Answering", "make_answering"]

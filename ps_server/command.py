@@ -29,7 +29,7 @@ from taihu.core.process.options import (
     make_tracer,
     supervised_by,
 )
-from taihu.core.process.preparation import importing_much
+from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.process.streams import outlive_output
 

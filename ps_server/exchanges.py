@@ -21,7 +21,7 @@ from taihu.core.base.errors import (
     StaleError,
     TaihuError,
 )
-from taihu.core.process.preparation import give_back_freed_memory
+from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience

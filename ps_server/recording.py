@@ -14,7 +14,7 @@ from taihu.core.history.recording import Recorder, as_fp32, balance_of
 from taihu.core.history.records import Sum, Update
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import At
-from taihu.kernels.half import HalfKind
+from taihu.kernels.base.half import HalfKind
 from taihu.ps_server.answering import Answering
 from taihu.ps_server.summing import Contribution, DenseSum, HalfContribution, SparseContribution, SparseSum, Total
 

@@ -25,8 +25,8 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Rates, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 from taihu.kernels.reduce import warm_up
-from taihu.kernels.scatter import scatter_assign
-from taihu.kernels.select import clear
+from taihu.kernels.selection.scatter import scatter_assign
+from taihu.kernels.selection.select import clear
 from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
 from taihu.ps_server.answering import Answer, make_answering
 from taihu.ps_server.frame_buffers import FrameBuffers

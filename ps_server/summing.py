@@ -24,14 +24,14 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import Frame, ValueType, dense_values, selected_values
 from taihu.core.wire.frames.kinds import Encoding, Gradients
-from taihu.kernels.few_bits import FEW_BITS, STEP_BYTES, round_sums
-from taihu.kernels.few_bits import warm_up as warm_up_few_bits
-from taihu.kernels.half import HalfKind, from_half
+from taihu.kernels.base.half import HalfKind, from_half
 from taihu.kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
-from taihu.kernels.pack import packed_bound
+from taihu.kernels.packing.few_bits import FEW_BITS, STEP_BYTES, round_sums
+from taihu.kernels.packing.few_bits import warm_up as warm_up_few_bits
+from taihu.kernels.packing.pack import packed_bound
 from taihu.kernels.reduce import all_finite, sum_in_rank_order
-from taihu.kernels.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
-from taihu.kernels.select import clear
+from taihu.kernels.selection.scatter import make_marks, scatter_assign, sum_sparse_in_rank_order
+from taihu.kernels.selection.select import clear
 
 __all__ = [
     "Codes",
@@ -62,7 +62,7 @@ class SparseContribution:
 
 @dataclass(frozen=True, slots=True)
 class HalfContribution:
-    """A 16-bit value for every element, as codes of `taihu.kernels.half`, and what they were multiplied by.
+    """A 16-bit value for every element, as codes of `taihu.kernels.base.half`, and what they were multiplied by.
 
     With `skipped` the worker's gradients of this step did not fit.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from taihu.core.process.starting import end_at_interrupt
+from taihu.core.process.programs.starting import end_at_interrupt
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ __all__ = ["main", "run"]
 def main() -> None:
     """Look at the surroundings and prepare the process, before anything else is imported."""
     end_at_interrupt()
-    from taihu.core.process.guard import check_surroundings  # noqa: PLC0415
-    from taihu.core.process.preparation import prepare_process  # noqa: PLC0415
+    from taihu.core.process.programs.guard import check_surroundings  # noqa: PLC0415
+    from taihu.core.process.programs.preparation import prepare_process  # noqa: PLC0415
     from taihu.core.process.streams import open_streams  # noqa: PLC0415
 
     open_streams()

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from taihu.core.base.errors import ConfigError, DataError, RunError
-from taihu.core.process.user_code import explained, load_function, own_mistakes_told, user_line
+from taihu.core.process.programs.user_code import explained, load_function, own_mistakes_told, user_line
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
-from taihu.core.process.guard import check_surroundings
-from taihu.core.process.preparation import prepare_process
+from taihu.core.process.programs.guard import check_surroundings
+from taihu.core.process.programs.preparation import prepare_process
 from taihu.core.process.streams import open_streams
 
 __all__ = ["main", "run"]

@@ -29,8 +29,8 @@ from taihu.core.optimization import in_steps
 from taihu.core.planner.groups import group_of_layer
 from taihu.core.process.last_will import LastWill
 from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.programs.user_code import own_mistakes_told
 from taihu.core.process.results import RESULTS_FORMAT
-from taihu.core.process.user_code import own_mistakes_told
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.base.clock import SystemClock
 from taihu.worker.data.base.dataset import Dataset

@@ -14,7 +14,7 @@ from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import RingSegment, SparseMessage
-from taihu.kernels.half import add_half, scale_half
+from taihu.kernels.base.half import add_half, scale_half
 from taihu.kernels.sums import ReduceKind
 
 __all__ = ["Action", "Arrival", "IsFailed", "Operation", "OperationKey", "Schedule", "Segment", "reduce_kind"]

@@ -117,7 +117,7 @@ class SharedAllreduce:
             stop: the one after the last.
             own: ranges that this rank sums; those of all ranks cover [start, stop) once. By default, one of P ranges
                 of equal size.
-            value_type: of fp16 and bf16 the area holds the codes of `taihu.kernels.half`.
+            value_type: of fp16 and bf16 the area holds the codes of `taihu.kernels.base.half`.
             mean: whether the mean is wanted.
             is_failed: asked at least every 50 ms while waiting; an error that it returns ends the wait.
 

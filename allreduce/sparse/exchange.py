@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ExchangeError, FrameError
-from taihu.kernels.scatter import make_marks, sum_sparse_in_rank_order
-from taihu.kernels.slice_sum import is_ascending
+from taihu.kernels.selection.scatter import make_marks, sum_sparse_in_rank_order
+from taihu.kernels.selection.slice_sum import is_ascending
 
 __all__ = ["Expected", "Inbox", "Message", "RankOrderSum", "Slice", "SparseExchange", "ring_offset_rounds"]
 

@@ -16,7 +16,7 @@ from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import Encoding, SparseMessage
-from taihu.kernels.pack import pack, packed_bound, unpack
+from taihu.kernels.packing.pack import pack, packed_bound, unpack
 
 __all__ = ["SparseMesh", "SparseOperation"]
 

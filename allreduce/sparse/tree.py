@@ -27,7 +27,7 @@ import numpy as np
 
 from taihu.allreduce.sparse.exchange import Expected, Message, Slice, SparseExchange
 from taihu.core.base.errors import ConfigError
-from taihu.kernels.slice_sum import keep_largest, merge_add
+from taihu.kernels.selection.slice_sum import keep_largest, merge_add
 
 __all__ = ["GtopkTree"]
 

@@ -28,9 +28,9 @@ from taihu.cli.planning.link_rate import parse_rate
 from taihu.core.optimization.shard import OptimizerShard
 from taihu.core.planner.groups import Group
 from taihu.core.settings.optimizer import OptimizerSettings
-from taihu.kernels.pack import pack, packed_bound, unpack
+from taihu.kernels.packing.pack import pack, packed_bound, unpack
 from taihu.kernels.reduce import sum_in_rank_order
-from taihu.kernels.scatter import make_marks, sum_sparse_in_rank_order
+from taihu.kernels.selection.scatter import make_marks, sum_sparse_in_rank_order
 from taihu.simulation.sizes import PASSES_OF_UPDATE
 from taihu.worker.engine.base.layer import StepContext
 from taihu.worker.engine.models.loading import build_model

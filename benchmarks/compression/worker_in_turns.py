@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from taihu.core.process.preparation import prepare_process
+from taihu.core.process.programs.preparation import prepare_process
 
 if TYPE_CHECKING:
     from taihu.core.compression import GroupCompressor, Packed, Selection

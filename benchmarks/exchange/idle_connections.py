@@ -27,7 +27,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Final, Self
 
-from taihu.core.process.preparation import allow_open_files
+from taihu.core.process.programs.preparation import allow_open_files
 from taihu.core.wire.base.address import free_port
 
 __all__ = ["Strangers", "main"]

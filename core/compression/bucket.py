@@ -15,7 +15,7 @@ from taihu.core.compression.methods import Compressor
 from taihu.core.compression.parcels import Parcels
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
-from taihu.kernels.half import from_half
+from taihu.kernels.base.half import from_half
 
 __all__ = ["Bucket", "HeldBack"]
 

@@ -17,10 +17,10 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import ValueType
-from taihu.kernels.few_bits import STEP_BYTES, largest_multiple, pack_codes
-from taihu.kernels.half import from_half, to_half
+from taihu.kernels.base.half import from_half, to_half
 from taihu.kernels.half_sums import all_finite_half
-from taihu.kernels.pack import pack, packed_bound
+from taihu.kernels.packing.few_bits import STEP_BYTES, largest_multiple, pack_codes
+from taihu.kernels.packing.pack import pack, packed_bound
 from taihu.kernels.reduce import all_finite
 
 __all__ = ["GroupCompressor", "Packed", "Selection"]

@@ -25,11 +25,11 @@ from taihu.core.settings import CompressionSettings, OptimizerSettings
 from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import Method, Threshold, UnitKind
 from taihu.core.wire.frames.headers import ValueType
+from taihu.kernels.base.half import HALF_KINDS
 from taihu.kernels.clip import scale, squared_norm
-from taihu.kernels.few_bits import FEW_BITS, take_multiples, warm_up
-from taihu.kernels.half import HALF_KINDS
-from taihu.kernels.select import clear, take_rounded
-from taihu.kernels.unit_select import Arenas, Rule, most_of
+from taihu.kernels.packing.few_bits import FEW_BITS, take_multiples, warm_up
+from taihu.kernels.selection.select import clear, take_rounded
+from taihu.kernels.selection.unit_select import Arenas, Rule, most_of
 
 __all__ = ["Compressor", "kept_elements", "make_compressor"]
 
@@ -53,7 +53,7 @@ class Compressor:
         density: share of the elements that is kept once the warm-up is over.
         refresh_every: updates between exact thresholds (s in docs/methods.md section 1.1).
         value_type: of what is sent; what rounding takes away stays in the residual. Those of a few bits are multiples
-            of a step of their unit (`taihu.kernels.few_bits`).
+            of a step of their unit (`taihu.kernels.packing.few_bits`).
         density_warmup_steps: the density falls exponentially from 1 to `density` within these steps.
         momentum, weight_decay, nesterov: applied before selection (momentum correction, Lin et al. 2018, section
             3.2); all zero when the servers do it.

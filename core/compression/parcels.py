@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.headers import ValueType
-from taihu.kernels.half import from_half
-from taihu.kernels.pack import pack, unpack
-from taihu.kernels.scatter import make_marks, scatter_add
-from taihu.kernels.sections import MAX_PARAMETER, MAX_VARINT_BYTES
+from taihu.kernels.base.half import from_half
+from taihu.kernels.packing.pack import pack, unpack
+from taihu.kernels.packing.sections import MAX_PARAMETER, MAX_VARINT_BYTES
+from taihu.kernels.selection.scatter import make_marks, scatter_add
 
 __all__ = ["Parcels", "sections_bound"]
 
@@ -30,7 +30,7 @@ Bytes = NDArray[np.uint8]
 def sections_bound(count: int, elements: int) -> int:
     """Bytes that always suffice for the section of up to `count` positions in one piece of `elements`.
 
-    `taihu.kernels.pack` takes the encoding of the fewest bytes: no more than a bitmap, and no more than Rice's of any
+    `kernels.packing.pack` takes the encoding of the fewest bytes: at most a bitmap, and at most Rice's of any
     parameter k, whose quotients together are below `elements / 2**k`.
     """
     bitmap = -(-elements // 8)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.compression.state import CompressionState
-from taihu.kernels.select import accumulate_select, momentum_select, take_all
-from taihu.kernels.unit_select import Arenas, Rule, select_units
+from taihu.kernels.selection.select import accumulate_select, momentum_select, take_all
+from taihu.kernels.selection.unit_select import Arenas, Rule, select_units
 
 __all__ = ["Select", "accumulate", "by_threshold", "everything"]
 

@@ -15,7 +15,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.traits.methods import UnitKind
 from taihu.kernels.clip import scale
-from taihu.kernels.unit_select import Outcomes, Thresholds
+from taihu.kernels.selection.unit_select import Outcomes, Thresholds
 
 __all__ = ["CompressionState", "Outcome", "Unit", "lowered", "units_of_plan"]
 

@@ -14,7 +14,7 @@ from taihu.core.compression.balance import Weighed
 from taihu.core.history.digest import Digest, Values, bits_of
 from taihu.core.history.records import Balance, Begin, Record, Update
 from taihu.core.job import Job
-from taihu.kernels.half import HalfKind, from_half
+from taihu.kernels.base.half import HalfKind, from_half
 
 __all__ = ["Recorder", "as_fp32", "balance_of", "recorded_history"]
 

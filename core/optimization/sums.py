@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.scatter import scatter_assign
+from taihu.kernels.selection.scatter import scatter_assign
 
 __all__ = ["SumShard"]
 

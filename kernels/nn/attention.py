@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel_reassociating
+from taihu.kernels.base.jit import kernel_reassociating
 
 __all__ = ["causal_softmax", "causal_softmax_gradient"]
 

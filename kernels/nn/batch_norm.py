@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.nn.column_tile import (
     affine_tile,
     gradient_moments_tile,

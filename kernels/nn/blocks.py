@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel_part
+from taihu.kernels.base.jit import kernel_part
 from taihu.kernels.nn.filters import TILE_ROWS, Filters
 from taihu.kernels.nn.window import Window
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.nn.blocks import BlockPart, Blocks, Result, Source, padded_part, part_of
 from taihu.kernels.nn.filters import TILE_ROWS, tile_width
 from taihu.kernels.nn.register_tile import window_tile

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 
 __all__ = ["gelu", "gelu_with_slope", "scaled", "unary_grains"]
 

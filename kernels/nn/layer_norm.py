@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel_reassociating
+from taihu.kernels.base.jit import kernel_reassociating
 
 __all__ = ["layer_norm", "layer_norm_gradient", "norm_blocks"]
 

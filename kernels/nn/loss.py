@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 
 __all__ = ["binary_cross_entropy", "cross_entropy", "smoothed_cross_entropy", "squared_error", "surprise"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 from taihu.kernels.nn.filters import TILE_ROWS, padded_filters
 from taihu.kernels.nn.register_tile import window_tile
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 from taihu.kernels.nn.pooling_tile import max_gradient_tile, max_tile
 from taihu.kernels.nn.vectors import VECTOR_BYTES
 from taihu.kernels.nn.window import Window, covered, tap

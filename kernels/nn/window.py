@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from taihu.kernels.jit import kernel_part
+from taihu.kernels.base.jit import kernel_part
 
 __all__ = ["Window", "covered", "tap"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 from taihu.kernels.sw26010.dma import Transfer, spread
 from taihu.kernels.sw26010.ledger import Work
 from taihu.kernels.sw26010.machine import (

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 from taihu.kernels.optim import SgdRule, sgd, sgd_momentum
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.streams import Pass, StreamPlan, execute_stream, plan_slabs, plan_stream

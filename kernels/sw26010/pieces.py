@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.nn.window import Window, covered, tap
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows

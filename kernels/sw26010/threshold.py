@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.errors import BlockingError
 from taihu.kernels.sw26010.ledger import Ledger

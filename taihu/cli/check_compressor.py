@@ -11,7 +11,7 @@ import typer
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.compression.coder_conformance import CODER_PROMISES
 from taihu.core.compression.conformance import PROMISES, Promise, Trial, broken_by
-from taihu.core.process.user_code import explained, load_object, split_function
+from taihu.core.process.programs.user_code import explained, load_object, split_function
 from taihu.core.traits.methods import METHODS, Method
 
 __all__ = ["check_compressor"]

@@ -12,8 +12,8 @@ from typer.core import TyperCommand
 from taihu.cli.former import former_option
 from taihu.core.base.errors import ConfigError
 from taihu.core.process.command_line import command_of
-from taihu.core.process.preparation import importing_much
-from taihu.core.process.starting import begun
+from taihu.core.process.programs.preparation import importing_much
+from taihu.core.process.programs.starting import begun
 
 __all__ = ["LazyCommand"]
 

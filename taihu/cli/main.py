@@ -30,29 +30,33 @@ _COMMANDS: Final = (
     ),
     (
         "runs",
-        "taihu.cli.runs:runs",
+        "taihu.cli.runs.runs:runs",
         "List the runs of a folder: when each began, whether it goes on or how it ended, its last step and scores.",
     ),
-    ("status", "taihu.cli.status:status", "Show the members of a running job and where each of them is."),
+    ("status", "taihu.cli.runs.status:status", "Show the members of a running job and where each of them is."),
     (
         "top",
-        "taihu.cli.top:top",
+        "taihu.cli.runs.top:top",
         "Show a run while it goes on: where its time goes, its traffic, loss, and who holds up whom.",
     ),
-    ("logs", "taihu.cli.logs:logs", "Show what the processes of a run on this machine logged, in the order of time."),
+    (
+        "logs",
+        "taihu.cli.runs.logs:logs",
+        "Show what the processes of a run on this machine logged, in the order of time.",
+    ),
     (
         "stop",
-        "taihu.cli.stop:stop",
+        "taihu.cli.runs.stop:stop",
         "Stop a run in good order: behind its next steps, with a model and, where it keeps them, a checkpoint.",
     ),
     (
         "report",
-        "taihu.cli.report:report",
+        "taihu.cli.runs.report:report",
         "Make one HTML page of a run: loss and accuracy, where its time went, what was exchanged, its processes.",
     ),
     (
         "predict",
-        "taihu.cli.predict:predict",
+        "taihu.cli.models.predict:predict",
         "Tell what a saved model says about samples in files: a line for each, likeliest classes first, or values.",
     ),
     (
@@ -81,18 +85,18 @@ _MORE: Final = (
     ),
     (
         "check-model",
-        "taihu.cli.check_model:check_model",
+        "taihu.cli.models.check_model:check_model",
         "Show the layers of a model, and check the gradients of each of them against central differences.",
     ),
     (
         "check-data",
-        "taihu.cli.check_data:check_data",
+        "taihu.cli.models.check_data:check_data",
         "Tell all defects of a data set at once, each kind with its number and the first rows or files.",
     ),
-    ("evaluate", "taihu.cli.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
+    ("evaluate", "taihu.cli.models.evaluate:evaluate_file", "Test a saved model on the test set of its data."),
     (
         "export",
-        "taihu.cli.export:export",
+        "taihu.cli.models.export:export",
         "Write a saved model for another library; both take raw inputs, as the data had them, channels last.",
     ),
     (
@@ -148,7 +152,7 @@ _DEVELOPMENT: Final = (
     ),
     (
         "history",
-        "taihu.cli.history:history",
+        "taihu.cli.runs.history:history",
         "Check what all processes of a run recorded: nothing lost, nothing applied twice, updates in step order.",
     ),
 )
@@ -189,22 +193,22 @@ _BENCHES: Final = (
 _CHECKPOINTS: Final = (
     (
         "ls",
-        "taihu.cli.checkpoint:ls",
+        "taihu.cli.runs.checkpoint:ls",
         "List the checkpoints of a run that a run can go on from: step, size, and who wrote them.",
     ),
     (
         "verify",
-        "taihu.cli.checkpoint:verify",
+        "taihu.cli.runs.checkpoint:verify",
         "Read all files of checkpoints, and compare them with what their manifests say.",
     ),
     (
         "export",
-        "taihu.cli.checkpoint:export",
+        "taihu.cli.runs.checkpoint:export",
         "Write the model of a checkpoint, the newest that is whole, as `taihu train --save` does.",
     ),
     (
         "reshard",
-        "taihu.cli.checkpoint:reshard_checkpoint",
+        "taihu.cli.runs.checkpoint:reshard_checkpoint",
         "Write a checkpoint as another number of servers and workers would have.",
     ),
 )

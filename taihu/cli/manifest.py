@@ -17,8 +17,8 @@ from taihu.core.base.words import counted
 from taihu.core.job import Job, Overrides, load_job, parse_assignments
 from taihu.core.model.names import net_file, own_data, own_model
 from taihu.core.process.options import ServersOption, SetOption, WorkersOption, refuse
+from taihu.core.process.programs.user_code import split_function
 from taihu.core.process.results import check_folder_writable
-from taihu.core.process.user_code import split_function
 from taihu.launch.kubernetes.manifest import manifest
 from taihu.launch.kubernetes.options import DATA_FOLDER, Issuer, ManifestOptions, Resources, Script
 from taihu.launch.place import script_job

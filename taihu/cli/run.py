@@ -19,8 +19,8 @@ from taihu.core.job.flags import JobFlags, takes_job_flags
 from taihu.core.job.machine import check_processes
 from taihu.core.job.run_folder import note_failure, prepare_run
 from taihu.core.process.entry import Interrupts
-from taihu.core.process.guard import file_in_the_way
 from taihu.core.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
+from taihu.core.process.programs.guard import file_in_the_way
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.core.process.streams import outlive_output
 from taihu.launch.place import script_job

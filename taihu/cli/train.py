@@ -26,7 +26,7 @@ from taihu.core.process.options import (
     from_here,
     make_tracer,
 )
-from taihu.core.process.preparation import importing_much
+from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.core.process.streams import outlive_output
 from taihu.core.traits.methods import METHODS

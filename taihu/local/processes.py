@@ -23,7 +23,7 @@ from taihu.core.job.environment import without_settings
 from taihu.core.process.entry import EXIT_INTERRUPTED
 from taihu.core.process.forking import ForkedProcess, can_fork
 from taihu.core.process.notices import read_notices
-from taihu.core.process.preparation import importing_much
+from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.spare import SpareProcess
 from taihu.core.security.token import TOKEN_VARIABLE, Token
 from taihu.local.causes import Ended, cause_of, end_in_words

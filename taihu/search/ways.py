@@ -17,7 +17,7 @@ from taihu.core.job.settled import check_without_script
 from taihu.core.traits.exchanges import RING, SERVER
 from taihu.core.traits.methods import DLGS, LAGS, METHODS, NONE, QUANTIZED, TOPK, Method
 from taihu.core.traits.stages import STAGES, Stage
-from taihu.kernels.few_bits import FEW_BITS
+from taihu.kernels.packing.few_bits import FEW_BITS
 
 __all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of", "why_no_higher_stage"]
 

@@ -17,7 +17,7 @@ from taihu.torch.group.built_in_hooks import run_in_python
 from taihu.torch.group.ending import Present
 from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.process_group import TaihuGroup
-from taihu.torch.reports import begin_results, options_of
+from taihu.torch.steps.reports import begin_results, options_of
 
 __all__ = ["Groups", "register"]
 

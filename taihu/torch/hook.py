@@ -21,7 +21,7 @@ from taihu.core.job import load_job
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.methods import METHODS
 from taihu.core.wire.frames.headers import ValueType
-from taihu.torch.layer_rates import rates_by_id
+from taihu.torch.steps.layer_rates import rates_by_id
 
 __all__ = ["ExchangeState", "exchange_hook"]
 

@@ -10,8 +10,8 @@ import torch
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job
-from taihu.torch.exchanged import Optimized
-from taihu.torch.steps import BackwardSteps
+from taihu.torch.gradients.exchanged import Optimized
+from taihu.torch.steps.steps import BackwardSteps
 
 __all__ = ["PREFIX", "LocalSteps"]
 

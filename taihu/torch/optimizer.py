@@ -14,13 +14,13 @@ from typing_extensions import override
 
 from taihu.core.base.errors import ConfigError
 from taihu.torch.advice import advice_on_optimizer
-from taihu.torch.exchanged import Optimized
-from taihu.torch.gradients import check_parameters, layout_of, trained
+from taihu.torch.gradients.exchanged import Optimized
+from taihu.torch.gradients.gradients import check_parameters, layout_of, trained
+from taihu.torch.gradients.rules import ScriptOptimizer
 from taihu.torch.local_steps import PREFIX as LOCAL
 from taihu.torch.local_steps import LocalSteps
-from taihu.torch.rules import ScriptOptimizer
-from taihu.torch.server_updates import ServerUpdates
-from taihu.torch.steps import BackwardSteps
+from taihu.torch.steps.server_updates import ServerUpdates
+from taihu.torch.steps.steps import BackwardSteps
 from taihu.torch.world import World
 
 __all__ = ["DistributedOptimizer"]

@@ -14,7 +14,7 @@ from typing_extensions import override
 from taihu.core.base.errors import ConfigError, DataError
 from taihu.core.planner.fc_mode import FcJob, FcLayer, choose_fc
 from taihu.core.wire.base.clock import SystemClock
-from taihu.torch.spread import Call, Product, Spread, mark
+from taihu.torch.gradients.spread import Call, Product, Spread, mark
 from taihu.torch.world import World
 from taihu.worker.fc.probe import agree_on_links
 from taihu.worker.fc.shards import split_columns

@@ -25,15 +25,15 @@ from taihu.core.process.ending import log_of_script, tell
 from taihu.core.process.last_will import LastWill
 from taihu.core.wire.base.clock import SystemClock
 from taihu.torch.anew import between_workers_of, plan_anew
-from taihu.torch.coded import CodedGradients, Codes
-from taihu.torch.exchanged import Optimized, digest_of_tensors
-from taihu.torch.gradients import GradientArena
+from taihu.torch.gradients.coded import CodedGradients, Codes
+from taihu.torch.gradients.exchanged import Optimized, digest_of_tensors
+from taihu.torch.gradients.gradients import GradientArena
+from taihu.torch.gradients.spread import Spread, is_spread
 from taihu.torch.place import RunPlace
-from taihu.torch.reports import Reports, options_of
-from taihu.torch.roll_call import Call, RollCall, Word
-from taihu.torch.server_updates import ServerUpdates
-from taihu.torch.spread import Spread, is_spread
-from taihu.torch.steps import BackwardSteps
+from taihu.torch.steps.reports import Reports, options_of
+from taihu.torch.steps.roll_call import Call, RollCall, Word
+from taihu.torch.steps.server_updates import ServerUpdates
+from taihu.torch.steps.steps import BackwardSteps
 from taihu.worker.exchange.session import (
     Exchanged,
     Reporting,

@@ -31,7 +31,7 @@ from taihu.core.planner.partition import FrameSpec, Shard, slice_bounds
 from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Parameters, RingSegment
-from taihu.kernels.half import from_half, to_half
+from taihu.kernels.base.half import from_half, to_half
 
 Values = NDArray[Any]
 KEY = OperationKey(At(3, 7, 1), 2)

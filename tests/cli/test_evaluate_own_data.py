@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from taihu.cli.evaluate import evaluate_file
+from taihu.cli.models.evaluate import evaluate_file
 from taihu.core.base.errors import ModelError
 from taihu.core.job import load_job
 from taihu.core.process.results import read_json

@@ -104,7 +104,7 @@ def test_help_of_a_command_computes_nothing_and_connects_to_nothing() -> None:
 
 
 def test_who_only_looks_on_needs_no_arrays() -> None:
-    looking_on = ("taihu.local.training", "taihu.cli.status", "taihu.cli.top")
+    looking_on = ("taihu.local.training", "taihu.cli.runs.status", "taihu.cli.runs.top")
     for name, modules in zip(looking_on, imported_by(*(f"import {name}" for name in looking_on)), strict=True):
         assert {name, "grpc"} <= modules
         assert not modules & NUMERIC, name

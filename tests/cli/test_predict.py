@@ -14,9 +14,9 @@ import typer
 from numpy.typing import NDArray
 from PIL import Image
 
-from taihu.cli.evaluate import evaluate_file
-from taihu.cli.export import export
-from taihu.cli.predict import predict
+from taihu.cli.models.evaluate import evaluate_file
+from taihu.cli.models.export import export
+from taihu.cli.models.predict import predict
 from taihu.core.job import Job
 from taihu.core.process.entry import run_app
 from taihu.worker.data.load import load_dataset

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.daemons import Start, listening, wait_for
 
-from taihu.cli.top import render
+from taihu.cli.runs.top import render
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.messages import member_to_message, progress_to_message
 from taihu.core.coordination.overview import COLUMNS, overview_of

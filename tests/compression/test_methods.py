@@ -28,8 +28,8 @@ from taihu.core.planner.groups import Group
 from taihu.core.settings import CompressionSettings, OptimizerSettings
 from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import METHODS
-from taihu.kernels.few_bits import FEW_BITS
-from taihu.kernels.half import HALF_KINDS, from_half
+from taihu.kernels.base.half import HALF_KINDS, from_half
+from taihu.kernels.packing.few_bits import FEW_BITS
 
 quick = settings(deadline=None, max_examples=60)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from taihu.core.base.errors import FrameError
 from taihu.core.compression.parcels import Parcels, sections_bound
 from taihu.core.wire.frames.headers import ValueType
-from taihu.kernels.half import from_half, to_half
-from taihu.kernels.pack import pack, packed_bound
+from taihu.kernels.base.half import from_half, to_half
+from taihu.kernels.packing.pack import pack, packed_bound
 
 
 @st.composite

@@ -18,7 +18,7 @@ from taihu.core.compression.methods import kept_elements
 from taihu.core.compression.selecting import accumulate
 from taihu.core.compression.state import CompressionState
 from taihu.core.traits.methods import DLGS, LAGS, METHODS, Method
-from taihu.kernels.unit_select import Arenas, Rule
+from taihu.kernels.selection.unit_select import Arenas, Rule
 
 Part = tuple[NDArray[np.int32], NDArray[np.float32]]
 Choose = Callable[[NDArray[np.float32], int, int, Any], NDArray[np.int64]]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numba.core.errors import TypingError
 from numpy.typing import NDArray
 
-from taihu.kernels.atomics import load_acquire, store_release
+from taihu.kernels.base.atomics import load_acquire, store_release
+from taihu.kernels.base.jit import kernel
 from taihu.kernels.futex import publish, wait_until
-from taihu.kernels.jit import kernel
 
 pytestmark = pytest.mark.usefixtures("all_cores")
 

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from taihu.kernels.base.jit import kernel
 from taihu.kernels.crc32c import HAS_INSTRUCTION, _in_streams, checksum_words, crc32c
-from taihu.kernels.jit import kernel
 
 pytestmark = pytest.mark.skipif(not HAS_INSTRUCTION, reason="this processor has no instruction for it")
 

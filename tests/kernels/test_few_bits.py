@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels.few_bits import codes_bytes, pack_codes, read_codes, round_sums, take_multiples
+from taihu.kernels.packing.few_bits import codes_bytes, pack_codes, read_codes, round_sums, take_multiples
 
 quick = settings(deadline=None, max_examples=150)
 BITS = st.sampled_from([8, 4, 2])

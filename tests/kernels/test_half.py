@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels.half import HALF_KINDS, HalfKind, from_half, split, to_half
+from taihu.kernels.base.half import HALF_KINDS, HalfKind, from_half, split, to_half
 
 quick = settings(deadline=None, max_examples=100)
 kinds = st.sampled_from(HALF_KINDS)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels.half import HALF_KINDS, LARGEST, HalfKind, from_half, to_half
+from taihu.kernels.base.half import HALF_KINDS, LARGEST, HalfKind, from_half, to_half
 from taihu.kernels.half_sums import all_finite_half, narrow, sum_half_in_rank_order
 
 quick = settings(deadline=None, max_examples=100)

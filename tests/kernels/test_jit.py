@@ -12,10 +12,10 @@ from typing import Any
 from numba.core.dispatcher import Dispatcher
 
 from taihu.kernels import group_search, reduce
-from taihu.kernels.jit import sources_stamp
+from taihu.kernels.base.jit import sources_stamp
 
 KERNELS = """
-from taihu.kernels.jit import kernel
+from taihu.kernels.base.jit import kernel
 
 @kernel
 def inner(x):
@@ -69,7 +69,7 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
 
 
 PARTS = """
-from taihu.kernels.jit import kernel, kernel_part
+from taihu.kernels.base.jit import kernel, kernel_part
 
 @kernel_part
 def inner(x):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core import config as numba_config
 
-from taihu.kernels import cache as module
-from taihu.kernels.jit import kernel
+from taihu.kernels.base import cache as module
+from taihu.kernels.base.jit import kernel
 
 config: Any = numba_config
 

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels.pack import pack, packed_bound, unpack, warm_up
-from taihu.kernels.section_reader import read_sections
-from taihu.kernels.section_writer import write_sections
+from taihu.kernels.packing.pack import pack, packed_bound, unpack, warm_up
+from taihu.kernels.packing.section_reader import read_sections
+from taihu.kernels.packing.section_writer import write_sections
 
 Indices = NDArray[np.int32]
 Octets = NDArray[np.uint8]

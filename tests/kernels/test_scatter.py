@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels import scatter
 from taihu.kernels.reduce import sum_in_rank_order
-from taihu.kernels.scatter import (
+from taihu.kernels.selection import scatter
+from taihu.kernels.selection.scatter import (
     gather,
     gather_union,
     make_marks,

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import taihu.kernels.select
-from taihu.kernels.half import HALF_KINDS, HalfKind, from_half, to_half
-from taihu.kernels.select import (
+import taihu.kernels.selection.select
+from taihu.kernels.base.half import HALF_KINDS, HalfKind, from_half, to_half
+from taihu.kernels.selection.select import (
     accumulate_select,
     clear,
     kth_largest_magnitude,
@@ -345,7 +345,7 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     warm_up()
     compiled: dict[str, Any] = {
         name: len(value.signatures)
-        for name, value in vars(taihu.kernels.select).items()
+        for name, value in vars(taihu.kernels.selection.select).items()
         if hasattr(value, "signatures")
     }
     gradient, residual = some_values(100, 0), some_values(100, 3)
@@ -358,4 +358,4 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     take_rounded(residual, indices[:count], np.empty(count, dtype=np.uint16), "bf16")
     clear(residual, indices[:count])
     for name, signatures in compiled.items():
-        assert len(getattr(taihu.kernels.select, name).signatures) == signatures, name
+        assert len(getattr(taihu.kernels.selection.select, name).signatures) == signatures, name

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels import slice_sum
-from taihu.kernels.slice_sum import is_ascending, keep_largest, merge_add, warm_up
+from taihu.kernels.selection import slice_sum
+from taihu.kernels.selection.slice_sum import is_ascending, keep_largest, merge_add, warm_up
 
 Indices = NDArray[np.int32]
 Values = NDArray[np.float32]

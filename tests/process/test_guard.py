@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taihu.core.job.environment import without_settings
-from taihu.core.process.guard import check_surroundings, file_in_the_way, leave_starting_folder
+from taihu.core.process.programs.guard import check_surroundings, file_in_the_way, leave_starting_folder
 
 ROOT = Path(__file__).parents[2]
 # Names that files beside a script may have: they are none of taihu's at the top.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from taihu.core.process.preparation import allow_open_files
+from taihu.core.process.programs.preparation import allow_open_files
 
 
 def test_a_process_may_open_as_many_files_as_the_system_lets_it() -> None:

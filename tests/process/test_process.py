@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.core.process.preparation import (
+from taihu.core.process.programs.preparation import (
     give_back_freed_memory,
     keep_freed_memory,
     prefer_widest_vectors,
@@ -46,7 +46,7 @@ def test_a_system_without_cpuinfo_keeps_its_blas(tmp_path: Path) -> None:
 
 LETTERS = """
 import os, sys
-from taihu.core.process.preparation import prepare_process
+from taihu.core.process.programs.preparation import prepare_process
 prepare_process(os.environ)
 print(sys.argv[1:], os.path.exists(sys.argv[1]), ascii(sys.argv[1]))
 """
@@ -83,7 +83,7 @@ _KEEP_AND_GIVE_BACK = """
 import sys
 from pathlib import Path
 from threading import Barrier, Thread
-from taihu.core.process.preparation import give_back_freed_memory, keep_freed_memory
+from taihu.core.process.programs.preparation import give_back_freed_memory, keep_freed_memory
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 def fill(count, filled, freed):

@@ -34,7 +34,7 @@ def run(module: str, *arguments: str, before: str = "") -> subprocess.CompletedP
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("taihu.core.process.guard", "train"),
+        ("taihu.core.process.programs.guard", "train"),
         ("taihu.core.job", "run"),
         ("typer", "status"),
         ("numpy", "dev bench select"),
@@ -48,7 +48,7 @@ def test_ctrl_c_while_a_command_is_imported_is_told_in_one_line(module: str, com
 
 def test_ctrl_c_in_a_command_that_has_begun_lets_it_close_what_it_has_opened() -> None:
     program = (
-        "import os, signal\nfrom taihu.core.process.starting import begun, end_at_interrupt\n"
+        "import os, signal\nfrom taihu.core.process.programs.starting import begun, end_at_interrupt\n"
         "end_at_interrupt()\nbegun()\n"
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    print('closed')\n"
     )
@@ -78,5 +78,6 @@ def test_nothing_is_imported_before_ctrl_c_is_told_in_one_line() -> None:
         "taihu.__main__",
         "taihu.core",
         "taihu.core.process",
-        "taihu.core.process.starting",
+        "taihu.core.process.programs",
+        "taihu.core.process.programs.starting",
     ]

@@ -16,8 +16,8 @@ from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.kernels.half import from_half, to_half
-from taihu.kernels.pack import packed_bound
+from taihu.kernels.base.half import from_half, to_half
+from taihu.kernels.packing.pack import packed_bound
 from taihu.ps_server.aggregator import Outcome
 
 Wide = NDArray[np.float64]

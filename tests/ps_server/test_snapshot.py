@@ -11,7 +11,7 @@ from support.frames import changed
 from support.shards import KINDS, LAYOUT, OTHER_GROUPS, Driven, bits, driven, make_plan, shard_job
 
 from taihu.core.base.errors import FrameError, ModelError, StaleError
-from taihu.kernels.half import from_half
+from taihu.kernels.base.half import from_half
 from taihu.ps_server.snapshot import Snapshot
 
 STEPS = 8

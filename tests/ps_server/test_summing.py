@@ -11,8 +11,8 @@ from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import FrameSpec, Piece
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.kinds import Encoding, Summed
-from taihu.kernels.half import HalfKind, to_half
-from taihu.kernels.pack import packed_bound
+from taihu.kernels.base.half import HalfKind, to_half
+from taihu.kernels.packing.pack import packed_bound
 from taihu.ps_server.answering import make_answering
 from taihu.ps_server.summing import (
     Contribution,

@@ -20,8 +20,8 @@ from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Question
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.kernels.half import HalfKind, from_half, to_half
-from taihu.kernels.pack import pack, packed_bound, unpack
+from taihu.kernels.base.half import HalfKind, from_half, to_half
+from taihu.kernels.packing.pack import pack, packed_bound, unpack
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.server_shard import ServerShard
 

@@ -178,7 +178,7 @@ def test_watches_without_their_request_keep_no_place_from_others() -> None:
 
 SERVER = """
 import sys
-from taihu.core.process.preparation import prepare_process
+from taihu.core.process.programs.preparation import prepare_process
 prepare_process({})
 from taihu.core.wire.serving.server import RpcServer
 server = RpcServer.create(threads=8)

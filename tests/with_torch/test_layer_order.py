@@ -17,8 +17,8 @@ from torch import nn
 from taihu.core.base.errors import ConfigError, TaihuError
 from taihu.core.compression.state import CompressionState
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
+from taihu.torch.gradients.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.optimizer import DistributedOptimizer
-from taihu.torch.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.world import World
 from taihu.worker.training.step_driver import StepDriver
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.torch.optimizer import DistributedOptimizer
-from taihu.torch.turns import Turns
+from taihu.torch.steps.turns import Turns
 from taihu.torch.world import World
 
 SETS = st.frozensets(st.integers(0, 2), min_size=1)

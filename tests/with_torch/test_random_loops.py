@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.pytorch.random_loops import Loop, Step, source_of
 from benchmarks.pytorch.random_scripts import drawn, outcome_of
-from taihu.torch.steps import BackwardSteps
+from taihu.torch.steps.steps import BackwardSteps
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,9 +13,9 @@ from torch import nn
 from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.core.coordination.listener import ListenOptions
 from taihu.core.job import settled
+from taihu.torch.gradients.rules import ScriptOptimizer
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.place import RunPlace
-from taihu.torch.rules import ScriptOptimizer
 from taihu.torch.sharded_linear import shard_linear
 from taihu.torch.world import World
 

@@ -20,10 +20,10 @@ from support.torch_workers import on_workers
 from torch import nn
 
 from taihu.core.base.errors import RunError
-from taihu.torch.gradients import layout_of, trained
-from taihu.torch.modules import ModuleReads
+from taihu.torch.gradients.gradients import layout_of, trained
+from taihu.torch.gradients.rules import ScriptOptimizer
 from taihu.torch.optimizer import DistributedOptimizer
-from taihu.torch.rules import ScriptOptimizer
+from taihu.torch.steps.modules import ModuleReads
 from taihu.torch.world import World
 from taihu.worker.exchange.base.route import Updated
 from taihu.worker.exchange.shell import Exchange

@@ -13,7 +13,7 @@ from support.torch_workers import on_workers
 from torch import nn
 
 from taihu.torch.optimizer import DistributedOptimizer
-from taihu.torch.reports import Reports
+from taihu.torch.steps.reports import Reports
 from taihu.torch.world import World
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.training.step_record import StepRecord

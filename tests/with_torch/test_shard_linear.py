@@ -24,10 +24,10 @@ from taihu.core.base.errors import ConfigError, DataError, RunError
 from taihu.core.planner.fc_mode import FcLinks
 from taihu.core.planner.partition import all_bounds
 from taihu.torch import sharded_linear
-from taihu.torch.gradients import trained
+from taihu.torch.gradients.gradients import trained
+from taihu.torch.gradients.spread import Call, Product, Spread, is_spread
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.sharded_linear import ShardedLinear, shard_linear
-from taihu.torch.spread import Call, Product, Spread, is_spread
 from taihu.torch.world import World
 
 STEPS = 20

@@ -16,10 +16,10 @@ from support.small_net import new_net
 from support.torch_workers import on_workers
 from torch.nn import functional
 
-import taihu.torch.gradients as gradients_module
-from taihu.torch.gradients import GradientArena, layout_of
+import taihu.torch.gradients.gradients as gradients_module
+from taihu.torch.gradients.gradients import GradientArena, layout_of
+from taihu.torch.gradients.staging import Staging, staging_of
 from taihu.torch.optimizer import DistributedOptimizer
-from taihu.torch.staging import Staging, staging_of
 from taihu.torch.world import World
 
 Work = Callable[[], None]

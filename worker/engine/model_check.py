@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from taihu.core.base.errors import ModelError
-from taihu.core.process.user_code import user_line
+from taihu.core.process.programs.user_code import user_line
 from taihu.worker.engine.base.layer import Layer, ParameterLayer, Shape
 from taihu.worker.engine.gradient_check import CheckOptions, layer_faults, model_faults
 from taihu.worker.engine.models.model import Model

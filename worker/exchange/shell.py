@@ -24,7 +24,7 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import LossScale
 from taihu.core.process.background import TaskThread
-from taihu.core.process.preparation import give_back_freed_memory
+from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At

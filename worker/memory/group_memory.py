@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.groups import group_bounds
-from taihu.kernels.half import LARGEST
+from taihu.kernels.base.half import LARGEST
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["GroupMemory"]

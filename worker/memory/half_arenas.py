@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.wire.frames.headers import ValueType
-from taihu.kernels.half import HalfKind, from_half
+from taihu.kernels.base.half import HalfKind, from_half
 from taihu.kernels.half_sums import narrow
 from taihu.worker.memory.pages import Pages
 
@@ -16,7 +16,7 @@ __all__ = ["HalfArenas"]
 
 
 class HalfArenas:
-    """Gradients as they are sent, and parameters as they come, as codes of `taihu.kernels.half`.
+    """Gradients as they are sent, and parameters as they come, as codes of `taihu.kernels.base.half`.
 
     Both have shape (elements,), uint16. Gradients are there while they are sent. Parameters stay with `keeps`, which
     is stage 2 of ZeRO; else each group is given back as soon as it has been widened. `complete` says that all that

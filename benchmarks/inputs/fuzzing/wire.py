@@ -37,8 +37,8 @@ from taihu.core.wire.frames.kinds import (
 from taihu.core.wire.links.direct_frames import HEADER_BYTES, DirectReceiver
 from taihu.core.wire.links.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared
 from taihu.core.wire.links.sink import Origin, Sink
-from taihu.kernels.few_bits import read_codes
-from taihu.kernels.pack import pack, packed_bound, unpack
+from taihu.kernels.packing.few_bits import read_codes
+from taihu.kernels.packing.pack import pack, packed_bound, unpack
 from taihu.protos import parameter_server_pb2, tensor_pb2
 
 __all__ = ["TARGETS", "sealed", "sealed_frame"]

@@ -33,7 +33,7 @@ from typing import Any, Final
 from benchmarks.inputs.strangers import calls, raw
 from benchmarks.inputs.strangers.kinds import Kind, counted_kinds
 from benchmarks.inputs.strangers.run import Job, Others, Run, started
-from taihu.core.process.preparation import allow_open_files
+from taihu.core.process.programs.preparation import allow_open_files
 
 __all__ = ["main"]
 

@@ -23,7 +23,7 @@ from taihu.core.planner.decide import decide
 from taihu.core.planner.profile import Profile, rice_bits_per_index
 from taihu.core.settings import CompressionSettings
 from taihu.core.traits.methods import DLGS, NONE, QUANTIZED
-from taihu.kernels.few_bits import FEW_BITS
+from taihu.kernels.packing.few_bits import FEW_BITS
 
 __all__ = ["LEARNS", "Choice", "Choosing", "Way", "trial", "ways"]
 

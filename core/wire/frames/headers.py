@@ -18,9 +18,9 @@ from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, K, Kind
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
-from taihu.kernels.few_bits import FEW_BITS, STEP_BYTES, codes_bytes, read_codes
-from taihu.kernels.half import HalfKind, from_half
-from taihu.kernels.pack import unpack
+from taihu.kernels.base.half import HalfKind, from_half
+from taihu.kernels.packing.few_bits import FEW_BITS, STEP_BYTES, codes_bytes, read_codes
+from taihu.kernels.packing.pack import unpack
 
 __all__ = [
     "Address",
@@ -40,10 +40,10 @@ _MOST_ELEMENTS = (1 << 63) - 1
 
 
 class ValueType(Enum):
-    """Type of the values on the wire; the 16-bit ones travel as codes of `taihu.kernels.half` (uint16).
+    """Type of the values on the wire; the 16-bit ones travel as codes of `taihu.kernels.base.half` (uint16).
 
     Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
-    reduce. Sparse values alone have 8, 4 or 2 bits, packed as by `taihu.kernels.few_bits` (uint8). The numbers are
+    reduce. Sparse values alone have 8, 4 or 2 bits, packed as by `kernels.packing.few_bits` (uint8). The numbers are
     those of `DataType` in `protos/tensor.proto`.
     """
 
@@ -95,7 +95,7 @@ class ValueType(Enum):
 
     @property
     def half_kind(self) -> HalfKind | None:
-        """The name of a 16-bit type in `taihu.kernels.half`; None for the others."""
+        """The name of a 16-bit type in `taihu.kernels.base.half`; None for the others."""
         match self:
             case ValueType.FP16:
                 return "fp16"
@@ -226,8 +226,8 @@ class Frame:
     """A frame that was read; neither array may be written to.
 
     `values` has shape (count,), or (selected,) when sparse, in the header's type; where this has a few bits they are
-    packed codes. `sections`, uint8, says where the values of a sparse frame belong (`taihu.kernels.pack`), behind the
-    steps of a few bits, and is empty in a dense one.
+    packed codes. `sections`, uint8, says where the values of a sparse frame belong (`kernels.packing.pack`), behind
+    the steps of a few bits, and is empty in a dense one.
     """
 
     header: FrameHeader

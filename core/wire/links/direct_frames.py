@@ -1,6 +1,6 @@
 """Frames on a connection of their own (see `direct_connection`), straight from one arena into another.
 
-A frame is a header of fixed size (`taihu.core.wire.frames.direct_header`), and its payload. The sender is the same for
+A frame is a header of fixed size (`core.wire.frames.direct_header`), and its payload. The sender is the same for
 all frames of a connection.
 """
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from typing_extensions import override
 
 from taihu.core.base.errors import FrameError
-from taihu.core.process.preparation import give_back_freed_memory
+from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.security.security import Refusals
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.serving.handlers import answered_by, behaviour_of

@@ -20,8 +20,8 @@ from taihu.core.base.measure import spread
 from taihu.core.compression.methods import kept_elements
 from taihu.core.process.options import JsonOption
 from taihu.core.process.results import check_writable, write_json
-from taihu.kernels.pack import pack, packed_bound
-from taihu.kernels.select import accumulate_select, kth_largest_magnitude
+from taihu.kernels.packing.pack import pack, packed_bound
+from taihu.kernels.selection.select import accumulate_select, kth_largest_magnitude
 from taihu.local.display import waiting
 
 __all__ = ["select"]

@@ -9,7 +9,7 @@ from taihu.core.compression.methods import kept_elements
 from taihu.core.compression.selecting import accumulate
 from taihu.core.compression.state import CompressionState
 from taihu.core.traits.methods import Method
-from taihu.kernels.unit_select import Arenas, Rule
+from taihu.kernels.selection.unit_select import Arenas, Rule
 
 METHOD = Method("random-k", selects=True, unit="layer", selection=f"{__name__}:select")
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from taihu.core.base.errors import DataError
 from taihu.core.base.words import counted
 from taihu.core.model.names import OwnData, own_data
-from taihu.core.process.user_code import split_function
+from taihu.core.process.programs.user_code import split_function
 from taihu.worker.data.base.files import check_readable, exists
 from taihu.worker.data.base.folder_files import is_folder, is_hidden
 

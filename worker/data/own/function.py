@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.model.names import OwnData
-from taihu.core.process.user_code import load_function
+from taihu.core.process.programs.user_code import load_function
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.own.assemble import Split, assemble

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
-from taihu.core.process.user_code import explained
+from taihu.core.process.programs.user_code import explained
 from taihu.worker.data.base.dataset import Rows, Targets
 from taihu.worker.data.base.statistics import Statistics, image_statistics, read_statistics, spread_rows
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from taihu.core.base.errors import ModelError
 from taihu.core.model.model_defaults import check_model_fits
 from taihu.core.model.names import MODEL_NAMES, check_model_name, layers_file, net_file, own_model
-from taihu.core.process.user_code import load_function
+from taihu.core.process.programs.user_code import load_function
 from taihu.worker.engine.base.layer import Layer, Shape
 from taihu.worker.engine.models.definition import build_from_definition
 from taihu.worker.engine.models.model import Model

@@ -16,7 +16,7 @@ from taihu.core.history.records import ALL, Push, Read, Returned, Skip
 from taihu.core.planner.groups import group_bounds
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import At
-from taihu.kernels.half import to_half
+from taihu.kernels.base.half import to_half
 from taihu.worker.memory.arenas import Arenas
 
 __all__ = ["Recording"]

@@ -17,7 +17,7 @@ from taihu.core.job import Job
 from taihu.core.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
 from taihu.core.planner.partition import FrameSpec
 from taihu.kernels.reduce import all_finite
-from taihu.kernels.scatter import scatter_assign
+from taihu.kernels.selection.scatter import scatter_assign
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Held
 from taihu.worker.memory.arenas import Arenas

@@ -27,7 +27,7 @@ from taihu.core.optimization import OptimizerState, WholeNorm, in_steps
 from taihu.core.planner.groups import Group, group_bounds
 from taihu.core.planner.partition import FrameSpec, Piece, Shard
 from taihu.core.wire.frames.headers import At, ValueType
-from taihu.kernels.half import from_half, to_half
+from taihu.kernels.base.half import from_half, to_half
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Arrived, Held, RouteEvents
 from taihu.worker.exchange.base.updates import check_finite

@@ -26,8 +26,8 @@ from taihu.core.planner.sparse_route import SparseAlgorithm as Way
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At
-from taihu.kernels.scatter import scatter_assign
-from taihu.kernels.select import clear
+from taihu.kernels.selection.scatter import scatter_assign
+from taihu.kernels.selection.select import clear
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import check_finite, held_by_all, optimizer_of

@@ -14,7 +14,7 @@ from taihu.core.optimization import OptimizerShard
 from taihu.core.planner.partition import FrameSpec, Framing
 from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType, dense_values, selected_values
 from taihu.core.wire.frames.kinds import Encoding, Summed
-from taihu.kernels.scatter import scatter_assign
+from taihu.kernels.selection.scatter import scatter_assign
 from taihu.worker.exchange.base.updates import Updates
 
 __all__ = ["ByServers", "BySums", "FrameWindow", "FramesUnderWay", "ServerAnswers"]

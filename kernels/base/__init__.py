@@ -1,0 +1,1 @@
+"""Compiling and caching of kernels, and parts that several of them share."""

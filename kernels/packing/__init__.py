@@ -1,0 +1,1 @@
+"""Selected positions and values as bytes, and back."""

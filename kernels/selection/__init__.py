@@ -1,0 +1,1 @@
+"""Selection of the largest values, and sums of such selections."""

@@ -1,0 +1,1 @@
+"""Commands on runs, while they go on and afterwards."""

@@ -1,0 +1,672 @@
+"""Backward passes as the steps of an exchange: each brings the mean gradients of all workers, or an update."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from taihu.allreduce.small_sums import SmallSums
+from taihu.core.base.errors import RunError
+from taihu.core.coordination.membership.hashes import checksums_in_words
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.wire.base.clock import Clock, SystemClock
+from taihu.torch.gradients.coded import CodedGradients, Codes
+from taihu.torch.gradients.exchanged import ExchangedSet, Optimized, Watch
+from taihu.torch.gradients.gradients import GradientArena
+from taihu.torch.gradients.means import Means
+from taihu.torch.gradients.order import carried_over, order_of_state, state_in_order, whole_order, with_layers
+from taihu.torch.steps.layer_rates import LayerRates
+from taihu.torch.steps.layer_steps import Helping, LayerSteps
+from taihu.torch.steps.live import LiveParameters
+from taihu.torch.steps.opened import LayerPlaces, Opened
+from taihu.torch.steps.reports import Reports
+from taihu.torch.steps.roll_call import Call, Heard, RollCall, Word
+from taihu.torch.steps.server_updates import ServerUpdates
+from taihu.torch.steps.turns import Brought, Turns
+from taihu.worker.exchange.session import Session
+from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
+from taihu.worker.training.step_driver import Wait
+from taihu.worker.training.step_record import StepRecord
+
+__all__ = ["Apart", "BackwardSteps", "Open"]
+
+_USUAL_CHECKS: Final = 128
+
+
+class Open(Protocol):
+    """Opens an exchange, and closes the one before; all workers call it together."""
+
+    def __call__(
+        self, order: Sequence[int], layout: Layout, parameters: Sequence[torch.nn.Parameter]
+    ) -> tuple[GradientArena | CodedGradients, Codes | None, Session]:
+        """Take the order in which parameters came, layout and parameters in it; return gradients, codes, exchange."""
+        ...
+
+
+class Apart(Protocol):
+    """Updates parameters here alone for a while."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether parameters have been updated since the last exchange."""
+        ...
+
+
+class BackwardSteps:
+    """Drives an exchange by what autograd tells of parameters; the thread that calls backward does all of it.
+
+    The exchange is opened at the end of the first backward whose gradients are exchanged, when it is known in which
+    order they come, and takes all of them then. It is opened anew where workers train other parameters than before.
+    Parameters have numbers, their positions in the exchanged set; layers are those of the exchange's layout.
+
+    Args:
+        job: of the run.
+        open_exchange: opens it; all workers call it together.
+        reports: are told of steps and plans.
+        agree: called with an order, returns that of worker 0; all workers call it together.
+        bring: has worker 0's values in tensors; all workers call it together.
+        rank: of this worker.
+        size: number of workers.
+        sums: of all workers, for roll calls.
+        helping: see `LayerSteps`.
+        waits: called with whether this worker waits for others from now on.
+        updates: of the servers, where these update: parameters come back then, while the script goes on.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        open_exchange: Open,
+        reports: Reports,
+        *,
+        agree: Callable[[Sequence[int]], tuple[int, ...]],
+        bring: Callable[[Sequence[torch.Tensor]], None],
+        rank: int,
+        size: int,
+        sums: SmallSums,
+        helping: Helping,
+        waits: Callable[[bool], None],
+        updates: ServerUpdates | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._job = job
+        self._open_exchange = open_exchange
+        self._reports = reports
+        self._agree = agree
+        self._bring = bring
+        self._rank, self._size = rank, size
+        self._helping = helping
+        self._waits = waits
+        self.updates = updates
+        self._clock = clock or SystemClock()
+        self._measuring: Schedule = Measuring(job.exchange.calibration_steps, job.exchange.replan_every)
+        self.step = 0
+        """The number of backward passes whose gradients were exchanged."""
+        self.adds_up: frozenset[Optimized] = frozenset()
+        """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
+        self.apart: list[Apart] = []
+        """The local steps of optimizers that make some."""
+        self.is_joined = False
+        """Whether workers may have different numbers of backwards, and tell each other of one before each."""
+        self._own = 0
+        self._watch = Watch()
+        self._means = Means()
+        self._waiting = _Waiting(waits, self._clock, self._has_waited)
+        self._calls = RollCall(rank, size, sums, self._waiting)
+        # What is exchanged, or will be when the exchange is opened; and the hooks of its parameters.
+        self._set = ExchangedSet.of((), shares_groups=True)
+        self._owner_of: dict[int, Optimized] = {}
+        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        # Of what is trained, as it was when this backward began; and whether the exchange is opened anew at its end.
+        self._digest, self._reopens = 0, False
+        self._rates: Sequence[float] | None = None
+        self._turns: Turns | None = None
+        self._opened: Opened | None = None
+        # Of parameters by their identity, in a backward that all of their gradients are exchanged in as they come.
+        self._layers_of_ids: Mapping[int, int] = {}
+        # A state of compression that was loaded before there was an exchange.
+        self._loaded: dict[str, NDArray[Any]] = {}
+        self._record: StepRecord | None = None
+        # Identities of the parameters whose gradients are complete in this backward, as they came.
+        self._came: dict[int, None] = {}
+        # The step whose updates may still be on their way, and the groups that nobody has read since.
+        self._open: tuple[Opened, StepRecord] | None = None
+        self._unread: set[int] = set()
+        self._waited_in_forward_s = 0.0
+        self._start_s = self._clock.now()
+        if updates is not None:
+            updates.watch(self.read, self.settle, self if job.stage.divides_parameters else None)
+
+    def add(self, optimized: Optimized) -> None:
+        """Exchange the gradients of one more optimizer's parameters, from the next backward on.
+
+        One that has had some of them is not to step any more.
+        """
+        names = {id(p): name for name, p in optimized.named() if id(p) in optimized.own_ids()}
+        for other in self._watch.optimized:
+            if shared := names.keys() & other.own_ids():
+                other.retired_by = next(name for key, name in names.items() if key in shared)
+        if self._opened is None:
+            self._watch.optimized = [each for each in self._watch.optimized if not each.is_retired]
+        self._watch.optimized.append(optimized)
+        self._watch.find_others()
+        if self._opened is None:
+            self._set = self._wanted()
+        self._hook(optimized)
+
+    def close(self) -> None:
+        """Hear of no gradients any more: parameters that stay with the script hold nothing of the run then."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+    @property
+    def _is_apart(self) -> bool:
+        return any(each.is_pending for each in self.apart)
+
+    def is_first(self, optimized: Optimized) -> bool:
+        """Whether it is the first of the optimizers that are exchanged."""
+        return self._watch.optimized[0] is optimized
+
+    @property
+    def optimizers(self) -> int:
+        """The number of optimizers whose parameters are exchanged."""
+        return sum(not each.is_dead for each in self._watch.optimized)
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """The live state of compression here, and its `ORDER`; empty where nothing is compressed."""
+        return self._loaded if self._opened is None else self._opened.state()
+
+    def resume(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from what `state` returned, from the first backward on where there was none yet.
+
+        Raises:
+            ConfigError: it belongs to other parameters.
+        """
+        if not self._job.compression.method.holds_back:
+            return
+        if self._opened is None:
+            order_of_state(state, self._set.layout)
+            self._loaded = {name: array.copy() for name, array in state.items()}
+        elif self._opened.compression is not None:
+            order = self._opened.places.order
+            self._opened.compression.resume(state_in_order(state, self._set.layout, order))
+
+    def checksums(self) -> str:
+        """The checksums of all parameters with their names, as all workers must have them in the end; "" of none."""
+        if self._opened is None or self.updates is not None or self._is_apart:
+            return ""
+        own = zip(self._set.names, map(int, self._set.checksums().tolist()), strict=True)
+        return checksums_in_words(list(own)[::-1])
+
+    def read(self, numbers: Sequence[int]) -> None:
+        """Return when the updated parameters `numbers` are here, which a module is about to read."""
+        assert self.updates is not None  # noqa: S101
+        if self._record is not None:
+            return  # what is computed again in backward has been read, and is pushed after that
+        for number in numbers:
+            if self._opened is not None:
+                layer = self._opened.places.by_number[number]
+                group = self._opened.steps.group_of(layer)
+                if group in self._unread:
+                    self._opened.steps.read(layer)
+                    self._unread.discard(group)
+            self.updates.read(number)
+
+    def use(self, user: object, numbers: Sequence[int]) -> None:
+        """Return when parameters `numbers` are here, to stay until `leave(user)`, where they do not stay as it is."""
+        opened = self._opened
+        if opened is None or opened.live is None:
+            self.read(numbers)
+            return
+        assert self.updates is not None  # noqa: S101
+        opened.live.use(user, [opened.places.by_number[number] for number in numbers])
+        for number in numbers:
+            self.updates.read(number)
+
+    def leave(self, user: object) -> None:
+        """`user`, who may have used nothing, uses nothing any more."""
+        if self._live is not None:
+            self._live.leave(user)
+
+    @property
+    def _live(self) -> LiveParameters | None:
+        return None if self._opened is None else self._opened.live
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """In the block all parameters are here, and those of the last step."""
+        self.settle()
+        block = object()
+        # As a forward reads them.
+        self.use(block, () if self._opened is None else self._opened.places.order[::-1])
+        try:
+            yield
+        finally:
+            self.leave(block)
+
+    def settle(self) -> None:
+        """Return when all parameters are those of the last step, where servers update them."""
+        if self.updates is None:
+            return
+        self._finish_last()
+        if self._record is None:
+            for number in range(len(self._set.parameters)):
+                self.updates.read(number)
+
+    def _finish_last(self) -> None:
+        """Return when nothing of the step before is under way."""
+        if self._open is not None:
+            (opened, record), self._open = self._open, None
+            opened.steps.finish()
+            self._unread.clear()
+            plan = opened.steps.exchange.plan
+            opened.steps.close(record)
+            if opened.live is not None and opened.steps.exchange.plan is not plan:
+                opened.live.regroup()
+
+    def stepped(self) -> None:
+        """The script's optimizer steps, where servers have the gradients already."""
+        assert self.updates is not None  # noqa: S101
+        _refuse_within_backward()
+        self.updates.stepped()
+        if self._live is None:
+            self.read(self.updates.at_step)
+
+    def before_update(self, optimized: Optimized, *, is_asked_for: bool = False) -> None:
+        """An optimizer is about to step: exchange gradients that no backward has exchanged, as all workers do.
+
+        Args:
+            optimized: the optimizer.
+            is_asked_for: whether the script has said that gradients are as they are to be exchanged.
+
+        Raises:
+            RunError: backward goes on, or such a gradient may not be what is to be exchanged.
+        """
+        _refuse_within_backward()
+        if optimized.is_retired:
+            raise RunError(
+                f"step(): another DistributedOptimizer was made of this one's parameters, as {optimized.retired_by}: "
+                "step by that one, or give each parameter to one of them"
+            )
+        own, ids = optimized.known()
+        rest = self._means.rest(own, ids)
+        if not rest:
+            return
+        names = {id(p): name for name, p in optimized.named()}
+        for parameter in rest:
+            if not parameter.requires_grad and id(parameter) in optimized.own_ids() - self._set.ids.keys():
+                raise RunError(
+                    f"step(): {names[id(parameter)]} is frozen and has a gradient, which is not exchanged: set it to "
+                    "None"
+                )
+        rest = [p for p in rest if p.requires_grad or id(p) in self._set.ids]
+        if not rest:
+            return
+        if not is_asked_for:
+            self._means.check(rest, names)
+        if self._job.compression.method.holds_back and len(rest) < sum(p.grad is not None for p in own):
+            raise RunError(
+                f"step(): the gradient of {names[id(rest[0])]} was set by hand behind a backward that has brought "
+                "others, and with compression each is exchanged once: set all of them, or compression.method = 'none'"
+            )
+        self.exchange_now(rest)
+
+    def updated(self, optimized: Optimized) -> None:
+        """The optimizer has stepped: gradients from now on are not exchanged yet."""
+        self._means.used(*optimized.known())
+
+    def forget(self, optimized: Optimized) -> None:
+        """The optimizer forgets its gradients."""
+        self._means.forget(optimized.own_ids())
+
+    def mean_of(self, value: float) -> float:
+        """The mean of a number of all workers, who all call this."""
+        heard = self._calls.begin(Word(Call.LOSS, self.step + 1, number=value), np.zeros(self.flags))()
+        return sum(word.number for word in heard.words) / self._size
+
+    def exchange_now(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Exchange the gradients of these, as they are, in a step of their own; all workers call this together."""
+        record = self._begin()
+        for parameter in parameters:
+            self._came[id(parameter)] = None
+            if self._opened is not None and not self._reopens:
+                self._opened.steps.ready(self._opened.places.by_number[self._set.ids[id(parameter)]], record)
+        self._end(record, Call.STEP)
+
+    def follow(self, update: Callable[[], None]) -> int:
+        """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
+
+        Returns:
+            The worker that has had most of its own, the first of several.
+        """
+        while self._sums(0.0).any():
+            self.settle()
+            for parameter in self._set.parameters:
+                parameter.grad = None
+            self._end(self._begin(follows=True))
+            update()
+        return int(np.argmax(self._sums(self._own)))
+
+    def _sums(self, own: float) -> NDArray[np.float64]:
+        """Numbers of all workers by rank, of which `own` is this one's."""
+        numbers = np.zeros(self._size)
+        numbers[self._rank] = own
+        return self._calls.sums(numbers)
+
+    def _hook(self, optimized: Optimized) -> None:
+        """Hear of the gradients of an optimizer's parameters."""
+        for parameter in optimized.parameters():
+            key = id(parameter)
+            self._owner_of[key] = optimized
+            if key not in self._hooks and parameter.requires_grad:
+                self._hooks[key] = parameter.register_post_accumulate_grad_hook(self._ready)
+                if self.updates is not None:
+                    parameter.register_hook(partial(self._accumulates, self._set.ids[key]))
+
+    def _accumulates(self, number: int, _: torch.Tensor) -> None:
+        """Autograd is about to add to the gradient of a parameter, in memory that may be on its way yet."""
+        self._finish_last()
+        if self._record is not None and id(self._set.parameters[number]) in self._came:
+            raise self._twice(number)
+        if self._opened is not None:
+            self._opened.steps.gradients.bind_one(self._opened.places.by_number[number])
+
+    def _ready(self, parameter: torch.nn.Parameter) -> None:
+        """The gradient of a parameter is complete for this backward."""
+        key = id(parameter)
+        layer = self._layers_of_ids.get(key)
+        record, opened = self._record, self._opened
+        if layer is None or record is None or opened is None or key in self._came:
+            self._ready_as_yet(parameter)
+            return
+        self._came[key] = None
+        opened.steps.ready(layer, record)
+
+    def _ready_as_yet(self, parameter: torch.nn.Parameter) -> None:
+        """As `_ready`, where nothing is known of this backward, or not all is as usual."""
+        key = id(parameter)
+        number = self._set.ids.get(key)
+        if self.updates is not None:
+            assert number is not None  # noqa: S101
+            self.updates.brought(number)
+        if self.adds_up and self._owner_of[key] in self.adds_up:
+            self._means.added_up(parameter)
+            return
+        record = self._record or self._begin_in_backward()
+        if key in self._came:
+            raise self._twice(number or 0)
+        self._came[key] = None
+        if self._opened is not None and not self._reopens and number is not None:
+            self._opened.steps.ready(self._opened.places.by_number[number], record)
+
+    def _twice(self, number: int) -> RunError:
+        name = self._set.layout.layers[number].name
+        return RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
+
+    def _begin_in_backward(self) -> StepRecord:
+        if self.is_joined:
+            self._sums(1.0)
+            self._own += 1
+        record = self._begin()
+        # As DistributedDataParallel does: gradients are those of all workers when backward returns.
+        torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, record))
+        return record
+
+    def _begin(self, *, follows: bool = False) -> StepRecord:
+        if self._live is not None and self._live.in_use:
+            raise RunError(
+                "backward began in a block of optimizer.gathered(), or while the model is being called: parameters "
+                "change by it, and leave; call it behind"
+            )
+        self._rates = None if self.updates is None else () if follows else self.updates.rates()
+        self.step += 1
+        if self._opened is not None and self.updates is None:
+            self._digest, self._reopens = self._watch.look()
+        turns = self._known_turns()
+        turns.begin()
+        number = turns.counted + 1
+        # What follows from other groups does not wait for its turn.
+        in_turns = turns.expects_all and not self._job.compression.method.codes
+        serial = in_turns and self._measuring.is_serial(number)
+        steady = not serial and self._measuring.is_steady(number)
+        record = StepRecord(self.step, serial, steady, self._start_s)
+        # Everything until the first gradient.
+        record.forward_end_s = self._clock.now()
+        record.waited_s = record.waited_in_forward_s = self._waited_in_forward_s
+        self._waited_in_forward_s = 0.0
+        self._record = record
+        self._came.clear()
+        self._layers_of_ids = {}
+        if self._opened is not None and not self._reopens:
+            self._opened.begin(record, self._rates)
+            if not self.adds_up and self.updates is None:
+                self._layers_of_ids = self._opened.places.by_id
+        return record
+
+    def _known_turns(self) -> Turns:
+        """The turns of the optimizers that are known when the first backward begins, or of those of a new set."""
+        if self._turns is None:
+            self._turns = Turns(max(len(self._set.optimized), 1))
+        return self._turns
+
+    def _wanted(self) -> ExchangedSet:
+        """The set of what is to be exchanged; what was exchanged stays as long as an optimizer has it."""
+        shares = not self._job.compression.method.holds_back
+        return ExchangedSet.of(self._watch.optimized, stays=self._set.ids, shares_groups=shares)
+
+    def _renew_set(self) -> None:
+        """Leave out optimizers that no worker has any more, and have all that the others train."""
+        if len({each.was_exchanged for each in self._watch.optimized}) > 1:
+            # Of optimizers that others follow: schedulers and they hold each other.
+            gc.collect()
+        alive = self._calls.sums(np.array([float(not each.is_dead) for each in self._watch.optimized]))
+        self._watch.optimized = [each for each, lives in zip(self._watch.optimized, alive, strict=True) if lives]
+        former = self._set
+        self._set = self._wanted()
+        self._bring([p for p in self._set.parameters if id(p) not in former.ids])
+        for key in self._hooks.keys() - self._set.ids.keys():
+            self._hooks.pop(key).remove()
+            self._owner_of.pop(key, None)
+        turns = self._turns = Turns(len(self._watch.optimized))
+        turns.begin()
+        self._measuring = Unmeasured()
+        self._means.keep(self._set.ids)
+
+    def _begin_exchange(self, record: StepRecord) -> Opened:
+        """Open the exchange, and have all gradients of the first backward in it."""
+        former = self._opened
+        # Of the parameters that it had, not of those that it is opened for.
+        held_back = {} if former is None else former.state()
+        if former is not None:
+            self._opened = None
+            self._renew_set()
+        elif self.updates is None:
+            self._set = self._wanted()
+        exchanged = self._set
+        came = [exchanged.ids[key] for key in self._came if key in exchanged.ids]
+        # Nothing has told of the gradients of those that were found just now.
+        unheard = [p for p in exchanged.parameters if id(p) not in self._hooks]
+        self._came |= {id(p): None for p in unheard if p.grad is not None}
+        for each in self._watch.optimized:
+            self._hook(each)
+        # A run that goes on keeps its order, and with it the thresholds.
+        first: Iterable[int] = order_of_state(self._loaded, exchanged.layout) if self._loaded else came
+        opened = self._opened = self._open_in_order(whole_order(first, len(exchanged.parameters)))
+        self._watch.opened(exchanged)
+        if self._loaded:
+            loaded, self._loaded = self._loaded, {}
+            self.resume(loaded)
+        elif held_back and former is not None and opened.compression is not None:
+            opened.compression.resume(carried_over(held_back, former.places.ranges, opened.places.ranges))
+        opened.begin(record, self._rates)
+        for key in self._came:
+            if key in exchanged.ids:
+                opened.steps.take(opened.places.by_id[key])
+        return opened
+
+    def _open_in_order(self, wanted: Sequence[int]) -> Opened:
+        """Open the exchange of the set in the order that worker 0 wants."""
+        exchanged = self._set
+        with self._waiting:
+            order = self._agree(wanted)
+        in_order = [exchanged.parameters[number] for number in order]
+        layout = with_layers(exchanged.layout, order)
+        gradients, codes, session = self._open_exchange(order, layout, in_order)
+        steps = LayerSteps(
+            self._job,
+            gradients,
+            session,
+            self._reports,
+            self._measuring,
+            codes=codes,
+            helping=self._helping,
+            owners=[exchanged.owners[number] for number in order],
+            turns=self._known_turns(),
+            timed=self._wait,
+            waits=self._waits,
+            clock=self._clock,
+        )
+        live = LiveParameters(layout, in_order, steps) if self._job.stage.divides_parameters else None
+        places = LayerPlaces(exchanged.parameters, order, layout)
+        rates = LayerRates(places.by_id, exchanged.optimized) if self._job.lowers_held_back else None
+        held = session.exchange.compression if codes is None else codes.coder
+        return Opened(steps, places, live, rates, held)
+
+    def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
+        """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
+        if self.updates is not None:
+            self._end_for_servers(self.updates, self._opened or self._begin_exchange(record), record)
+            return
+        along = self._means.unchanged(self._set.parameters) if len(self._came) < len(self._set.ids) else []
+        heard = self._call(call)
+        opened = self._opened
+        if opened is None or self._reopens:
+            self._agreed(heard())
+            opened = self._begin_exchange(record)
+            self._reopens = False
+            is_brought = self._calls.sums(self._own_flags())
+            opened.steps.end(record, self._owners_of(is_brought))
+        elif record.serial or len(self._set.optimized) > 1:
+            is_brought = self._agreed(heard())
+            opened.steps.end(record, self._owners_of(is_brought))
+        else:
+            opened.steps.end(record, frozenset((0,)))
+            is_brought = self._agreed(heard())
+        opened.steps.finish()
+        order = opened.places.order
+        opened.steps.give(lambda layer: bool(is_brought[order[layer]]))
+        ids = self._set.ids
+        self._means.brought(ids if is_brought.all() else [key for key, number in ids.items() if is_brought[number]])
+        self._means.taken_along(along)
+        self._record = None
+        record.end_s = self._start_s = self._clock.now()
+        opened.steps.close(record)
+
+    def _end_for_servers(self, updates: ServerUpdates, opened: Opened, record: StepRecord) -> None:
+        """As `_end`, where servers update: parameters come while the script goes on."""
+        opened.steps.end(record, frozenset((0,)))
+        updates.pushed()
+        self._unread = set(range(len(opened.steps.exchange.plan.groups)))
+        self._record, self._open = None, (opened, record)
+        record.end_s = self._start_s = self._clock.now()
+
+    @property
+    def flags(self) -> int:
+        """The number of flags in a roll call: one for each parameter of the exchange that is open."""
+        return 0 if self._opened is None else len(self._set.parameters)
+
+    def _own_flags(self) -> NDArray[np.float64]:
+        """For each parameter whether this worker has a gradient to be exchanged, shape (n,)."""
+        flags = np.zeros(self.flags)
+        ids = self._set.ids
+        if not len(flags):
+            return flags
+        if self._came.keys() >= ids.keys():
+            flags[:] = 1.0
+            return flags
+        flags[[ids[key] for key in self._came if key in ids]] = 1.0
+        if local := self._means.local(self._set.parameters):
+            # What an optimizer has added up goes with what this backward has brought of it.
+            owners = {self._owner_of[key] for key in self._came if key in ids}
+            flags[[ids[id(p)] for p in local if self._owner_of[id(p)] in owners]] = 1.0
+        return flags
+
+    def _call(self, call: Call) -> Callable[[], Heard]:
+        # What is replaced by its like has the same words, and is another exchange all the same.
+        digest = 0 if self._opened is None else self._digest ^ self._reopens
+        # A set that is left is compared a last time.
+        due = self._opened is not None and (self._reopens or self._is_compared(self.step - 1)) and not self._is_apart
+        word = Word(call, self.step, digest, self._set.checksum() if due else 0)
+        return self._calls.begin(word, self._own_flags())
+
+    def _agreed(self, heard: Heard) -> NDArray[np.float64]:
+        """The flags of all workers, if they train the same."""
+        if len({word.digest for word in heard.words}) > 1:
+            self._calls.refuse_others(self.step, self._watch.changes())
+        self._compare(heard)
+        return heard.flags
+
+    def _compare(self, heard: Heard) -> None:
+        self._calls.compared(heard, self._set.names, self._set.checksums)
+
+    def _is_compared(self, step: int) -> bool:
+        """Whether all workers compare their parameters behind a step."""
+        every = self._job.train.check_every
+        if every is not None:
+            return step % every == 0
+        return step % _USUAL_CHECKS == 0 or (step < _USUAL_CHECKS and not step & (step - 1))
+
+    def _owners_of(self, is_brought: NDArray[np.float64]) -> Brought:
+        """The optimizers that some worker has gradients of in this backward."""
+        if len(self._set.optimized) == 1:
+            return frozenset((0,))
+        return frozenset(self._set.owners[number] for number in np.flatnonzero(is_brought).tolist())
+
+    def _wait(self, wait: Wait, group: int) -> None:
+        with self._waiting:
+            wait(group)
+
+    def _has_waited(self, seconds: float) -> None:
+        if self._record is not None:
+            self._record.waited_in_backward_s += seconds
+        else:
+            self._waited_in_forward_s += seconds
+
+
+class _Waiting:
+    """A block in which this worker waits for others; how long is measured.
+
+    Args:
+        waits: called with whether it waits from now on.
+        clock: measures.
+        has_waited: called with the seconds.
+    """
+
+    def __init__(self, waits: Callable[[bool], None], clock: Clock, has_waited: Callable[[float], None]) -> None:
+        self._waits, self._clock, self._has_waited = waits, clock, has_waited
+        self._start_s = 0.0
+
+    def __enter__(self) -> None:
+        self._waits(True)
+        self._start_s = self._clock.now()
+
+    def __exit__(self, *_: object) -> None:
+        self._waits(False)
+        self._has_waited(self._clock.now() - self._start_s)
+
+
+def _refuse_within_backward() -> None:
+    if torch._C._current_graph_task_id() != -1:
+        raise RunError(
+            "step() was called within backward, where gradients are this worker's own: they are the means of all "
+            "when backward has returned; call step() behind it"
+        )
