@@ -13,19 +13,16 @@ from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.writer import LeftOut, Stored, maybe_writing
 from taihu.core.coordination.awaited import awaited_in_words
-from taihu.core.coordination.client import (
-    CoordinatorClient,
-    HeartbeatThread,
-    coordinator_address,
-    failure_reported,
-)
+from taihu.core.coordination.client import CoordinatorClient, coordinator_address, failure_reported
+from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.generations import Generation
+from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.host import hosted_coordinator
 from taihu.core.coordination.listener import Listener
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.metrics import CoordinatorMetrics
-from taihu.core.coordination.service import COORDINATOR_SERVICE, Coordinator, new_incarnation
+from taihu.core.coordination.service import COORDINATOR_SERVICE, new_incarnation
 from taihu.core.coordination.vouching import vouched_once
 from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.history.recording import Recorder, recorded_history

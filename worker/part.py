@@ -18,9 +18,9 @@ from taihu.core.base.words import one_line
 from taihu.core.chaos.points import Point
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.writer import maybe_writing
+from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.metrics import CoordinatorMetrics
-from taihu.core.coordination.service import Coordinator
 from taihu.core.history.records import End
 from taihu.core.job import Job
 from taihu.core.job.advice import advice

@@ -14,6 +14,7 @@ from taihu.core.base.errors import ModelError
 from taihu.core.checkpoint.ended import EndedRun, keep_end
 from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
 from taihu.core.coordination.checkpointing import Checkpointing
+from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.membership.agreement import Agreement
 from taihu.core.coordination.membership.liveness import TICK_S, Waits
@@ -23,7 +24,7 @@ from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.plans.choosing import Choosing
 from taihu.core.coordination.plans.planning import Planning
-from taihu.core.coordination.service import Coordinator, CoordinatorServicer
+from taihu.core.coordination.service import CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
 from taihu.core.wire.base.address import is_loopback

@@ -13,7 +13,8 @@ from support.daemons import free_port
 
 from taihu.core.base.errors import MemberLostError, StaleError, TaihuError
 from taihu.core.coordination import client as module
-from taihu.core.coordination.client import CoordinatorClient, HeartbeatThread
+from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job

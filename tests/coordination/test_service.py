@@ -17,11 +17,11 @@ from support.memberships import make_membership
 from taihu.core.base.errors import ConfigError, FrameError, StaleError, TaihuError
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address
+from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.plans.planning import Planning, first_plan
-from taihu.core.coordination.service import Coordinator
 from taihu.core.coordination.status import fetch_status
 from taihu.core.coordination.vouching import vouched_once
 from taihu.core.planner.measurement import StepMeasurement

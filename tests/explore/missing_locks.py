@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,23 +182,23 @@ def coordinator() -> Threads:
     """There is one plan, whoever asks for it first."""
     from support.shards import make_plan  # noqa: PLC0415 - of simulated modules
 
-    from taihu.core.coordination.service import Coordinator  # noqa: PLC0415 - simulated
+    from taihu.core.coordination.coordinator import Coordinator  # noqa: PLC0415 - simulated
     from taihu.core.wire.base.clock import SystemClock  # noqa: PLC0415 - simulated
 
     class Planning:
         def __init__(self) -> None:
             self.plan = make_plan()
 
-    class Membership:
-        layout, broken = make_plan().layout, None
-
+    membership = SimpleNamespace(
+        alike=SimpleNamespace(layout=make_plan().layout), outcome=SimpleNamespace(broken=None)
+    )
     made: list[Planning] = []
 
     def make(_: object) -> Any:
         made.append(Planning())
         return made[-1]
 
-    shared = Coordinator(Membership(), make, SystemClock())  # type: ignore[arg-type]
+    shared = Coordinator(membership, make, SystemClock())  # type: ignore[arg-type]
     plans: list[Any] = []
 
     def check() -> None:
@@ -256,7 +257,7 @@ WORLDS = {
         "taihu.ps_server.server_shard", "        with self._lock:\n            if self._rates is not", shard
     ),
     "coordinator": World(
-        "taihu.core.coordination.service", "        with self._changed:\n            layout = self", coordinator
+        "taihu.core.coordination.coordinator", "        with self._changed:\n            layout = self", coordinator
     ),
     "checkpoints": World(
         "taihu.core.coordination.checkpointing",

@@ -15,6 +15,7 @@ from google.protobuf.message_factory import GetMessageClass
 from benchmarks.inputs.fuzzing.target import Target
 from benchmarks.inputs.fuzzing.wire import header, sealed_frame, unsealed
 from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
+from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.agreement import Agreement
 from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import MemberId, Role
@@ -23,7 +24,7 @@ from taihu.core.coordination.membership.messages import updates_from_message, up
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.plans.planning import Planning
-from taihu.core.coordination.service import Coordinator, CoordinatorServicer
+from taihu.core.coordination.service import CoordinatorServicer
 from taihu.core.job import Job
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec

@@ -15,11 +15,11 @@ import structlog
 
 from taihu.core.base.errors import WriteError
 from taihu.core.base.words import one_line
+from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.listener import ListenOptions
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.metrics import CoordinatorMetrics
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.coordination.service import Coordinator
 from taihu.core.job import Job
 from taihu.core.job.environment import number_from_environment
 from taihu.core.job.run_folder import RunFiles, describe_run, prepare_run
