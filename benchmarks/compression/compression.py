@@ -36,6 +36,7 @@ _VARIANTS = {
     "dlgs-printed": {"compression.threshold_slack": "none"},
 }
 _SIDE_BY_SIDE = ("topk", "lags", "dlgs")
+_PRINTED = "dlgs-printed"
 _MARK = "measured by benchmarks.compression.compression"
 _KEYS = (
     "seconds_per_step",
@@ -110,19 +111,38 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def side_by_side(rows: Sequence[dict[str, Any]]) -> str:
-    """The methods of each cell as Markdown: medians of their runs, the range of those, and the fastest's lead."""
+    """The methods of each cell as Markdown: medians of their runs, the range of those, and the fastest's lead.
+
+    Where DLGS ran as printed, too, it stands beside, with the share of values that it and ours sent, and the lead is
+    among the three methods with DLGS as printed.
+    """
     cells = _runs_by_cell(rows)
-    columns = "compute", "model", "links", "density", *(f"{method}, s" for method in _SIDE_BY_SIDE), "fastest"
+    is_printed = any(_PRINTED in steps for steps in cells.values())
+    methods = (*_SIDE_BY_SIDE, _PRINTED) if is_printed else _SIDE_BY_SIDE
+    racing = tuple(method for method in methods if not (is_printed and method == "dlgs"))
+    columns = "compute", "model", "links", "density", *(f"{method}, s" for method in methods)
+    columns = (*columns, "sent: dlgs", "as printed", "fastest") if is_printed else (*columns, "fastest")
     lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
     for (compute, model, rate, density), steps in cells.items():
-        if not set(_SIDE_BY_SIDE) <= set(steps):
+        if not set(methods) <= set(steps):
             continue
-        shown = [_of_runs(steps[method]) for method in _SIDE_BY_SIDE]
-        first_two = sorted(_SIDE_BY_SIDE, key=lambda method: statistics.median(steps[method]))[:2]
+        shown = [_of_runs(steps[method]) for method in methods]
+        if is_printed:
+            shown += [_sent(rows, (compute, model, rate, density), method) for method in ("dlgs", _PRINTED)]
+        first_two = sorted(racing, key=lambda method: statistics.median(steps[method]))[:2]
         best, second = (statistics.median(steps[method]) for method in first_two)
         lead = f"{first_two[0]}, {second / best - 1:.1%} before {first_two[1]}"
         lines.append(f"| {compute} | {model} | {rate} | {density:g} | {' | '.join(shown)} | {lead} |")
     return "\n".join(lines)
+
+
+def _sent(rows: Sequence[dict[str, Any]], cell: tuple[str, str, str, float], method: str) -> str:
+    """The share of values that a method sent in a cell, the mean of its runs."""
+    keys = ("compute", "model", "rate", "density")
+    shares = [
+        row["selected_ratio"] for row in rows if (*(row[key] for key in keys), row["method"]) == (*cell, method)
+    ]
+    return f"{statistics.fmean(shares):.4f}"
 
 
 def _runs_by_cell(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, str, float], dict[str, list[float]]]:
@@ -240,7 +260,8 @@ def main() -> None:
         print(table(rows))
         return
     if options.docs is not None:
-        options.docs.write_text(in_page(options.docs.read_text(), _MARK, side_by_side(rows)))
+        mark = f"{_MARK}, as printed" if any(row["method"] == _PRINTED for row in rows) else _MARK
+        options.docs.write_text(in_page(options.docs.read_text(), mark, side_by_side(rows)))
         return
     if options.thresholds:
         done = [(row["model"], row["rate"], row["density"]) for row in rows if row["compute"] == options.thresholds]

@@ -285,8 +285,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._steps.is_joined = False
 
     def _update(self) -> None:
-        if self._serves and self._steps is not None:
-            self._steps.stepped()
+        if self._serves and self._steps is not None and self._steps.returning is not None:
+            self._steps.returning.stepped()
             # Schedulers that were made of the optimizer inside look whether it steps.
             self.optimizer._opt_called = True
         else:

@@ -42,6 +42,14 @@ def test_three_workers_are_one_process_with_all_their_samples(
     np.testing.assert_allclose(losses, whole["losses"], rtol=2e-4)
 
 
+@pytest.mark.parametrize("flags", [(), ("--servers", "1"), ("--set", "exchange.local_steps=2")])
+def test_an_average_is_made_in_a_block_where_workers_update(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """All parameters are here anyway, and the block failed, for it asked servers for them."""
+    done = taihu_run(tmp_path, *flags, script="averaged.py", arguments=("results",), workers=2)
+    assert done.returncode == 0, done.stderr
+    assert len({(tmp_path / f"results.{rank}").read_text() for rank in range(2)}) == 1
+
+
 def test_what_ends_one_script_ends_all_with_its_message(tmp_path: Path) -> None:
     done = taihu_run(tmp_path, "--logs", "logs", script="fails.py", arguments=("1",), workers=2)
     assert done.returncode == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -28,6 +28,7 @@ from taihu.torch.steps.layer_steps import Helping, LayerSteps
 from taihu.torch.steps.live import LiveParameters
 from taihu.torch.steps.opened import LayerPlaces, Opened
 from taihu.torch.steps.reports import Reports
+from taihu.torch.steps.returning import Returning, refuse_within_backward
 from taihu.torch.steps.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought, Turns
@@ -137,13 +138,17 @@ class BackwardSteps:
         self._record: StepRecord | None = None
         # Identities of the parameters whose gradients are complete in this backward, as they came.
         self._came: dict[int, None] = {}
-        # The step whose updates may still be on their way, and the groups that nobody has read since.
-        self._open: tuple[Opened, StepRecord] | None = None
-        self._unread: set[int] = set()
         self._waited_in_forward_s = 0.0
         self._start_s = self._clock.now()
+        self.returning = None
         if updates is not None:
-            updates.watch(self.read, self.settle, self if job.stage.divides_parameters else None)
+            self.returning = Returning(
+                updates,
+                lambda: len(self._set.parameters),
+                lambda: self._opened,
+                lambda: self._record is not None,
+                is_divided=job.stage.divides_parameters,
+            )
 
     def add(self, optimized: Optimized) -> None:
         """Exchange the gradients of one more optimizer's parameters, from the next backward on.
@@ -207,79 +212,16 @@ class BackwardSteps:
         own = zip(self._set.names, map(int, self._set.checksums().tolist()), strict=True)
         return checksums_in_words(list(own)[::-1])
 
-    def read(self, numbers: Sequence[int]) -> None:
-        """Return when the updated parameters `numbers` are here, which a module is about to read."""
-        assert self.updates is not None  # noqa: S101
-        if self._record is not None:
-            return  # what is computed again in backward has been read, and is pushed after that
-        for number in numbers:
-            if self._opened is not None:
-                layer = self._opened.places.by_number[number]
-                group = self._opened.steps.group_of(layer)
-                if group in self._unread:
-                    self._opened.steps.read(layer)
-                    self._unread.discard(group)
-            self.updates.read(number)
-
-    def use(self, user: object, numbers: Sequence[int]) -> None:
-        """Return when parameters `numbers` are here, to stay until `leave(user)`, where they do not stay as it is."""
-        opened = self._opened
-        if opened is None or opened.live is None:
-            self.read(numbers)
-            return
-        assert self.updates is not None  # noqa: S101
-        opened.live.use(user, [opened.places.by_number[number] for number in numbers])
-        for number in numbers:
-            self.updates.read(number)
-
-    def leave(self, user: object) -> None:
-        """`user`, who may have used nothing, uses nothing any more."""
-        if self._live is not None:
-            self._live.leave(user)
-
-    @property
-    def _live(self) -> LiveParameters | None:
-        return None if self._opened is None else self._opened.live
-
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """In the block all parameters are here, and those of the last step."""
-        self.settle()
-        block = object()
-        # As a forward reads them.
-        self.use(block, () if self._opened is None else self._opened.places.order[::-1])
-        try:
+        """In the block all parameters are here, and those of the last step; they always are where workers update."""
+        with nullcontext() if self.returning is None else self.returning.gathered():
             yield
-        finally:
-            self.leave(block)
 
     def settle(self) -> None:
         """Return when all parameters are those of the last step, where servers update them."""
-        if self.updates is None:
-            return
-        self._finish_last()
-        if self._record is None:
-            for number in range(len(self._set.parameters)):
-                self.updates.read(number)
-
-    def _finish_last(self) -> None:
-        """Return when nothing of the step before is under way."""
-        if self._open is not None:
-            (opened, record), self._open = self._open, None
-            opened.steps.finish()
-            self._unread.clear()
-            plan = opened.steps.exchange.plan
-            opened.steps.close(record)
-            if opened.live is not None and opened.steps.exchange.plan is not plan:
-                opened.live.regroup()
-
-    def stepped(self) -> None:
-        """The script's optimizer steps, where servers have the gradients already."""
-        assert self.updates is not None  # noqa: S101
-        _refuse_within_backward()
-        self.updates.stepped()
-        if self._live is None:
-            self.read(self.updates.at_step)
+        if self.returning is not None:
+            self.returning.settle()
 
     def before_update(self, optimized: Optimized, *, is_asked_for: bool = False) -> None:
         """An optimizer is about to step: exchange gradients that no backward has exchanged, as all workers do.
@@ -291,7 +233,7 @@ class BackwardSteps:
         Raises:
             RunError: backward goes on, or such a gradient may not be what is to be exchanged.
         """
-        _refuse_within_backward()
+        refuse_within_backward()
         if optimized.is_retired:
             raise RunError(
                 f"step(): another DistributedOptimizer was made of this one's parameters, as {optimized.retired_by}: "
@@ -374,11 +316,11 @@ class BackwardSteps:
 
     def _accumulates(self, number: int, _: torch.Tensor) -> None:
         """Autograd is about to add to the gradient of a parameter, in memory that may be on its way yet."""
-        self._finish_last()
+        assert self.returning is not None  # noqa: S101
+        self.returning.finish_last()
         if self._record is not None and id(self._set.parameters[number]) in self._came:
             raise self._twice(number)
-        if self._opened is not None:
-            self._opened.steps.gradients.bind_one(self._opened.places.by_number[number])
+        self.returning.accumulates(number)
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of a parameter is complete for this backward."""
@@ -422,7 +364,7 @@ class BackwardSteps:
         return record
 
     def _begin(self, *, follows: bool = False) -> StepRecord:
-        if self._live is not None and self._live.in_use:
+        if self._opened is not None and self._opened.live is not None and self._opened.live.in_use:
             raise RunError(
                 "backward began in a block of optimizer.gathered(), or while the model is being called: parameters "
                 "change by it, and leave; call it behind"
@@ -543,8 +485,8 @@ class BackwardSteps:
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
-        if self.updates is not None:
-            self._end_for_servers(self.updates, self._opened or self._begin_exchange(record), record)
+        if self.returning is not None:
+            self._end_for_servers(self.returning, self._opened or self._begin_exchange(record), record)
             return
         along = self._means.unchanged(self._set.parameters) if len(self._came) < len(self._set.ids) else []
         heard = self._call(call)
@@ -571,12 +513,11 @@ class BackwardSteps:
         record.end_s = self._start_s = self._clock.now()
         opened.steps.close(record)
 
-    def _end_for_servers(self, updates: ServerUpdates, opened: Opened, record: StepRecord) -> None:
+    def _end_for_servers(self, returning: Returning, opened: Opened, record: StepRecord) -> None:
         """As `_end`, where servers update: parameters come while the script goes on."""
         opened.steps.end(record, frozenset((0,)))
-        updates.pushed()
-        self._unread = set(range(len(opened.steps.exchange.plan.groups)))
-        self._record, self._open = None, (opened, record)
+        returning.pushed(opened, record)
+        self._record = None
         record.end_s = self._start_s = self._clock.now()
 
     @property
@@ -662,11 +603,3 @@ class _Waiting:
     def __exit__(self, *_: object) -> None:
         self._waits(False)
         self._has_waited(self._clock.now() - self._start_s)
-
-
-def _refuse_within_backward() -> None:
-    if torch._C._current_graph_task_id() != -1:
-        raise RunError(
-            "step() was called within backward, where gradients are this worker's own: they are the means of all "
-            "when backward has returned; call step() behind it"
-        )
