@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+import pytest
+
 from taihu.explore.campaign.campaign import explored
-from taihu.explore.campaign.work import Smaller, Work
+from taihu.explore.campaign.work import Found, Smaller, Work
+
+Cases = list[tuple[int, Smaller]]
 
 RING, SERVERS = 2, 8
 """Seeds of such jobs."""
@@ -28,30 +35,24 @@ FAREWELLS = (
 )
 
 
-def test_a_run_is_over_for_all_when_it_is_for_one() -> None:
+def over_for_one() -> Cases:
     cases = [
         (seed, Smaller(servers=0 if seed == RING else 2, workers=2, steps=3, supervisor=habit, faults=[fault]))
         for seed, habit, fault in FAREWELLS
     ]
     # The coordinator's process ended when it had answered, although the answer was lost: seeds as they are drawn.
     lost = 'drop worker 0 at its 1st "send Finish"', 'drop server 0 at its 1st "send Finish"'
-    cases += [(16, Smaller(faults=lost[:1])), (1, Smaller(faults=lost[1:])), (21, Smaller(faults=lost[1:]))]
-    told: list[str] = []
-    for found in explored(Work(cases=cases)):
-        if found.problems or not (found.done and found.ended_well):
-            told += [*found.case, *found.done, *found.problems]
-    assert not told, "\n".join(told)
+    return [*cases, (16, Smaller(faults=lost[:1])), (1, Smaller(faults=lost[1:])), (21, Smaller(faults=lost[1:]))]
 
 
-def test_a_process_that_leaves_is_replaced_and_costs_no_step() -> None:
-    """As a pod does that is to move: wherever it is, and where it is started again much later."""
+def who_leaves() -> Cases:
     points = (
         'at its 1st "receive Join"',
         'at its 2nd "push"',
         'at its 1st "evaluation"',
         'at its 1st "send Finish"',
     )
-    cases = [
+    return [
         (
             seed,
             Smaller(servers=servers, workers=2, steps=3, supervisor=habit, faults=[f"leave worker {rank} {point}"]),
@@ -60,111 +61,160 @@ def test_a_process_that_leaves_is_replaced_and_costs_no_step() -> None:
         for seed, servers in ((RING, 0), (SERVERS, 2))
         for rank, habit in ((0, "late"), (1, "early"))
     ]
+
+
+def small_ring(supervisor: str, *faults: str) -> Cases:
+    return [(RING, Smaller(servers=0, workers=2, steps=3, supervisor=supervisor, faults=faults))]
+
+
+CASES: Mapping[str, Cases] = {
+    "over for one": over_for_one(),
+    "leaves": who_leaves(),
+    "stored": small_ring("never", 'drop worker 1 at its 2nd "send Stored"')
+    + small_ring("never", 'half-open worker 1 at its 2nd "receive Stored"'),
+    "partition heals": [
+        (
+            3010126,
+            Smaller(
+                faults=[
+                    'fast-clock worker 2 at its 1st "close a channel"',
+                    'partition worker 0 at its 4th "open" for 2 s',
+                ]
+            ),
+        )
+    ],
+    "lost coordinator": [
+        (
+            7010436,
+            Smaller(faults=['kill worker 0 at its 1st "allocate"', 'full-disk worker 0 at its 4th "fetch" for 2 s']),
+        )
+    ],
+    "deaf for a while": [(7035265, Smaller())],
+    "written over": small_ring(
+        "early", 'kill worker 0 at its 2nd "send GetProfile"', 'full-disk worker 1 at its 2nd "send Begin" for 8 s'
+    ),
+    "host is named": small_ring("never", 'kill worker 0 at its 1st "send GetPlan"'),
+    "all at once": small_ring("late", 'kill worker 1 at its 1st "evaluation"', 'kill worker 0 at its 1st "save"'),
+    "nobody left": small_ring("local", 'terminate worker 1 at its 1st "send Join"', "interrupt run after 20 s"),
+    "broken call": [
+        (
+            28550,
+            Smaller(
+                supervisor="local",
+                faults=['drop worker 0 at its 1st "send Begin"', 'kill worker 1 at its 1st "save"'],
+            ),
+        )
+    ],
+    "twin": [
+        (
+            87041,
+            Smaller(
+                supervisor="twice",
+                faults=['kill worker 0 at its 2nd "close a channel"', 'drop-one worker 0 at its 2nd "send Keep"'],
+            ),
+        )
+    ],
+    "behind an end": [
+        (
+            7001887,
+            Smaller(
+                faults=[
+                    'terminate worker 1 at its 17th "send frame"',
+                    'kill worker 0 at its 1st "connect"',
+                    'leave worker 0 at its 20th "receive frame"',
+                ]
+            ),
+        )
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Mapping[str, list[Found]]:
+    """The outcomes of all cases, of one process: it imports the project once."""
+    found: Iterator[Found] = iter(explored(Work(cases=[case for cases in CASES.values() for case in cases])))
+    return {name: list(islice(found, len(cases))) for name, cases in CASES.items()}
+
+
+def check(
+    outcomes: Mapping[str, list[Found]], name: str, *, ends_well: bool = True, happened: int | None = None
+) -> None:
+    """All of a name are judged right; the run `ends_well`, or not, and so many faults have `happened`."""
+    assert len(outcomes[name]) == len(CASES[name])
     told: list[str] = []
-    for found in explored(Work(cases=cases)):
-        if found.problems or not (found.done and found.ended_well):
+    for found in outcomes[name]:
+        all_happened = happened is None or len(found.done) == happened
+        if found.problems or found.ended_well != ends_well or not all_happened:
             told += [*found.case, *found.done, *found.problems]
     assert not told, "\n".join(told)
 
 
-def test_a_connection_that_breaks_leaves_no_checkpoint_out() -> None:
+def test_a_run_is_over_for_all_when_it_is_for_one(outcomes: Mapping[str, list[Found]]) -> None:
+    check(outcomes, "over for one")
+    assert all(found.done for found in outcomes["over for one"])
+
+
+def test_a_process_that_leaves_is_replaced_and_costs_no_step(outcomes: Mapping[str, list[Found]]) -> None:
+    """As a pod does that is to move: wherever it is, and where it is started again much later."""
+    check(outcomes, "leaves")
+    assert all(found.done for found in outcomes["leaves"])
+
+
+def test_a_connection_that_breaks_leaves_no_checkpoint_out(outcomes: Mapping[str, list[Found]]) -> None:
     """The last step was not kept: its parts were on the disk, and one member was not heard that told of its own."""
-    lost = 'drop worker 1 at its 2nd "send Stored"', 'half-open worker 1 at its 2nd "receive Stored"'
-    cases = [(RING, Smaller(servers=0, workers=2, steps=3, supervisor="never", faults=[fault])) for fault in lost]
-    for found in explored(Work(cases=cases)):
-        assert not found.problems, found.problems
-        assert found.done
-        assert found.ended_well
+    check(outcomes, "stored", happened=1)
 
 
-def test_a_part_is_told_of_again_when_a_partition_has_healed() -> None:
+def test_a_part_is_told_of_again_when_a_partition_has_healed(outcomes: Mapping[str, list[Found]]) -> None:
     """One call waited as long as a coordinator is waited for, on a connection whose messages were on their way."""
-    faults = ['fast-clock worker 2 at its 1st "close a channel"', 'partition worker 0 at its 4th "open" for 2 s']
-    (found,) = explored(Work(cases=[(3010126, Smaller(faults=faults))]))
-    assert not found.problems, found.problems
-    assert len(found.done) == len(faults), found.done
-    assert found.ended_well
+    check(outcomes, "partition heals", happened=2)
 
 
-def test_who_has_lost_its_coordinator_does_not_wait_to_tell_it_of_parts() -> None:
+def test_who_has_lost_its_coordinator_does_not_wait_to_tell_it_of_parts(
+    outcomes: Mapping[str, list[Found]],
+) -> None:
     """A worker told it of its last two parts, each for ten seconds, and had to end itself after twenty."""
-    faults = ['kill worker 0 at its 1st "allocate"', 'full-disk worker 0 at its 4th "fetch" for 2 s']
-    (found,) = explored(Work(cases=[(7010436, Smaller(faults=faults))]))
-    assert not found.problems, found.problems
-    assert len(found.done) == len(faults), found.done
-    assert not found.ended_well
+    check(outcomes, "lost coordinator", ends_well=False, happened=2)
 
 
-def test_a_partition_that_heals_before_all_have_to_end_costs_no_checkpoint() -> None:
+def test_a_partition_that_heals_before_all_have_to_end_costs_no_checkpoint(
+    outcomes: Mapping[str, list[Found]],
+) -> None:
     """A worker that had heard nothing for as long as a coordinator may be lost told it of its last part only once."""
-    (found,) = explored(Work(picked=[7035265]))
-    assert not found.problems, found.problems
-    assert found.ended_well
+    check(outcomes, "deaf for a while")
 
 
-def test_a_checkpoint_that_counts_is_not_written_over() -> None:
+def test_a_checkpoint_that_counts_is_not_written_over(outcomes: Mapping[str, list[Found]]) -> None:
     """A worker was lost behind the last step, which was kept a second time: as far as a disk was not full."""
-    faults = ['kill worker 0 at its 2nd "send GetProfile"', 'full-disk worker 1 at its 2nd "send Begin" for 8 s']
-    case = Smaller(servers=0, workers=2, steps=3, supervisor="early", faults=faults)
-    (found,) = explored(Work(cases=[(RING, case)]))
-    assert not found.problems, found.problems
-    assert len(found.done) == len(faults), found.done
-    assert found.ended_well
+    check(outcomes, "written over", happened=2)
 
 
-def test_who_hosts_a_coordinator_that_does_not_answer_is_named() -> None:
+def test_who_hosts_a_coordinator_that_does_not_answer_is_named(outcomes: Mapping[str, list[Found]]) -> None:
     """It was killed before all had joined, and nobody starts it again: an address tells nobody who that is."""
-    faults = ['kill worker 0 at its 1st "send GetPlan"']
-    case = Smaller(servers=0, workers=2, steps=3, supervisor="never", faults=faults)
-    (found,) = explored(Work(cases=[(RING, case)]))
-    assert not found.problems, found.problems
-    assert not found.ended_well
+    check(outcomes, "host is named", ends_well=False)
 
 
-def test_a_launcher_starts_processes_again_that_have_ended_all_at_once() -> None:
-    faults = ['kill worker 1 at its 1st "evaluation"', 'kill worker 0 at its 1st "save"']
-    case = Smaller(servers=0, workers=2, steps=3, supervisor="late", faults=faults)
-    (found,) = explored(Work(cases=[(RING, case)]))
-    assert not found.problems, found.problems
-    assert found.ended_well
+def test_a_launcher_starts_processes_again_that_have_ended_all_at_once(outcomes: Mapping[str, list[Found]]) -> None:
+    check(outcomes, "all at once")
 
 
-def test_a_ctrl_c_when_all_processes_have_ended_meets_nobody() -> None:
+def test_a_ctrl_c_when_all_processes_have_ended_meets_nobody(outcomes: Mapping[str, list[Found]]) -> None:
     """It ended the process that explores: the run had ended, and was going on from its disks."""
-    faults = ['terminate worker 1 at its 1st "send Join"', "interrupt run after 20 s"]
-    (found,) = explored(
-        Work(cases=[(RING, Smaller(servers=0, workers=2, steps=3, supervisor="local", faults=faults))])
-    )
+    (found,) = outcomes["nobody left"]
     assert not found.problems
     assert [line for line in found.done if line.startswith("20")], found.done
 
 
-def test_a_loss_behind_a_broken_call_to_join_is_one() -> None:
+def test_a_loss_behind_a_broken_call_to_join_is_one(outcomes: Mapping[str, list[Found]]) -> None:
     """A worker that had to ask twice was taken for one that had hung up: a loss that it told of ended the run."""
-    faults = ['drop worker 0 at its 1st "send Begin"', 'kill worker 1 at its 1st "save"']
-    (found,) = explored(Work(cases=[(28550, Smaller(supervisor="local", faults=faults))]))
-    assert not found.problems
-    assert found.ended_well
-    assert len(found.done) == len(faults), found.done
+    check(outcomes, "broken call", happened=2)
 
 
-def test_a_twin_that_ends_later_hides_no_results() -> None:
+def test_a_twin_that_ends_later_hides_no_results(outcomes: Mapping[str, list[Found]]) -> None:
     """Of two processes in one place, the one that lost it heard that the run has finished, and ended well, too."""
-    faults = ['kill worker 0 at its 2nd "close a channel"', 'drop-one worker 0 at its 2nd "send Keep"']
-    (found,) = explored(Work(cases=[(87041, Smaller(supervisor="twice", faults=faults))]))
-    assert not found.problems
-    assert found.ended_well
-    assert len(found.done) == len(faults), found.done
+    check(outcomes, "twin", happened=2)
 
 
-def test_who_comes_behind_an_end_does_not_hide_whoever_was_there() -> None:
+def test_who_comes_behind_an_end_does_not_hide_whoever_was_there(outcomes: Mapping[str, list[Found]]) -> None:
     """A worker was to leave when its run was being stopped: the processes brought in its place found nobody."""
-    faults = [
-        'terminate worker 1 at its 17th "send frame"',
-        'kill worker 0 at its 1st "connect"',
-        'leave worker 0 at its 20th "receive frame"',
-    ]
-    (found,) = explored(Work(cases=[(7001887, Smaller(faults=faults))]))
-    assert not found.problems, found.problems
-    assert not found.ended_well
-    assert len(found.done) == len(faults), found.done
+    check(outcomes, "behind an end", ends_well=False, happened=3)
