@@ -114,6 +114,17 @@ CASES: Mapping[str, Cases] = {
             ),
         )
     ],
+    "end is lost": [
+        (
+            7148872,
+            Smaller(
+                faults=[
+                    "full-disk server 0 after 1.184406 s for 20 s",
+                    'kill server 0 at its 4th "receive Finish"',
+                ]
+            ),
+        )
+    ],
     "behind an end": [
         (
             7001887,
@@ -218,3 +229,10 @@ def test_a_twin_that_ends_later_hides_no_results(outcomes: Mapping[str, list[Fou
 def test_who_comes_behind_an_end_does_not_hide_whoever_was_there(outcomes: Mapping[str, list[Found]]) -> None:
     """A worker was to leave when its run was being stopped: the processes brought in its place found nobody."""
     check(outcomes, "behind an end", ends_well=False, happened=3)
+
+
+def test_an_end_that_lay_on_no_disk_when_its_coordinator_died_is_known_to_nobody(
+    outcomes: Mapping[str, list[Found]],
+) -> None:
+    """One worker had heard of it, so that launchers start nobody again; the others look for a coordinator in vain."""
+    check(outcomes, "end is lost", ends_well=False, happened=2)

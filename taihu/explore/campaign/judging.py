@@ -46,7 +46,7 @@ def _problems(case: Case, calm: Outcome, outcome: Outcome) -> Iterator[str]:
         yield from _problems_of_success(case, outcome)
     elif len(told) > 1:
         yield f"workers that ended well have other bits: {sorted(told)}"
-    elif not may_fail(case):
+    elif not (may_fail(case) or _end_was_lost(case, outcome)):
         yield f"it failed: {_ends_in_words(outcome)}"
     else:
         yield from _problems_of_failure(case, outcome)
@@ -118,6 +118,17 @@ def may_fail(case: Case) -> bool:
     """Whether the run of a case may end otherwise than well."""
     kinds = {fault.kind for fault in case.faults}
     return bool(kinds & {Kind.INTERRUPT, Kind.TERMINATE}) or (case.supervisor == "never" and bool(case.faults))
+
+
+def _end_was_lost(case: Case, outcome: Outcome) -> bool:
+    """Whether nobody can know any more that the run has finished, and nobody starts its coordinator again.
+
+    It died while its disk did not take the end, which one had heard of: launchers take the run for one that is over.
+    """
+    host = {fault.kind for fault in case.faults if fault.member == case.shape.members[0]}
+    takes_nothing = bool(host & {Kind.FULL_DISK, Kind.READ_ONLY_DISK})
+    has_died = bool(host & {Kind.KILL, Kind.POWER_LOSS})
+    return takes_nothing and has_died and any(end.code == 0 for end in outcome.ends.values())
 
 
 def _problems_of_failure(case: Case, outcome: Outcome) -> Iterator[str]:
