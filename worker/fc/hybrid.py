@@ -194,7 +194,7 @@ class HybridModel:
         features, run = self._model.forward_until(self._start, inputs, context, hooks)
         self._read_tail(hooks.before_layer)
         hooks.forwarded(None)
-        result = tail.train(features, targets, run, hooks)
+        result = tail.train(features, targets, run)
         self._tell_of_tail(hooks)
         self._model.backward_from(self._start, result.feature_gradient, run, hooks.before_recompute)
         return result.loss

@@ -27,10 +27,9 @@ from taihu.allreduce.parts.shards import (
 from taihu.core.base.errors import DataError
 from taihu.core.trace import Tracer
 from taihu.worker.engine.base.layer import Array, Run
-from taihu.worker.engine.models.model import StepHooks
 from taihu.worker.fc.own_inputs import InputsKept, OwnInputs
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes
-from taihu.worker.fc.stage import ComputedPart, Stage, StageMemory, StagePart, TailMemory
+from taihu.worker.fc.stage import Stage, StageMemory, StagePart, TailMemory
 
 __all__ = ["Mover", "Tail", "TailResult"]
 
@@ -96,7 +95,6 @@ class Tail:
         self._passes: tuple[Pass, ...] = ()
         self._memory: TailMemory | None = None
         self._feature_gradient = np.empty((0, 0))
-        self._hooks = StepHooks()
 
     @property
     def held_bytes(self) -> int:
@@ -120,7 +118,6 @@ class Tail:
         """
         one = Pass(tuple(0 for _ in counts), tuple(counts), 0)
         memory = TailMemory(self._stages, (one,), self._rank, len(features), features.dtype)
-        self._hooks = StepHooks()
         self._send_features(features, one, memory)()
         return self._forward(features, one, run, memory)
 
@@ -144,25 +141,23 @@ class Tail:
             )
         return tuple(parts)
 
-    def train(self, features: Array, targets: Array, run: Run, hooks: StepHooks | None = None) -> TailResult:
+    def train(self, features: Array, targets: Array, run: Run) -> TailResult:
         """Forward, loss and backward of all passes; writes the gradients of every stage.
 
         Args:
             features: (batch, K), the own examples; every rank has as many.
             targets: of the own examples, as the loss takes them.
-            run: of the step.
-            hooks: told of parts that are computed, and of waits for other ranks; by default nobody is.
+            run: of the step; it is told of parts that are computed, and carries out waits for other ranks.
 
         Raises:
             TaihuError: a transfer failed; the message says why.
         """
-        self._hooks = hooks or StepHooks()
         memory, gradient = self._allocate(features), self._feature_gradient
         total = 0.0
         arriving = self._send_features(features, self._passes[0], memory)
         returning: list[Callable[[], None]] = []
         for number, one in enumerate(self._passes):
-            self._hooks.wait_for_others(arriving)
+            run.wait_for_others(arriving)
             if number + 1 < len(self._passes):
                 arriving = self._send_features(features, self._passes[number + 1], memory)
             with self._tracer.span(f"pass {number}", track="fc compute", step=run.context.step):
@@ -171,12 +166,12 @@ class Tail:
                 total += loss
                 returning.append(self._backward(dlogits, gradient, one, run, memory))
             if self._update_each_pass:
-                self._weight_gradients(one, memory)
+                self._weight_gradients(one, run, memory)
         if not self._update_each_pass:
             with self._tracer.span("weight gradients", track="fc compute", step=run.context.step):
-                self._weight_gradients(None, memory)
+                self._weight_gradients(None, run, memory)
         for wait in returning:
-            self._hooks.wait_for_others(wait)
+            run.wait_for_others(wait)
         return TailResult(total, gradient)
 
     def _allocate(self, features: Array) -> TailMemory:
@@ -221,19 +216,21 @@ class Tail:
         for position, (stage, own) in enumerate(zip(self._stages, memory.stages, strict=True)):
             rows = own.rows(one)
             if position:
-                self._bring(y, position, one, own)
+                self._bring(y, position, one, run, own)
             stage_run = stage.run_of(run, one, self._rank, memory.batch)
             x = own.x(one)
             y = stage.forward(x, own.y[rows], stage_run)
-            self._computed(stage, "forward", x)
+            run.part_computed(stage.name, "forward", len(x))
         last = self._stages[-1]
         if last.columns is None:
             return y
         logits = memory.logits[self._own(one)]
-        self._move("regather", columns_to_rows(self._rank, one.rows, last.columns, np.ascontiguousarray(y), logits))
+        self._move(
+            run, "regather", columns_to_rows(self._rank, one.rows, last.columns, np.ascontiguousarray(y), logits)
+        )
         return logits
 
-    def _bring(self, y: Array, position: int, one: Pass, memory: StageMemory) -> None:
+    def _bring(self, y: Array, position: int, one: Pass, run: Run, memory: StageMemory) -> None:
         """Bring the output of the stage before to the input of stage `position`, whose memory it is."""
         before, stage = self._stages[position - 1], self._stages[position]
         own, x = np.ascontiguousarray(y), memory.x(one)
@@ -242,11 +239,11 @@ class Tail:
             x[...] = y
         elif before.columns is None:
             x[one.rows[self._rank] : one.rows[self._rank + 1]] = y
-            self._move("gather", gather_rows(self._rank, one.rows, x))
+            self._move(run, "gather", gather_rows(self._rank, one.rows, x))
         elif stage.columns is None:
-            self._move("regather", columns_to_rows(self._rank, one.rows, before.columns, own, x))
+            self._move(run, "regather", columns_to_rows(self._rank, one.rows, before.columns, own, x))
         else:
-            self._move("gather", gather_columns(self._rank, before.columns, own, x))
+            self._move(run, "gather", gather_columns(self._rank, before.columns, own, x))
 
     def _own_loss(self, logits: Array, targets: Array, one: Pass) -> tuple[float, Array]:
         """The pass's part of the mean loss over the batch, and its gradient."""
@@ -267,19 +264,19 @@ class Tail:
         if last.columns is None:
             dy[...] = dlogits
         else:
-            self._move("scatter", rows_to_columns(self._rank, one.rows, last.columns, dlogits, dy))
+            self._move(run, "scatter", rows_to_columns(self._rank, one.rows, last.columns, dlogits, dy))
         for position in reversed(range(len(self._stages))):
             stage, own = self._stages[position], memory.stages[position]
             rows = own.rows(one)
             dy, dx = own.dy[rows], own.dx[rows]
             stage.through_behind(dy, stage.run_of(run, one, self._rank, memory.batch))
             stage.input_gradient(dy, dx)
-            self._computed(stage, "input gradient", dx)
+            run.part_computed(stage.name, "input gradient", len(dx))
             if position:
-                self._return(position, dx, one, memory)
+                self._return(position, dx, one, run, memory)
         return self._return_features(dx, gradient, one, memory)
 
-    def _return(self, position: int, dx: Array, one: Pass, memory: TailMemory) -> None:
+    def _return(self, position: int, dx: Array, one: Pass, run: Run, memory: TailMemory) -> None:
         """Bring the input gradient of stage `position` to the output of the stage before."""
         before, stage = self._stages[position - 1], self._stages[position]
         dy = memory.stages[position - 1].dy[memory.stages[position - 1].rows(one)]
@@ -288,14 +285,14 @@ class Tail:
             if before.columns is None:
                 dy[...] = dx
             else:
-                self._move("scatter", rows_to_columns(rank, one.rows, before.columns, dx, dy))
+                self._move(run, "scatter", rows_to_columns(rank, one.rows, before.columns, dx, dy))
         elif before.columns is None:
             received = own.received(0, *dy.shape)
-            self._move("scatter", scatter_rows(rank, one.rows, dx, received))
+            self._move(run, "scatter", scatter_rows(rank, one.rows, dx, received))
             sum_terms(rank, dx[one.rows[rank] : one.rows[rank + 1]], received, dy)
         else:
             received = own.received(0, *dy.shape)
-            self._move("scatter", scatter_columns(rank, before.columns, dx, received))
+            self._move(run, "scatter", scatter_columns(rank, before.columns, dx, received))
             sum_terms(rank, dx[:, before.columns[rank] : before.columns[rank + 1]], received, dy)
 
     def _return_features(self, dx: Array, gradient: Array, one: Pass, memory: TailMemory) -> Callable[[], None]:
@@ -313,13 +310,13 @@ class Tail:
 
         return finish
 
-    def _weight_gradients(self, one: Pass | None, memory: TailMemory) -> None:
+    def _weight_gradients(self, one: Pass | None, run: Run, memory: TailMemory) -> None:
         """Write weight gradients of one pass, or of all; layers that are not sharded get theirs after all passes."""
         for position in reversed(range(len(self._stages))):
             stage, own = self._stages[position], memory.stages[position]
             rows = slice(None) if one is None else own.rows(one)
             if stage.columns is not None:
-                self._gather_again(position, own, one)
+                self._gather_again(position, own, one, run)
                 x = own.x(one)
                 stage.weight_gradients(x, own.dy[rows], partial(self._take, stage.name))
             elif one is None or one is self._passes[-1]:
@@ -327,13 +324,13 @@ class Tail:
                 stage.weight_gradients(x, own.dy)
             else:
                 continue
-            self._computed(stage, "weight gradients", x)
+            run.part_computed(stage.name, "weight gradients", len(x))
 
     def _keep(self, position: int, one: Pass, own: Array, memory: StageMemory) -> None:
         if self._own_inputs is not None and memory.is_shared:
             self._own_inputs.keep(position, one.first_row, own)
 
-    def _gather_again(self, position: int, memory: StageMemory, one: Pass | None) -> None:
+    def _gather_again(self, position: int, memory: StageMemory, one: Pass | None, run: Run) -> None:
         """Bring the inputs of a pass, or of all of them, to a stage whose memory others have used since."""
         if self._own_inputs is None:
             return
@@ -346,20 +343,17 @@ class Tail:
                 own_rows = slice(each.rows[rank], each.rows[rank + 1])
                 shape = (own_rows.stop - own_rows.start, x.shape[1])
                 whole[own_rows] = self._own_inputs.bring(position, each.first_row, shape, x.dtype)
-                self._move("gather again", gather_rows(rank, each.rows, whole))
+                self._move(run, "gather again", gather_rows(rank, each.rows, whole))
             else:
                 shape = (len(whole), before[rank + 1] - before[rank])
                 own = self._own_inputs.bring(position, each.first_row, shape, x.dtype)
-                self._move("gather again", gather_columns(rank, before, own, whole))
+                self._move(run, "gather again", gather_columns(rank, before, own, whole))
 
     def _take(self, name: str, start: int, gradient: Array) -> None:
         self._on_gradient(name, start, gradient, len(self._passes))
 
-    def _move(self, name: str, transfer: Transfer) -> None:
-        self._hooks.wait_for_others(self._mover.start(name, transfer))
-
-    def _computed(self, stage: Stage, part: ComputedPart, rows: Array) -> None:
-        self._hooks.part_computed(stage.name, part, len(rows))
+    def _move(self, run: Run, name: str, transfer: Transfer) -> None:
+        run.wait_for_others(self._mover.start(name, transfer))
 
 
 def _length(rows: slice) -> int:

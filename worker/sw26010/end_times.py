@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from taihu.kernels.sw26010.layer_costs import LayerCost, linear_parts
 from taihu.kernels.sw26010.ledger import Ledger
@@ -53,18 +54,12 @@ def end_times(parts: Sequence[StagePart], times: Mapping[str, LayerTime], core_g
             seconds[part.name, "input gradient", rows] = product.input_gradient.seconds + backward
             seconds[part.name, "weight gradients", rows] = product.weight_gradients.seconds
         cost = LayerCost(
-            _together([products[rows].forward for rows in part.rows]),
-            _together(
+            reduce(Ledger.then, (products[rows].forward for rows in part.rows)),
+            reduce(
+                Ledger.then,
                 [products[rows].input_gradient for rows in part.rows]
-                + [products[rows].weight_gradients for rows in part.gradient_rows]
+                + [products[rows].weight_gradients for rows in part.gradient_rows],
             ),
         )
         layers[part.name] = LayerTime(part.name, times[part.name].kind, cost)
     return EndTimes(layers, seconds)
-
-
-def _together(ledgers: Sequence[Ledger]) -> Ledger:
-    total = Ledger()
-    for ledger in ledgers:
-        total = total.then(ledger)
-    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from prometheus_client.registry import Collector
@@ -54,7 +55,7 @@ class ModelledCompute:
     forward: tuple[LayerTime, ...]
     backward: tuple[LayerTime, ...]
 
-    @property
+    @cached_property
     def planned(self) -> ModelledStep:
         """The step that the planner plans by, as a worker would measure it.
 

@@ -76,6 +76,7 @@ class Run:
         recompute: this is a forward of a batch that the layer has seen in this step already, only to have again what
             its backward needs: what is returned has the same bits, and no state changes.
         team: the threads that compute; how many they are changes no bit.
+        part_computed, wait_for_others: of an end that is spread over workers, see `StepHooks`.
     """
 
     context: StepContext
@@ -85,6 +86,8 @@ class Run:
     gradient_ready: Callable[[int], None] = ignore_layer
     recompute: bool = False
     team: Team = SOLO
+    part_computed: Callable[[str, str, int], None] = lambda layer, part, rows: None
+    wait_for_others: Callable[[Callable[[], None]], None] = lambda wait: wait()
 
 
 class Layer(ABC):

@@ -328,6 +328,8 @@ class Model:
             hooks.before_backward,
             hooks.gradient_ready,
             team=self._team,
+            part_computed=hooks.part_computed,
+            wait_for_others=hooks.wait_for_others,
         )
         x = self._checked(inputs)
         if isinstance(self._runner, SegmentedChain):
