@@ -1,7 +1,7 @@
 """A program of the tests: small worlds around classes of the project whose locks can be taken out, on purpose.
 
-`python missing_locks.py SEEDS_WITHOUT SEEDS_WITH` prints two lines of JSON for each world: the first seed by which
-the missing lock is seen, and the first one by which something is wrong where all locks are there.
+`python missing_locks.py SEEDS` prints two lines of JSON for each world: the first seed by which the missing lock is
+seen, and the first one by which something is wrong where all locks are there.
 """
 
 from __future__ import annotations
@@ -165,17 +165,16 @@ def shard() -> Threads:
     gradients = expected.gradients(1)
     expected.step(1, gradients)
 
-    def push(rank: int) -> None:
-        for run in runs:
-            for spec in run.frames:
-                if isinstance(run.shard.push(run.frame(spec, rank, 1, gradients[spec.offset][rank])), Answer):
-                    answers[spec.offset] += 1
+    def push(run: Any, rank: int) -> None:
+        for spec in run.frames:
+            if isinstance(run.shard.push(run.frame(spec, rank, 1, gradients[spec.offset][rank])), Answer):
+                answers[spec.offset] += 1
 
     def check() -> None:
         assert answers == Counter({spec.offset: len(runs) for spec in expected.frames}), answers
         assert {run.parameters.tobytes() for run in runs} == {expected.parameters.tobytes()}
 
-    return [partial(push, rank) for rank in range(2)], check
+    return [partial(push, run, rank) for run in runs for rank in range(2)], check
 
 
 def coordinator() -> Threads:
@@ -306,7 +305,7 @@ def first_wrong(world: World, seeds: int) -> tuple[int, str] | None:
     return None
 
 
-def main(seeds_without: int, seeds_with: int) -> None:
+def main(seeds: int) -> None:
     sys.path[:0] = map(str, (Path(__file__).parents[2], Path(__file__).parents[1]))
     for is_missing in (True, False):
         # All that is foreign is loaded already; the project's modules are in processes of their own.
@@ -314,7 +313,6 @@ def main(seeds_without: int, seeds_with: int) -> None:
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
             changes = changes_of([world.change for world in WORLDS.values()] if is_missing else [])
             Simulation({**python_modules(), **STAND_INS.modules}, STAND_INS.builtins, changes).install()
-            seeds = seeds_without if is_missing else seeds_with
             for name, world in WORLDS.items():
                 told = {"world": name, "missing": is_missing, "wrong": first_wrong(world, seeds)}
                 sys.stdout.write(json.dumps(told) + "\n")
@@ -324,4 +322,4 @@ def main(seeds_without: int, seeds_with: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]))
