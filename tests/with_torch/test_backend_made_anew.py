@@ -19,6 +19,9 @@ from support.torch_ranks import on_ranks
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from taihu.allreduce.same_host.allreduce import SharedAllreduce
+from taihu.torch.group.exchange import GroupExchange
+
 ROUNDS = 12
 WARM = 4
 
@@ -212,6 +215,36 @@ def test_ranks_that_call_different_things_are_told_so(tmp_path: Path) -> None:
         for text, named in zip(told, NAMED, strict=True):
             assert "rank 1 calls" in text
             assert named in text
+
+
+def fail_as_the_watch_finds_out(rank: int) -> str:
+    """A call that fails behind the watch's finding, and before the watch has ended the group's operations."""
+    found, raised = threading.Event(), threading.Event()
+    fail, expect = GroupExchange.fail, SharedAllreduce._expect_same_calls
+
+    def fail_later(exchange: GroupExchange, error: BaseException) -> None:
+        if threading.current_thread().name == "taihu-watch":
+            found.set()
+            assert raised.wait(60.0)
+        fail(exchange, error)
+
+    def expect_later(shared: SharedAllreduce) -> None:
+        assert found.wait(60.0)
+        expect(shared)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GroupExchange, "fail", fail_later)
+        patched.setattr(SharedAllreduce, "_expect_same_calls", expect_later)
+        with pytest.raises(dist.DistBackendError) as error:
+            dist.all_reduce(torch.ones(3 + rank))
+        raised.set()
+    return str(error.value)
+
+
+def test_a_call_that_fails_as_its_difference_is_found_tells_the_calls(tmp_path: Path) -> None:
+    for told in on_ranks(2, tmp_path, fail_as_the_watch_finds_out):
+        assert "rank 1 calls" in told
+        assert "of shape (4,)" in told
 
 
 def refuse(rank: int) -> list[str]:

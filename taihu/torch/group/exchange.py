@@ -56,6 +56,7 @@ class GroupExchange:
         # The last calls: a broadcast's root has gone on when it hears that others have called something else.
         self._calls: deque[Call] = deque(maxlen=_CALLS)
         self._is_explained = False
+        self._differing: ExchangeError | None = None
         self._watch = Watch(self._compare)
         # Broadcasts of this rank that others have not taken yet, with their sizes.
         self._ahead: deque[tuple[int, PartsOperation]] = deque()
@@ -81,8 +82,11 @@ class GroupExchange:
                 raise self._failure
             run()
         except TaihuError as error:
-            if self._is_explained or self.size == 1:
+            if self.size == 1:
                 raise
+            if self._is_explained:
+                # The watch may have found the difference just before the call failed by it.
+                raise self._differing or error from None
             self._is_explained = True
             is_lost = isinstance(error, MemberLostError)
             told = self._roll_call.after_failure(list(self._calls), is_lost=is_lost) or error
@@ -252,6 +256,7 @@ class GroupExchange:
         """End everything where others wait for something else in the place of `call`."""
         error = self._roll_call.other_calls([each for each in list(self._calls) if each.number <= call.number])
         if error is not None:
+            self._differing = error
             self._is_explained = True
             self.fail(error)
 
