@@ -29,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.base.curves import first_at
 from benchmarks.base.rows import in_page, load_rows, train_missing
 from benchmarks.learning.accuracy_by_method import JOBS
 from benchmarks.learning.workers_in_turns import RoundedSums, Sent, selected_of, train_on_first
@@ -414,17 +415,8 @@ class _Best:
         Between two points of a curve it is a line.
         """
         goal = dense._reached[round(_GOAL * len(dense._reached)) - 1]
-        own, theirs = _first(self._reached, goal), _first(dense._reached, goal)
+        own, theirs = first_at(self._reached, goal), first_at(dense._reached, goal)
         return None if own is None or theirs is None else own / theirs
-
-
-def _first(reached: Sequence[float], goal: float) -> float | None:
-    """The place in a falling curve, from 1, at which it comes to `goal`; None where it does not."""
-    place = next((place for place, value in enumerate(reached) if value <= goal), None)
-    if place is None or not place:
-        return None if place is None else 1.0
-    before = reached[place - 1]
-    return place + (before - goal) / (before - reached[place])
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> _Best:

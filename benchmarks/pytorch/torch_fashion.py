@@ -6,8 +6,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -16,11 +15,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import taihu.torch
+from benchmarks.pytorch.torch_exchanges import Way, exchanging, fp16, power_sgd
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.dataset import read_normalised
 from taihu.worker.data.load import load_dataset
@@ -36,37 +35,6 @@ _ONE_PERCENT: Final = MappingProxyType[str, Any]({"method": "dlgs", "density": 0
 _FOUR_BITS: Final = MappingProxyType({"value_type": "int4", "downlink_value_type": "int4"})
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to exchange gradients.
-
-    Attributes:
-        momentum: of SGD.
-        faster: its rate, as a multiple of the usual one.
-        hook: registers a hook of DistributedDataParallel, which exchanges; None for taihu's optimizer.
-        compression: of that.
-        has_server: whether a server sums, on a host of its own; a ring does otherwise.
-    """
-
-    hook: Callable[[DistributedDataParallel], None] | None = None
-    compression: Mapping[str, Any] = field(default_factory=dict)
-    momentum: float = 0.9
-    faster: float = 1.0
-    has_server: bool = False
-
-
-def _power_sgd(rank: int) -> Callable[[DistributedDataParallel], None]:
-    def register(model: DistributedDataParallel) -> None:
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-    return register
-
-
-def _fp16(model: DistributedDataParallel) -> None:
-    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-
-
 def _taihus(model: DistributedDataParallel) -> None:
     model.register_comm_hook(taihu.torch.ExchangeState(**_DLGS), taihu.torch.exchange_hook)
 
@@ -74,9 +42,9 @@ def _taihus(model: DistributedDataParallel) -> None:
 WAYS: Final[Mapping[str, Way]] = MappingProxyType(
     {
         "DDP": Way(hook=lambda _: None),
-        "DDP, fp16 hook": Way(hook=_fp16),
-        "DDP, PowerSGD hook, rank 1": Way(hook=_power_sgd(1)),
-        "DDP, PowerSGD hook, rank 4": Way(hook=_power_sgd(4)),
+        "DDP, fp16 hook": Way(hook=fp16),
+        "DDP, PowerSGD hook, rank 1": Way(hook=power_sgd(1)),
+        "DDP, PowerSGD hook, rank 4": Way(hook=power_sgd(4)),
         "DDP, taihu's hook, dlgs 0.05": Way(hook=_taihus),
         "taihu, dlgs 0.05": Way(compression=_DLGS),
         "taihu, dlgs 0.01": Way(compression={**_DLGS, "density": 0.01}),
@@ -119,16 +87,8 @@ def made_model() -> nn.Module:
     )  # fmt: skip
 
 
-def exchanging(way: str, plain: nn.Module) -> tuple[nn.Module, Any]:
-    """The model and the optimizer of one of `WAYS`."""
-    chosen = WAYS[way]
-    if chosen.hook is None:
-        taihu.torch.init(compression=dict(chosen.compression))
-        optimizer = torch.optim.SGD(plain.parameters(), lr=_RATE * chosen.faster, momentum=chosen.momentum)
-        return plain, taihu.torch.DistributedOptimizer(optimizer, plain)
-    model = DistributedDataParallel(plain, gradient_as_bucket_view=True, broadcast_buffers=False)
-    chosen.hook(model)
-    return model, torch.optim.SGD(model.parameters(), lr=_RATE, momentum=chosen.momentum)
+def _sgd(parameters: Any, way: Way) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=_RATE * way.faster, momentum=way.momentum)
 
 
 def batches(data: Data, rank: int, size: int) -> Iterator[tuple[Any, Any]]:
@@ -162,7 +122,7 @@ def train(way: str, goal: float, last: int, limit_s: float) -> dict[str, Any]:
     """Steps, seconds of training and accuracies of rank 0, until the goal, `last` steps or the limit are reached."""
     rank, size = dist.get_rank(), dist.get_world_size()
     data, plain = data_of_fashion(), made_model()
-    model, optimizer = exchanging(way, plain)
+    model, optimizer = exchanging(WAYS[way], plain, _sgd)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, last))
     steps: list[int] = []
     seconds: list[float] = []

@@ -44,9 +44,7 @@ def measure(way: str, rate_bits: float, goal: float, steps: int, limit_s: float)
         result = Path(name) / "curve.json"
         command = [sys.executable, "-m", "benchmarks.pytorch.torch_fashion", "--way", way, "--json", str(result)]
         command += ["--goal", str(goal), "--steps", str(steps), "--limit", str(limit_s)]
-        # A server has no script that says so.
-        told = {f"TAIHU_COMPRESSION__{key.upper()}": str(value) for key, value in WAYS[way].compression.items()}
-        run_torch_workers(network, command, told if has_server else {}, shown=True, has_server=has_server)
+        run_torch_workers(network, command, WAYS[way].environment, shown=True, has_server=has_server)
         curve = json.loads(result.read_text())
     return {"way": way, "rate_bits": rate_bits, "goal": goal, "load": os.getloadavg()[0], **curve}
 

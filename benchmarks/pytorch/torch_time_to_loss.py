@@ -1,0 +1,188 @@
+"""Time to a loss over shaped links: `python -m benchmarks torch_time_to_loss --help`.
+
+Three workers with a host each (network namespaces with shaped links, as root) train the same task, one way after the
+other: by DistributedDataParallel over Gloo, plain and with the hooks fp16 and PowerSGD, and by taihu's optimizer. The
+loss to come to is the best that plain DDP has had after 80 % of its steps, at the better of its rates. How many steps
+a way takes to it does not depend on links: that is measured once over fast ones, at two rates, of which the better
+counts; the fp16 hook has the steps of DDP. How long a step takes is measured over each kind of link. Their product is
+the time. Rows that the file of --json holds are not measured again. Needs Debian's dataset-fashion-mnist.
+
+Examples:
+  python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --learning
+  python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --docs docs/torch.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Final
+
+from benchmarks.base.curves import first_at
+from benchmarks.base.network import ShapedNetwork, run_torch_workers
+from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.pytorch.torch_to_loss import ALONE, TASKS, WAYS
+
+__all__ = ["Cell", "cells", "measure", "table"]
+
+_PAGE: Final = "measured by benchmarks.pytorch.torch_time_to_loss"
+_WORKERS: Final = 3
+_FAST: Final = 10e9
+_RATES: Final = (1e9, 100e6, 10e6)
+_FACTORS: Final = (1.0, 2.0)
+_DENSE: Final = "DDP"
+_FP16: Final = "DDP, fp16 hook"
+_WINDOW: Final = 10
+_GOAL: Final = 0.8
+_TAIHU_PLANS: Final = 28
+"""Steps by which taihu's optimizer has measured, and goes by its plan."""
+_HOOK_BEGINS: Final = 3
+"""Steps behind which PowerSGD's hook compresses."""
+_MEASURED_S: Final = 12.0
+_MOST: Final = 16
+_LEAST: Final = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run; its curve counts over fast links, and its times over others."""
+
+    task: str
+    way: str
+    factor: float
+    rate_bits: float
+    steps: int
+
+    @property
+    def is_curve(self) -> bool:
+        """Whether it is run for its losses."""
+        return self.rate_bits == _FAST
+
+
+def cells(tasks: Sequence[str], *, is_learning: bool) -> Iterator[Cell]:
+    """Runs to the loss of each way but fp16's, or runs that are timed of all ways."""
+    for task in tasks:
+        if is_learning:
+            for factor in _FACTORS:
+                yield from (Cell(task, way, factor, _FAST, TASKS[task].steps) for way in WAYS if way != _FP16)
+            continue
+        elements = sum(each.numel() for each in TASKS[task].model().parameters())
+        for rate in _RATES:
+            for way in (ALONE, *WAYS):
+                yield Cell(task, way, 1.0, rate, _warm(way) + _timed(way, elements, rate))
+
+
+def _warm(way: str) -> int:
+    return _TAIHU_PLANS if way.startswith("taihu") else _HOOK_BEGINS if "PowerSGD" in way else 1
+
+
+def _timed(way: str, elements: int, rate_bits: float) -> int:
+    """Fewer steps where a dense exchange, or half of one, takes long."""
+    halves = {_DENSE: 2, _FP16: 1}.get(way, 0)
+    expected_s = 0.1 + halves * 16 * 2 * (_WORKERS - 1) / _WORKERS * elements / rate_bits
+    return max(_LEAST, min(_MOST, round(_MEASURED_S / expected_s)))
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """The row of a cell: losses and seconds by step, of all ranks and of rank 0."""
+    way = WAYS.get(cell.way)
+    has_server = way is not None and way.has_server
+    with tempfile.TemporaryDirectory() as name, ShapedNetwork(_WORKERS + has_server, cell.rate_bits) as network:
+        result = Path(name) / "row.json"
+        command = [sys.executable, "-m", "benchmarks.pytorch.torch_to_loss", "--task", cell.task, "--way", cell.way]
+        command += ["--factor", str(cell.factor), "--steps", str(cell.steps), "--json", str(result)]
+        told = {} if way is None else way.environment
+        run_torch_workers(network, command, told, has_server=has_server)
+        row = json.loads(result.read_text())
+    row["losses"] = [fmean(row["losses"][start : start + _WINDOW]) for start in range(0, cell.steps, _WINDOW)]
+    return {**asdict(cell), **row, "load": os.getloadavg()[0]}
+
+
+def _steps_to(rows: Sequence[dict[str, Any]], task: str, way: str, goal: float) -> tuple[float, float] | None:
+    """The fewest steps to a loss, and the multiple of the usual rate that takes them; None where none gets there."""
+    way = _DENSE if way == _FP16 else way
+    curves = {row["factor"]: row["losses"] for row in rows if (row["task"], row["way"]) == (task, way)}
+    reached = {factor: first_at(list(accumulate(curve, min)), goal) for factor, curve in curves.items()}
+    found = [(_WINDOW * place, factor) for factor, place in reached.items() if place is not None]
+    return min(found) if found else None
+
+
+def _goal_of(rows: Sequence[dict[str, Any]], task: str) -> float:
+    """The best of the dense runs after 80 % of their steps."""
+    curves = [row["losses"] for row in rows if (row["task"], row["way"]) == (task, _DENSE)]
+    return float(min(min(curve[: round(_GOAL * len(curve))]) for curve in curves))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown: steps to the loss, times of a step, and their products."""
+    lines = [
+        "| task, loss | links | way | rate | steps | step, ms | seconds to it | DDP's to it | best hook's to it |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    curves = [row for row in rows if row["rate_bits"] == _FAST]
+    for task in dict.fromkeys(row["task"] for row in curves):
+        goal = _goal_of(curves, task)
+        steps = {way: _steps_to(curves, task, way, goal) for way in WAYS}
+        of_task = [row for row in rows if row["task"] == task and row["rate_bits"] != _FAST]
+        for rate in dict.fromkeys(row["rate_bits"] for row in of_task):
+            step_s = {
+                row["way"]: median(row["seconds"][_warm(row["way"]) :]) for row in of_task if row["rate_bits"] == rate
+            }
+            begin = f"| {task}, {goal:.3f} | {rate / 1e6:g} Mbit/s |"
+            lines += [f"{begin} {' | '.join(columns)} |" for columns in _columns(step_s, steps)]
+    return "\n".join(lines)
+
+
+def _columns(
+    step_s: Mapping[str, float], steps: Mapping[str, tuple[float, float] | None]
+) -> Iterator[tuple[str, ...]]:
+    """Those of each way of a task and rate, by the seconds of its step, and its steps to the loss with their factor."""
+    seconds = {way: taken[0] * step_s[way] for way, taken in steps.items() if taken is not None and way in step_s}
+    best_hook = min((each for way, each in seconds.items() if way.startswith(f"{_DENSE},")), default=None)
+    for way, each_s in step_s.items():
+        ms, taken = f"{1e3 * each_s:.0f}", steps.get(way)
+        if taken is None:
+            yield way, "", "" if way == ALONE else "not there", ms, "", "", ""
+            continue
+        beside = seconds.get(_DENSE), best_hook
+        ratios = ("" if other is None else f"{other / seconds[way]:.2f}" for other in beside)
+        yield way, f"x {taken[1]:g}", f"{taken[0]:.0f}", ms, f"{seconds[way]:.1f}", *ratios
+
+
+def main() -> None:
+    """Measure what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(TASKS), metavar="A,B")
+    parser.add_argument("--ways", default="", metavar="A;B", help="these alone, with semicolons between them")
+    parser.add_argument("--learning", action="store_true", help="runs to the loss alone, which may share the machine")
+    parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    options = parser.parse_args()
+    rows = load_rows(options.json)
+    known = {Cell(*(row[name] for name in Cell.__dataclass_fields__)) for row in rows}
+    tasks, ways = options.tasks.split(","), options.ways.split(";") if options.ways else [ALONE, *WAYS]
+    wanted = list(cells(tasks, is_learning=True))
+    wanted += [] if options.learning else cells(tasks, is_learning=False)
+    for cell in wanted:
+        if cell.way in ways and cell not in known:
+            rows.append(measure(cell))
+            save_rows(options.json, rows)
+            ms, loss = 1e3 * median(rows[-1]["seconds"][_warm(cell.way) :]), rows[-1]["losses"][-1]
+            print(
+                f"{cell.task}, {cell.rate_bits / 1e6:g} Mbit/s, {cell.way} x {cell.factor:g}: "
+                f"{ms:.0f} ms a step, loss {loss:.3f}",
+                flush=True,
+            )
+    publish(table(rows), _PAGE, options.docs)
+
+
+if __name__ == "__main__":
+    main()
