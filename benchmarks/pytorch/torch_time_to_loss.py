@@ -144,7 +144,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def _columns(
     step_s: Mapping[str, float], steps: Mapping[str, tuple[float, float] | None]
 ) -> Iterator[tuple[str, ...]]:
-    """Those of each way of a task and rate, by the seconds of its step, and its steps to the loss with their factor."""
+    """Those of each way of a task and rate, by the seconds of a step, and the steps to the loss with their factor."""
     seconds = {way: taken[0] * step_s[way] for way, taken in steps.items() if taken is not None and way in step_s}
     best_hook = min((each for way, each in seconds.items() if way.startswith(f"{_DENSE},")), default=None)
     for way, each_s in step_s.items():
