@@ -27,6 +27,7 @@ class Way:
         faster: its rate, as a multiple of the usual one.
         has_server: whether a server sums, on a host of its own; a ring does otherwise.
         local_steps: steps of a worker between two exchanges.
+        bucket_mb: of DistributedDataParallel; None for its own choice.
     """
 
     hook: Callable[[DistributedDataParallel], None] | None = None
@@ -35,17 +36,22 @@ class Way:
     faster: float = 1.0
     has_server: bool = False
     local_steps: int = 1
+    bucket_mb: int | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells a server, which has no script, of this way."""
+        """Variables that tell a server, which has no script, of this way."""
         settings = {f"COMPRESSION__{key.upper()}": value for key, value in self.compression.items()}
         settings["EXCHANGE__LOCAL_STEPS"] = self.local_steps
         return {f"TAIHU_{key}": str(value) for key, value in settings.items()} if self.has_server else {}
 
 
 def power_sgd(rank: int) -> Callable[[DistributedDataParallel], None]:
-    """Registers PyTorch's hook of PowerSGD, which begins with its third step."""
+    """Registers PyTorch's hook of PowerSGD, which begins with its third step.
+
+    It needs all gradients in one bucket: of several, its calls follow each other in threads of Gloo's, and meet
+    others' in another order.
+    """
 
     def register(model: DistributedDataParallel) -> None:
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
@@ -66,6 +72,8 @@ def exchanging(
     if way.hook is None:
         taihu.torch.init(compression=dict(way.compression), exchange={"local_steps": way.local_steps})
         return plain, taihu.torch.DistributedOptimizer(made(plain.parameters(), way), plain)
-    model = DistributedDataParallel(plain, gradient_as_bucket_view=True, broadcast_buffers=False)
+    model = DistributedDataParallel(
+        plain, gradient_as_bucket_view=True, broadcast_buffers=False, bucket_cap_mb=way.bucket_mb
+    )
     way.hook(model)
     return model, made(model.parameters(), way)

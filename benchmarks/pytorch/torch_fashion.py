@@ -43,8 +43,8 @@ WAYS: Final[Mapping[str, Way]] = MappingProxyType(
     {
         "DDP": Way(hook=lambda _: None),
         "DDP, fp16 hook": Way(hook=fp16),
-        "DDP, PowerSGD hook, rank 1": Way(hook=power_sgd(1)),
-        "DDP, PowerSGD hook, rank 4": Way(hook=power_sgd(4)),
+        "DDP, PowerSGD hook, rank 1": Way(hook=power_sgd(1), bucket_mb=1000),
+        "DDP, PowerSGD hook, rank 4": Way(hook=power_sgd(4), bucket_mb=1000),
         "DDP, taihu's hook, dlgs 0.05": Way(hook=_taihus),
         "taihu, dlgs 0.05": Way(compression=_DLGS),
         "taihu, dlgs 0.01": Way(compression={**_DLGS, "density": 0.01}),
