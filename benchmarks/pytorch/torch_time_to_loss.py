@@ -1,15 +1,17 @@
-"""Time to a loss over shaped links: `python -m benchmarks torch_time_to_loss --help`.
+r"""Time to a loss over shaped links: `python -m benchmarks torch_time_to_loss --help`.
 
 Three workers with a host each (network namespaces with shaped links, as root) train the same task, one way after the
 other: by DistributedDataParallel over Gloo, plain and with the hooks fp16 and PowerSGD, and by taihu's optimizer. The
 loss to come to is the best that plain DDP has had after 80 % of its steps, at the better of its rates. How many steps
 a way takes to it does not depend on links: that is measured once over fast ones, at two rates, of which the better
 counts; the fp16 hook has the steps of DDP. How long a step takes is measured over each kind of link. Their product is
-the time. Rows that the file of --json holds are not measured again. Needs Debian's dataset-fashion-mnist.
+the time, and pictures have losses over it. Rows that the file of --json holds are not measured again. Needs Debian's
+dataset-fashion-mnist.
 
 Examples:
   python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --learning
-  python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --docs docs/torch.md
+  python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --docs docs/torch.md \
+      --draw docs/torch_time_to_loss.png
 """
 
 from __future__ import annotations
@@ -26,12 +28,17 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
+import matplotlib as mpl
+
 from benchmarks.base.curves import first_at
 from benchmarks.base.network import ShapedNetwork, run_torch_workers
-from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.base.rows import load_rows, publish, save_picture, save_rows
 from benchmarks.pytorch.torch_to_loss import ALONE, TASKS, WAYS
 
-__all__ = ["Cell", "cells", "measure", "table"]
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+__all__ = ["Cell", "cells", "draw", "measure", "table"]
 
 _PAGE: Final = "measured by benchmarks.pytorch.torch_time_to_loss"
 _WORKERS: Final = 3
@@ -133,12 +140,45 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         steps = {way: _steps_to(curves, task, way, goal) for way in WAYS}
         of_task = [row for row in rows if row["task"] == task and row["rate_bits"] != _FAST]
         for rate in dict.fromkeys(row["rate_bits"] for row in of_task):
-            step_s = {
-                row["way"]: median(row["seconds"][_warm(row["way"]) :]) for row in of_task if row["rate_bits"] == rate
-            }
+            step_s = _step_seconds(of_task, rate)
             begin = f"| {task}, {goal:.3f} | {rate / 1e6:g} Mbit/s |"
             lines += [f"{begin} {' | '.join(columns)} |" for columns in _columns(step_s, steps)]
     return "\n".join(lines)
+
+
+def _step_seconds(rows: Sequence[dict[str, Any]], rate_bits: float) -> dict[str, float]:
+    """The median seconds of a step by way, of rows of one task."""
+    of_rate = [row for row in rows if row["rate_bits"] == rate_bits]
+    return {row["way"]: median(row["seconds"][_warm(row["way"]) :]) for row in of_rate}
+
+
+def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
+    """Losses over seconds of training, a row of panels for each task, and one panel for each kind of link."""
+    curves = [row for row in rows if row["rate_bits"] == _FAST]
+    tasks = list(dict.fromkeys(row["task"] for row in curves))
+    size = 4.2 * len(_RATES), 3.0 * len(tasks)
+    figure, panels = plt.subplots(len(tasks), len(_RATES), figsize=size, layout="constrained", squeeze=False)
+    for task, of_task in zip(tasks, panels, strict=True):
+        goal = _goal_of(curves, task)
+        for rate, axes in zip(_RATES, of_task, strict=True):
+            step_s = _step_seconds([row for row in rows if row["task"] == task], rate)
+            for way, each_s in step_s.items():
+                taken = _steps_to(curves, task, way, goal)
+                losses = _curve(curves, task, way, 1.0 if taken is None else taken[1])
+                if losses:
+                    seconds = [each_s * _WINDOW * (place + 0.5) for place in range(len(losses))]
+                    axes.plot(seconds, losses, linewidth=1.2, label=way)
+            axes.axhline(goal, color="gray", linewidth=0.8)
+            axes.set(title=f"{task}, {rate / 1e6:g} Mbit/s", xlabel="seconds", ylabel="training loss", xscale="log")
+            axes.grid(alpha=0.3)
+    panels[0][0].legend(fontsize=6)
+    save_picture(figure, picture)
+
+
+def _curve(rows: Sequence[dict[str, Any]], task: str, way: str, factor: float) -> list[float]:
+    way = _DENSE if way == _FP16 else way
+    found = [row["losses"] for row in rows if (row["task"], row["way"], row["factor"]) == (task, way, factor)]
+    return list(found[0]) if found else []
 
 
 def _columns(
@@ -164,6 +204,7 @@ def main() -> None:
     parser.add_argument("--ways", default="", metavar="A;B", help="these alone, with semicolons between them")
     parser.add_argument("--learning", action="store_true", help="runs to the loss alone, which may share the machine")
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
+    parser.add_argument("--draw", type=Path, metavar="FILE", help="losses over seconds, as PNG and as SVG")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
     rows = load_rows(options.json)
@@ -181,6 +222,8 @@ def main() -> None:
                 f"{ms:.0f} ms a step, loss {loss:.3f}",
                 flush=True,
             )
+    if options.draw is not None:
+        draw(rows, options.draw)
     publish(table(rows), _PAGE, options.docs)
 
 
