@@ -32,7 +32,8 @@ class SparseAllgather(SparseExchange):
 
     def _start(self) -> Sequence[Message]:
         return [
-            self._message(to, number, self._own, 0, self._elements) for number, (to, _) in enumerate(self._rounds)
+            self._message(to, number, self._own, 0, self._elements, is_own=True)
+            for number, (to, _) in enumerate(self._rounds)
         ]
 
     def _accept(self, message: Message) -> Sequence[Message]:

@@ -70,6 +70,7 @@ class Message:
     """A message of rank `sender` to rank `to` in a round: the elements of its slice at positions [start, stop).
 
     `indices` count from the start of the whole array. Several messages may share their arrays, which nobody changes.
+    `is_own` says that all elements are of the sender's own slice, and none is a sum.
     """
 
     to: int
@@ -79,6 +80,7 @@ class Message:
     values: NDArray[np.float32]
     start: int
     stop: int
+    is_own: bool = False
 
     @property
     def slice(self) -> Slice:
@@ -220,8 +222,8 @@ class SparseExchange(ABC):
     def _result(self) -> Slice:
         """The slice that `result` returns when the exchange is done."""
 
-    def _message(self, to: int, number: int, part: Slice, start: int, stop: int) -> Message:
-        return Message(to, self._rank, number, part.indices, part.values, start, stop)
+    def _message(self, to: int, number: int, part: Slice, start: int, stop: int, *, is_own: bool) -> Message:
+        return Message(to, self._rank, number, part.indices, part.values, start, stop, is_own)
 
     def _expect_done(self) -> None:
         if not self.done:

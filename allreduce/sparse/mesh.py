@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from taihu.allreduce.order.early import EarlyFrames, Held
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.sparse.exchange import Message, SparseExchange
+from taihu.allreduce.sparse.few_bits import FewBits
 from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
@@ -30,12 +31,14 @@ class SparseOperation:
     Attributes:
         key: the same on all ranks.
         on_finished: called with the operation when there is a result; by any thread.
+        few_bits: the own slice in codes, as which it travels; None where it travels as it is.
         finished: whether it has returned.
         sent_bytes, received_bytes: of values and their places.
     """
 
     key: OperationKey
     on_finished: Callable[[SparseOperation], None] = lambda operation: None
+    few_bits: FewBits | None = None
     exchange: SparseExchange | None = field(default=None, init=False)
     finished: bool = field(default=False, init=False)
     sent_bytes: int = field(default=0, init=False)
@@ -97,7 +100,7 @@ class SparseMesh:
 
     def _arrive(self, operation: SparseOperation, exchange: SparseExchange, frame: Frame) -> None:
         operation.received_bytes += frame.size_bytes
-        self._send_all(operation, exchange.arrive(_decode(self._identity.rank, frame)))
+        self._send_all(operation, exchange.arrive(_decode(self._identity.rank, operation, frame)))
 
     def _end_if_done(self, operation: SparseOperation, exchange: SparseExchange) -> bool:
         if exchange.done:
@@ -106,39 +109,51 @@ class SparseMesh:
 
     def _send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
         for message in messages:
-            header, pieces = self._pack(operation.key, message)
+            header, pieces = self._pack(operation, message)
             operation.sent_bytes += sum(piece.nbytes for piece in pieces)
             self._send(message.to, header, pieces)
 
-    def _pack(self, key: OperationKey, message: Message) -> tuple[FrameHeader, Sequence[NDArray[Any]]]:
-        count = len(message.indices)
-        values = np.empty(count, dtype=np.float32)
-        sections = np.empty(packed_bound(count, 1), dtype=np.uint8)
-        _, size = pack(message.indices, message.values, _bounds(message.start, message.stop), values, sections)
+    def _pack(self, operation: SparseOperation, message: Message) -> tuple[FrameHeader, Sequence[NDArray[Any]]]:
+        key, few_bits = operation.key, operation.few_bits if message.is_own else None
         header = FrameHeader(
             self._identity.sender,
             key.range(message.start, message.stop - message.start),
             SparseMessage(message.round, key.number),
             Encoding.SPARSE,
-            selected=count,
+            ValueType.FP32 if few_bits is None else few_bits.pieces.value_type,
+            selected=len(message.indices),
         )
-        return header, (values, sections[:size])
+        return header, _packed(message) if few_bits is None else few_bits.pack(message)
 
 
-def _decode(rank: int, frame: Frame) -> Message:
-    header = frame.header
-    if header.sender.rank is None or header.value_type is not ValueType.FP32:
+def _packed(message: Message) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    count = len(message.indices)
+    values = np.empty(count, dtype=np.float32)
+    sections = np.empty(packed_bound(count, 1), dtype=np.uint8)
+    _, size = pack(message.indices, message.values, _bounds(message.start, message.stop), values, sections)
+    return values, sections[:size]
+
+
+def _decode(rank: int, operation: SparseOperation, frame: Frame) -> Message:
+    header, pieces = frame.header, None if operation.few_bits is None else operation.few_bits.pieces
+    known = {ValueType.FP32} if pieces is None else {ValueType.FP32, pieces.value_type}
+    if header.sender.rank is None or header.value_type not in known:
+        expected = " or ".join(sorted(each.label for each in known))
         raise FrameError(
-            f"sparse frame of {header.sender.label} with {header.value_type.label} values: expected float32 ones"
+            f"sparse frame of {header.sender.label} with {header.value_type.label} values: expected {expected} ones"
         )
     start, stop = header.address.offset, header.address.offset + header.address.elements
-    indices = np.empty(len(frame.values), dtype=np.int32)
+    indices = np.empty(header.selected, dtype=np.int32)
     try:
-        unpack(frame.sections, _bounds(start, stop), len(indices), indices)
+        if pieces is not None and header.value_type is pieces.value_type:
+            values = pieces.decode(frame, indices, start, stop)
+        else:
+            values = frame.values
+            unpack(frame.sections, _bounds(start, stop), len(indices), indices)
     except ValueError as error:
         raise FrameError(f"sparse frame of {header.sender.label}: {error}") from None
     number = header.expect(SparseMessage).round
-    return Message(rank, header.sender.rank, number, indices, frame.values, start, stop)
+    return Message(rank, header.sender.rank, number, indices, values, start, stop)
 
 
 def _bounds(start: int, stop: int) -> NDArray[np.int64]:

@@ -40,7 +40,7 @@ class SparseReduceScatter(SparseExchange):
         messages = []
         for number, (to, _) in enumerate(self._rounds):
             start, stop = self._range(to)
-            messages.append(self._message(to, number, self._own.between(start, stop), start, stop))
+            messages.append(self._message(to, number, self._own.between(start, stop), start, stop, is_own=True))
         return [*messages, *self._contribute(self._rank, self._own.between(*self._range(self._rank)))]
 
     def _accept(self, message: Message) -> Sequence[Message]:
@@ -64,7 +64,7 @@ class SparseReduceScatter(SparseExchange):
         total = self._summation([self._contributions[rank] for rank in range(self._size)], start, stop)
         self._sums[self._rank] = total
         return [
-            self._message(to, self._size - 1 + number, total, start, stop)
+            self._message(to, self._size - 1 + number, total, start, stop, is_own=False)
             for number, (to, _) in enumerate(self._rounds)
         ]
 

@@ -93,12 +93,13 @@ class GtopkTree(SparseExchange):
         parent = self._rank - (1 << self._level)
         # Not expected before: a result that comes before all contributions went up cannot be one.
         self._inbox.expect(parent, self._expected(2 * self._levels - 1 - self._level))
-        return [self._message(parent, self._level, self._kept, 0, self._elements)]
+        is_own = not self._children
+        return [self._message(parent, self._level, self._kept, 0, self._elements, is_own=is_own)]
 
     def _pass_down(self) -> Sequence[Message]:
         """The result to the children, the one with the largest subtree first."""
         return [
-            self._message(child, 2 * self._levels - 1 - j, self._kept, 0, self._elements)
+            self._message(child, 2 * self._levels - 1 - j, self._kept, 0, self._elements, is_own=False)
             for j, child in reversed(list(enumerate(self._children)))
         ]
 

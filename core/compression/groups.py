@@ -221,6 +221,12 @@ class GroupCompressor:
         """The number that the density of step `step` keeps of so many elements."""
         return self._compressor.kept(elements, step)
 
+    def steps(self, selection: Selection, frame: FrameSpec) -> NDArray[np.float32]:
+        """The steps of a frame's pieces, shape (pieces,), of a selection of a few bits; a copy."""
+        starts = [unit.start for unit in selection.outcome.units]
+        places = np.searchsorted(starts, frame.arena_bounds[:, 0], side="right") - 1
+        return self.state.steps[self._room.units[frame.group].start + places]
+
     def pack(self, selection: Selection, frame: FrameSpec) -> Packed:
         """One frame of a selection."""
         room, bounds, bits = self._room, frame.arena_bounds, self.value_type.few_bits
@@ -229,9 +235,7 @@ class GroupCompressor:
         count, size = pack(selection.indices, selection.values, bounds, room.packed, sections)
         if not bits:
             return Packed(count, room.packed[:count], room.sections[:size])
-        starts = [unit.start for unit in selection.outcome.units]
-        places = room.units[frame.group].start + np.searchsorted(starts, bounds[:, 0], side="right") - 1
-        to_half(self.state.steps[places], "bf16", room.sections[:steps_bytes].view(np.uint16))
+        to_half(self.steps(selection, frame), "bf16", room.sections[:steps_bytes].view(np.uint16))
         # A byte takes the codes of those behind it.
         packed = pack_codes(room.packed[:count], bits, room.packed)
         return Packed(count, room.packed[:packed], room.sections[: steps_bytes + size])

@@ -94,8 +94,12 @@ class Job(Section):
         compression, optimizer = self.compression, self.exchanged_optimizer
         # Sums that come back leave the parameters to whoever updates them.
         sparse = self.downlink != "dense" and self.exchange.returns == "parameters"
-        if not self.exchange.kind.sums_halves and compression.value_type != "fp32":
-            raise ValueError("a ring sums in fp32: set compression.value_type = 'fp32'")
+        few_bits = compression.method.selects and compression.is_of_few_bits
+        if not self.exchange.kind.sums_halves and compression.value_type != "fp32" and not few_bits:
+            raise ValueError(
+                "a ring sums in fp32: set compression.value_type = 'fp32', or select values of few bits, for example "
+                "'int4'"
+            )
         if compression.method.is_chosen and self.exchange.returns != "parameters":
             raise ValueError(
                 "compression 'auto' is chosen by steps of the built-in loop, which begins anew behind them: give the "

@@ -33,6 +33,7 @@ from taihu.core.planner.profile import rice_bits_per_index
 __all__ = ["SPARSE_ROUTES", "SparseAlgorithm", "SparseWorkload", "choose", "predict"]
 
 _SUM_BYTES = 4
+_VALUE_BYTES = (4, 2, 1, 0.5, 0.25)
 
 
 class SparseAlgorithm(Enum):
@@ -62,7 +63,7 @@ class SparseWorkload:
         ranks: P.
         alpha_seconds: seconds for a message, whatever its size is.
         seconds_per_byte: of a rank's link, in each of both directions at once.
-        value_bytes: v, bytes of a value that a rank brings, 4 or 2.
+        value_bytes: v, bytes of a value that a rank brings: 4, 2, or 1, 1/2 or 1/4 of few bits.
 
     Raises:
         ConfigError: a value is none of these.
@@ -73,7 +74,7 @@ class SparseWorkload:
     ranks: int
     alpha_seconds: float
     seconds_per_byte: float
-    value_bytes: int = 4
+    value_bytes: float = 4
 
     def __post_init__(self) -> None:
         if self.elements < 0 or self.ranks < 1:
@@ -87,8 +88,9 @@ class SparseWorkload:
                 f"sparse route at {self.alpha_seconds} s per message and {self.seconds_per_byte} s per byte: "
                 "expected finite times, not negative"
             )
-        if self.value_bytes not in (2, 4):
-            raise ConfigError(f"sparse route with values of {self.value_bytes} bytes: expected 2 or 4")
+        if self.value_bytes not in _VALUE_BYTES:
+            expected = ", ".join(map(str, _VALUE_BYTES))
+            raise ConfigError(f"sparse route with values of {self.value_bytes} bytes: expected one of {expected}")
 
 
 def predict(workload: SparseWorkload) -> Mapping[SparseAlgorithm, float]:
@@ -142,7 +144,7 @@ def _gtopk_seconds(w: SparseWorkload) -> float:
     return 2 * levels * w.alpha_seconds + (first + (2 * levels - 1) * later) * w.seconds_per_byte
 
 
-def _slice_bytes(elements: int, density: float, value_bytes: int) -> float:
+def _slice_bytes(elements: int, density: float, value_bytes: float) -> float:
     """Bytes of the share `density` of `elements`, values and indices."""
     index_bytes = float(rice_bits_per_index(np.asarray(density))) / 8.0
     return density * elements * (value_bytes + index_bytes)

@@ -108,6 +108,11 @@ class CompressionSettings(Section):
         return self.share <= (_ACTS_AS_MOMENTUM_OF_SGD if of_sgd else _ACTS_AS_BETA1)
 
     @property
+    def is_of_few_bits(self) -> bool:
+        """Whether what is selected goes as multiples of a step."""
+        return self.value_type.startswith("int")
+
+    @property
     def rounds_sums(self) -> bool:
         """Whether servers answer with sums in few bits, by which workers update, too."""
         return self.downlink_value_type != "fp32"

@@ -216,9 +216,9 @@ def _compression(chance: Random, servers: int, optimizer: str) -> dict[str, Any]
         own["momentum_at"] = "workers"
     if own["method"] == "lags":
         own |= {"clip": "whole", "clip_norm": 0.5}
-    if own["method"] == "dlgs" and servers:
+    if own["method"] == "dlgs":
         own["value_type"] = "int4"
-        if own["downlink"] == "exact":
+        if own.get("downlink") == "exact":
             own["downlink_value_type"] = "int4"
     return own
 

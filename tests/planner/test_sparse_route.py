@@ -21,7 +21,7 @@ from taihu.core.planner.sparse_route import SparseAlgorithm, SparseWorkload, cho
 from taihu.kernels.packing.pack import pack, packed_bound
 
 HALF = SparseWorkload(elements=1000, density=0.5, ranks=4, alpha_seconds=0.0, seconds_per_byte=1.0)
-Measure = Callable[[Sequence[int]], Any]
+Measure = Callable[[Sequence[float]], Any]
 workloads = st.builds(
     SparseWorkload,
     elements=st.integers(0, 10**8),
@@ -81,7 +81,7 @@ def random_slices(workload: SparseWorkload, seed: int) -> list[Slice]:
     return [Slice(np.sort(d).astype(np.int32), rng.standard_normal(count).astype(np.float32)) for d in drawn]
 
 
-def encoded_bytes(message: Message, value_bytes: int) -> int:
+def encoded_bytes(message: Message, value_bytes: float) -> float:
     """Of its values, and of its indices as they are encoded in frames."""
     count = len(message.indices)
     bounds = np.array([[message.start, message.stop]], dtype=np.int64)
@@ -103,14 +103,14 @@ def spent(workload: SparseWorkload, algorithm: str) -> tuple[float, float]:
     network.run(random.Random(0).randrange, ranks=range(workload.ranks))
     # The rounds in which ranks send what they have brought; everything later is sums.
     own_rounds = 1 if algorithm == "gtopk" else workload.ranks - 1
-    rounds: dict[int, list[int]] = {}
+    rounds: dict[int, list[float]] = {}
     for message in network.sent:
         value_bytes = workload.value_bytes if message.round < own_rounds else 4
         rounds.setdefault(message.round, []).append(encoded_bytes(message, value_bytes))
     return seconds_of(workload, rounds, np.mean), seconds_of(workload, rounds, np.max)
 
 
-def seconds_of(workload: SparseWorkload, rounds: dict[int, list[int]], measure: Measure) -> float:
+def seconds_of(workload: SparseWorkload, rounds: dict[int, list[float]], measure: Measure) -> float:
     return sum(
         workload.alpha_seconds + workload.seconds_per_byte * float(measure(sizes)) for sizes in rounds.values()
     )
@@ -118,8 +118,8 @@ def seconds_of(workload: SparseWorkload, rounds: dict[int, list[int]], measure: 
 
 @pytest.mark.parametrize("algorithm", ["allgather", "reduce_scatter", "gtopk"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 9])
-@pytest.mark.parametrize(("density", "value_bytes"), [(0.003, 4), (0.03, 2), (0.3, 4)])
-def test_formulas_count_what_is_sent(algorithm: str, ranks: int, density: float, value_bytes: int) -> None:
+@pytest.mark.parametrize(("density", "value_bytes"), [(0.003, 4), (0.03, 2), (0.3, 4), (0.01, 0.5)])
+def test_formulas_count_what_is_sent(algorithm: str, ranks: int, density: float, value_bytes: float) -> None:
     # Such that the start-ups of a route are neither all of it nor nothing.
     workload = SparseWorkload(
         200_000, density, ranks, alpha_seconds=2e-5, seconds_per_byte=8e-9, value_bytes=value_bytes
@@ -159,7 +159,7 @@ def test_the_ring_formula_counts_its_segments(ranks: int) -> None:
         ({"alpha_seconds": float("inf")}, "inf s per message"),
         ({"seconds_per_byte": -1e-9}, "-1e-09 s per byte"),
         ({"seconds_per_byte": float("inf")}, "inf s per byte"),
-        ({"value_bytes": 3}, "values of 3 bytes: expected 2 or 4"),
+        ({"value_bytes": 3}, "values of 3 bytes: expected one of 4, 2, 1, 0.5, 0.25"),
     ],
 )
 def test_a_workload_that_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -99,6 +99,7 @@ def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkC
             ranks=job.world.workers,
             alpha_seconds=link.alpha_seconds,
             seconds_per_byte=link.up_seconds_per_byte,
+            value_bytes=ValueType.named(job.compression.value_type).bytes_each,
         )
         routes.append(choose(workload, allow_gtopk=allow_gtopk, among=SPARSE_ROUTES))
     return tuple(routes)

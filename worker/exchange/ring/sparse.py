@@ -14,6 +14,7 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.few_bits import FewBits, StepPieces
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
@@ -120,13 +121,20 @@ class SparseRoute(Route):
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
         """Begin the allreduce of every part of the group."""
         at, start_s = self._at, self._clock.now()
-        chosen = Slice(selection.indices, selection.values)
+        values = compressor.decoded(selection)
         for frame in self._framing.by_group[group]:
-            inside = chosen.between(frame.offset, frame.offset + frame.count)
-            own = Slice(inside.indices - np.int32(frame.offset), inside.values.copy())
+            ends = np.array((frame.offset, frame.offset + frame.count), dtype=np.int32)
+            inside = slice(*np.searchsorted(selection.indices, ends))
+            own = Slice(selection.indices[inside] - np.int32(frame.offset), values[inside].copy())
+            few_bits = None
+            if compressor.value_type.few_bits:
+                pieces = StepPieces(compressor.value_type, frame.arena_bounds - frame.offset)
+                codes = selection.values[inside].copy()
+                few_bits = FewBits(pieces, compressor.steps(selection, frame), own.indices, codes)
             operation = SparseOperation(
                 OperationKey(at, frame.group, self._numbers[frame.offset]),
                 partial(self._apply, at, frame, compressor, start_s),
+                few_bits,
             )
             self._communicator.start_sparse(operation, self._make_exchange(frame, own, compressor))
         return 0
