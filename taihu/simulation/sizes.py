@@ -31,6 +31,7 @@ class Sizes:
 
     Attributes:
         value_bytes: of a dense value on the wire.
+        selected_value_bytes: of a value that a worker selected, on the wire.
         add_rate: bytes that a host adds, or updates, in a second.
         selected_value_seconds: of a pass over values that were selected.
     """
@@ -42,6 +43,7 @@ class Sizes:
         self._workers = job.world.workers
         self._layout = plan.layout
         self.value_bytes = ValueType.named(job.train.precision).dtype.itemsize
+        self.selected_value_bytes = ValueType.named(job.compression.value_type).bytes_each
         self._is_sparse = job.compression.method.selects
         self._is_dense_down = not self._is_sparse or job.downlink == "dense"
         self._has_values_down = not job.stage.divides_parameters

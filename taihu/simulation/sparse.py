@@ -32,7 +32,7 @@ from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 
 __all__ = ["SparseRingRoute", "join_sparse"]
 
-_VALUE_BYTES: Final = 4
+_SUM_BYTES: Final = 4
 _SECTION_BYTES: Final = 4
 # Selections that are remembered: what comes from each rank of many is the same.
 _KEPT: Final = 256
@@ -61,9 +61,11 @@ class _Selections:
         return Slice(indices.astype(np.int32), self._ones[:entries])
 
 
-def _size_bytes(entries: int, elements: int) -> float:
-    place_bytes = float(rice_bits_per_index(np.asarray(entries / max(1, elements)))) / 8.0
-    return HEADER_BYTES + _SECTION_BYTES + entries * (_VALUE_BYTES + place_bytes)
+def _size_bytes(entries: int, elements: int, value_bytes: float) -> float:
+    share = entries / max(1, elements)
+    # Where all are sent, nothing says which.
+    place_bytes = float(rice_bits_per_index(np.asarray(share))) / 8.0 if share < 1.0 else 0.0
+    return HEADER_BYTES + _SECTION_BYTES + entries * (value_bytes + place_bytes)
 
 
 class _ExpectedSum(RankOrderSum):
@@ -127,7 +129,7 @@ class _Rank:
         if self.worker.is_over:
             return
         # Unpacked and added.
-        each = _VALUE_BYTES / self._sizes.add_rate + 2.0 * self._sizes.selected_value_seconds
+        each = _SUM_BYTES / self._sizes.add_rate + 2.0 * self._sizes.selected_value_seconds
         seconds = each * len(message.indices)
         self.worker.host.memory.do(seconds, self._added, key, message)
 
@@ -150,7 +152,8 @@ class _Rank:
 
     def _send_all(self, key: Key, operation: _Operation, messages: Sequence[Message]) -> None:
         for message in messages:
-            size = self.selections.size_bytes(len(message.indices), message.stop - message.start)
+            value_bytes = self._sizes.selected_value_bytes if message.is_own else _SUM_BYTES
+            size = self.selections.size_bytes(len(message.indices), message.stop - message.start, value_bytes)
             operation.sent_bytes += size
             if len(self._all) > 1:
                 target, received = self._all[message.to], message
@@ -169,7 +172,7 @@ class _Rank:
             owner = self.index if message.round < self._size - 1 else sender
             start, stop = slice_bounds(elements, self._size, owner)
         part = self.selections.spaced(start, stop, len(message.indices))
-        return Message(self.index, sender, message.round, part.indices, part.values, start, stop)
+        return Message(self.index, sender, message.round, part.indices, part.values, start, stop, message.is_own)
 
     def _path(self, target: _Rank) -> Path:
         path = self._paths.get(target.index)
@@ -209,7 +212,7 @@ class SparseRingRoute(SimulatedRoute):
                 operation: _Operation, frame: FrameSpec = frame, exchange: SparseExchange = exchange
             ) -> None:
                 updated = frame.count if self._is_dense else len(exchange.result().indices)
-                seconds = PASSES_OF_UPDATE * _VALUE_BYTES * updated / self._sizes.add_rate
+                seconds = PASSES_OF_UPDATE * _SUM_BYTES * updated / self._sizes.add_rate
                 worker.host.memory.do(seconds, self._applied, at, frame.group, start, operation.sent_bytes)
 
             self._rank.start((at.step, self._numbers[frame.offset]), exchange, frame.count, finished)
@@ -234,7 +237,7 @@ class SparseRingRoute(SimulatedRoute):
         worker.updated(group, at, sent_bytes=size_bytes, received_bytes=size_bytes)
 
     def _exchange(self, frame: FrameSpec) -> SparseExchange:
-        kept = max(1, round(self._sizes.added(frame) / _VALUE_BYTES))
+        kept = max(1, round(self._sizes.added(frame) / _SUM_BYTES))
         own, rank, elements = self._rank.selections.spaced(0, frame.count, kept), self._rank.index, frame.count
         match self._plan.routes[frame.group]:
             case Way.GTOPK:

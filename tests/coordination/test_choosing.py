@@ -107,8 +107,10 @@ def test_no_value_has_fewer_bits_than_the_job_says(value_type: str, types: set[s
     assert found == (types or {"fp32", "int8", "int4", "int2"})
 
 
-def test_a_ring_sums_whole_values() -> None:
-    assert {way.label for way in ways(job_of(0))} == {"none", "dlgs 0.01 fp32"}
+def test_few_bits_go_around_a_ring_and_sums_are_whole() -> None:
+    few = {"quantized int8", "quantized int4", "dlgs 0.01 int4"}
+    assert {way.label for way in ways(job_of(0))} == {"none", "dlgs 0.01 fp32", *few}
+    assert all(way.job.compression.downlink_value_type == "fp32" for way in ways(job_of(0)))
 
 
 def test_where_sums_cannot_come_back_few_bits_go_up_alone() -> None:
