@@ -62,6 +62,7 @@ WAYS: Final[Mapping[str, Way]] = MappingProxyType(
         "DDP, PowerSGD hook, rank 1": Way(hook=power_sgd(1), bucket_mb=1000),
         "DDP, PowerSGD hook, rank 4": Way(hook=power_sgd(4), bucket_mb=1000),
         "taihu, dlgs 0.01": Way(compression=_DLGS, momentum=0.0),
+        "taihu, dlgs 0.01, int4": Way(compression={**_DLGS, "value_type": "int4"}, momentum=0.0),
         "taihu, dlgs 0.01, int4 both ways": Way(compression={**_DLGS, **_FOUR_BITS}, momentum=0.0, has_server=True),
         "taihu, 4 local steps, dlgs 0.05, int4 both ways": Way(
             compression={**_DLGS, **_FOUR_BITS, "density": 0.05}, has_server=True, local_steps=4
