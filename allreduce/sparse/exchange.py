@@ -87,6 +87,11 @@ class Message:
         """Its elements."""
         return Slice(self.indices, self.values)
 
+    def repeats(self, other: Message) -> bool:
+        """Whether it has the arrays and the range of another message of the same rank."""
+        same_arrays = self.indices is other.indices and self.values is other.values
+        return same_arrays and (self.start, self.stop, self.is_own) == (other.start, other.stop, other.is_own)
+
 
 @dataclass(frozen=True, slots=True)
 class Expected:

@@ -108,22 +108,24 @@ class SparseMesh:
         return exchange.done
 
     def _send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
+        """Send messages; those that follow each other with the same slice are packed once."""
+        pieces: Sequence[NDArray[Any]] = ()
+        former: Message | None = None
         for message in messages:
-            header, pieces = self._pack(operation, message)
+            few_bits = operation.few_bits if message.is_own else None
+            if former is None or not message.repeats(former):
+                pieces = _packed(message) if few_bits is None else few_bits.pack(message)
+            former = message
+            header = FrameHeader(
+                self._identity.sender,
+                operation.key.range(message.start, message.stop - message.start),
+                SparseMessage(message.round, operation.key.number),
+                Encoding.SPARSE,
+                ValueType.FP32 if few_bits is None else few_bits.pieces.value_type,
+                selected=len(message.indices),
+            )
             operation.sent_bytes += sum(piece.nbytes for piece in pieces)
             self._send(message.to, header, pieces)
-
-    def _pack(self, operation: SparseOperation, message: Message) -> tuple[FrameHeader, Sequence[NDArray[Any]]]:
-        key, few_bits = operation.key, operation.few_bits if message.is_own else None
-        header = FrameHeader(
-            self._identity.sender,
-            key.range(message.start, message.stop - message.start),
-            SparseMessage(message.round, key.number),
-            Encoding.SPARSE,
-            ValueType.FP32 if few_bits is None else few_bits.pieces.value_type,
-            selected=len(message.indices),
-        )
-        return header, _packed(message) if few_bits is None else few_bits.pack(message)
 
 
 def _packed(message: Message) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:

@@ -128,6 +128,17 @@ def test_a_step_that_is_no_number_reaches_all() -> None:
         assert np.isfinite(total.values[total.indices == 60]).all()
 
 
+@pytest.mark.parametrize("is_coded", [True, False])
+def test_a_slice_that_goes_to_all_is_packed_once(is_coded: bool) -> None:
+    own, few_bits = few_bits_of(np.random.default_rng(3), ValueType.INT4, np.array([[0, 300]], dtype=np.int64))
+    ranks = Ranks("allgather", [(own, few_bits if is_coded else None)] * 4, 300)
+    sent: list[Sequence[NDArray[Any]]] = []
+    mesh = SparseMesh(WorkerIdentity("job", 0, 1), lambda to, header, pieces: sent.append(pieces), Counter())
+    mesh.begin(ranks.operations[0], ranks.exchanges[0])
+    assert len(sent) == 3
+    assert all(one is other for pieces in sent for one, other in zip(pieces, sent[0], strict=True))
+
+
 def with_sections(change: Callable[[NDArray[np.uint8]], NDArray[np.uint8]]) -> Callable[[Frame], Frame]:
     return lambda frame: Frame(frame.header, frame.values, change(frame.sections))
 
