@@ -15,7 +15,6 @@ from taihu.core.compression.methods import Compressor
 from taihu.core.compression.parcels import Parcels
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
-from taihu.kernels.base.half import from_half
 
 __all__ = ["Bucket", "HeldBack"]
 
@@ -74,8 +73,10 @@ class Bucket:
             forgets_non_finite=True,
         )
         self._resume(held)
-        most = sum(compressor.most_selected(unit.elements) for unit in self._group.state.units)
-        self._parcels = Parcels(len(gradients), most, self._group.value_type)
+        units = self._group.state.units
+        most = sum(compressor.most_selected(unit.elements) for unit in units)
+        bounds = np.array([(unit.start, unit.stop) for unit in units], dtype=np.int64)
+        self._parcels = Parcels(len(gradients), most, self._group.value_type, bounds)
         self.parcel = np.zeros(self._room_at(step), dtype=np.uint8)
         self.received = np.zeros((ranks, len(self.parcel)), dtype=np.uint8)
 
@@ -91,7 +92,8 @@ class Bucket:
         quiet = [bounds for bounds in self._bounds if self._is_quiet(*bounds)]
         selection = self._group.compress(0, step, rates=rates)
         indices, values = self._of_others(selection, quiet) if quiet else (selection.indices, selection.values)
-        self._parcels.write(indices, values, self.parcel)
+        steps = self._group.unit_steps(0) if self._group.value_type.few_bits else None
+        self._parcels.write(indices, values, self.parcel, steps)
 
     def mean(self) -> None:
         """Set the gradients to the mean of what is in `received`, one parcel of each rank, added in rank order.
@@ -147,16 +149,16 @@ class Bucket:
         for bounds in quiet:
             first, last = np.searchsorted(selection.indices, bounds)
             stays[first:last] = True
-        values = back = selection.values[stays]
-        if (kind := self._group.value_type.half_kind) is not None:
-            back = np.empty(len(values), dtype=np.float32)
-            from_half(values, kind, back)
+        values, back = selection.values[stays], self._group.taken(selection)[stays]
         is_finite = np.isfinite(back)
         self._group.state.residual[selection.indices[stays]] += np.where(is_finite, back, np.float32(0.0))
         indices, others = selection.indices[~stays], selection.values[~stays]
-        if not is_finite.all():
-            # The mark that tells all ranks of a gradient that is not finite: here it would stay.
-            mark = values[~is_finite][:1]
+        few_bits = self._group.value_type.few_bits
+        self._group.tells_nan |= bool(few_bits) and not is_finite.all()
+        if self._group.tells_nan or not is_finite.all():
+            # The mark that tells all ranks of a gradient that is not finite: here it would stay. Of few bits any code
+            # is one, by its step.
+            mark = np.zeros(1, dtype=values.dtype) if few_bits else values[~is_finite][:1]
             if len(others):
                 others[:1] = mark
             else:

@@ -102,6 +102,9 @@ class GroupCompressor:
         parameters: the arena, shape (elements,), fp32.
         forgets_non_finite: of a group with values that are not finite some are sent, so that all workers know, and
             none are held back. That takes another look at all values.
+
+    Attributes:
+        tells_nan: whether steps of few bits are told as NaN, since the group has values that are not finite.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class GroupCompressor:
         self._gradients = gradients
         self._parameters = parameters
         self._forgets_non_finite = forgets_non_finite
+        self.tells_nan = False
         self.value_type = ValueType.named(compressor.value_type)
         units = units_of_plan(compressor.unit, layout, groups)
         self.state = compressor.init(layout.elements, units)
@@ -147,6 +151,7 @@ class GroupCompressor:
                 where what is held back does not follow it.
         """
         room = self._room
+        self.tells_nan = False
         places = room.units[group]
         units = self.state.units[places.start : places.stop]
         weighing = None
@@ -176,6 +181,11 @@ class GroupCompressor:
 
     def decoded(self, selection: Selection) -> NDArray[np.float32]:
         """The values of the group that was compressed last, shape (n,), fp32, as who receives them decodes them."""
+        values = self.taken(selection)
+        return np.full_like(values, np.nan) if self.tells_nan else values
+
+    def taken(self, selection: Selection) -> NDArray[np.float32]:
+        """The same, as they were taken from what is held back: others may hear of NaN in their place."""
         values, outcome = selection.values, selection.outcome
         if self.value_type is ValueType.FP32:
             return values
@@ -201,17 +211,17 @@ class GroupCompressor:
         is_sent = not self._are_finite(places, values)
         if is_left and not is_sent:
             # Equal values before it took its room. All workers are to know.
-            self._put_nan(places, values[:1])
+            self._put_nan(values[:1])
         if not is_left and not is_sent:
             return
         for kept in (self.state.residual, self.state.velocity):
             part = kept[start:stop]
             part[~np.isfinite(part)] = 0.0
 
-    def _put_nan(self, places: range, place: NDArray[Any]) -> None:
+    def _put_nan(self, place: NDArray[Any]) -> None:
         nan = np.array([np.nan], dtype=np.float32)
         if self.value_type.few_bits:
-            self.state.steps[places.start : places.stop] = np.nan
+            self.tells_nan = True
         elif (kind := self.value_type.half_kind) is None:
             np.copyto(place, nan)
         else:
@@ -225,7 +235,13 @@ class GroupCompressor:
         """The steps of a frame's pieces, shape (pieces,), of a selection of a few bits; a copy."""
         starts = [unit.start for unit in selection.outcome.units]
         places = np.searchsorted(starts, frame.arena_bounds[:, 0], side="right") - 1
-        return self.state.steps[self._room.units[frame.group].start + places]
+        return self.unit_steps(frame.group)[places]
+
+    def unit_steps(self, group: int) -> NDArray[np.float32]:
+        """The steps of few bits of the units of a group that was compressed last, shape (units,); a copy."""
+        places = self._room.units[group]
+        steps = self.state.steps[places.start : places.stop]
+        return np.full_like(steps, np.nan) if self.tells_nan else steps.copy()
 
     def pack(self, selection: Selection, frame: FrameSpec) -> Packed:
         """One frame of a selection."""

@@ -20,7 +20,6 @@ from taihu.core.compression.bucket import Bucket, HeldBack
 from taihu.core.job import load_job
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.methods import METHODS
-from taihu.core.wire.frames.headers import ValueType
 from taihu.torch.steps.layer_rates import rates_by_id
 
 __all__ = ["ExchangeState", "exchange_hook"]
@@ -81,11 +80,6 @@ class ExchangeState:
         job = load_job(None, tables, sources=("ExchangeState",))
         self._settings = job.compression
         self._optimizer = optimizer if job.lowers_held_back else None
-        if ValueType.named(self._settings.value_type).few_bits:
-            raise ConfigError(
-                f"ExchangeState: value_type {self._settings.value_type!r}: expected fp32, fp16 or bf16; fewer bits "
-                "go through servers"
-            )
         self._group = group
         self._step = 0
         self._buckets: dict[int, _Known] = {}

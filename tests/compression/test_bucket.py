@@ -57,7 +57,7 @@ def test_parameters_that_change_their_buckets_go_on_as_if_they_had_not() -> None
     assert ages <= {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+@pytest.mark.parametrize("kind", ["fp32", "fp16", "int4"])
 @pytest.mark.parametrize("method", ["topk", "dlgs"])
 def test_a_gradient_of_zeros_sends_nothing_and_forgets_nothing(method: str, kind: Any) -> None:
     gradients = np.random.default_rng(2).standard_normal(50).astype(np.float32)
@@ -90,6 +90,25 @@ def test_all_hear_of_a_gradient_that_is_not_finite_though_equal_values_take_its_
     still, forgotten = (each.residual for each in bucket.held_back())
     assert np.count_nonzero(still == 5.0) == before - 1  # one gave its place to the mark
     assert np.isfinite(still).all()
+    assert np.isfinite(forgotten).all()
+    gradients[:] = 1.0
+    exchanged(bucket, 3)
+    assert np.isfinite(gradients).all()
+
+
+@pytest.mark.parametrize("method", ["topk", "dlgs"])
+def test_all_hear_of_a_gradient_that_is_not_finite_by_steps_that_are_none(method: str) -> None:
+    gradients = np.zeros(60, dtype=np.float32)
+    bucket = Bucket(compressor(method, value_type="int4"), gradients, nothing_held(40, 20), 1)
+    gradients[:40] = 5.0
+    exchanged(bucket, 1)
+    before = bucket.held_back()[0].residual
+    gradients[:40] = 0.0
+    gradients[40:] = [1.0] * 19 + [np.inf]
+    exchanged(bucket, 2)
+    assert not np.isfinite(gradients[40:]).all()
+    still, forgotten = (each.residual for each in bucket.held_back())
+    np.testing.assert_array_equal(still, before)
     assert np.isfinite(forgotten).all()
     gradients[:] = 1.0
     exchanged(bucket, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from taihu.core.base.errors import FrameError
 from taihu.core.compression.parcels import Parcels, sections_bound
 from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.base.half import from_half, to_half
+from taihu.kernels.packing.few_bits import largest_multiple
 from taihu.kernels.packing.pack import pack, packed_bound
 
 
@@ -74,13 +76,40 @@ def test_the_sum_is_that_of_arrays_in_the_order_of_ranks(kind: str, data: st.Dat
     np.testing.assert_array_equal(*outs.view(np.int32))  # signs of zeros, too
 
 
+@pytest.mark.parametrize("kind", ["int8", "int4", "int2"])
+@given(st.data())
+def test_codes_of_few_bits_are_multiples_of_the_steps_of_their_units(kind: str, data: st.DataObject) -> None:
+    elements, _ = data.draw(positions())
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, elements - 1)), max_size=4)) - {elements})
+    units = np.array(list(pairwise([0, *cuts, elements])), dtype=np.int64)
+    generator = np.random.default_rng(data.draw(st.integers(0, 99)))
+    ranks = data.draw(st.integers(1, 4))
+    chosen = [np.flatnonzero(generator.random(elements) < 0.3).astype(np.int32) for _ in range(ranks)]
+    most, value_type = max(map(len, chosen)), ValueType.named(kind)
+    zero = largest_multiple(value_type.few_bits)
+    parcels = Parcels(elements, most, value_type, units)
+    received = np.full((ranks, parcels.room(most)), 0xFF, dtype=np.uint8)
+    expected = np.zeros(elements, dtype=np.float32)
+    for indices, parcel in zip(chosen, received, strict=True):
+        steps = np.ldexp(generator.integers(128, 256, len(units)), -3).astype(np.float32)  # each a bfloat16
+        codes = generator.integers(0, 2 * zero + 1, len(indices)).astype(np.uint8)
+        parcels.write(indices, codes, parcel, steps)
+        of_unit = np.searchsorted(units[:, 1], indices, side="right")
+        expected[indices] += (codes.astype(np.float32) - zero) * steps[of_unit]
+    out = np.full(elements, np.nan, dtype=np.float32)
+    parcels.sum(received, out)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int4"])
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
-def test_a_damaged_parcel_is_an_error_or_other_values(flips: list[tuple[int, int]]) -> None:
-    parcels = Parcels(500, 40, ValueType.FP32)
+def test_a_damaged_parcel_is_an_error_or_other_values(kind: str, flips: list[tuple[int, int]]) -> None:
+    parcels = Parcels(500, 40, ValueType.named(kind))
     received = np.zeros((2, parcels.room(40)), dtype=np.uint8)
     indices = np.arange(0, 500, 13, dtype=np.int32)
+    values: Any = np.ones(len(indices), dtype=np.float32 if kind == "fp32" else np.uint8)
     for parcel in received:
-        parcels.write(indices, np.ones(len(indices), dtype=np.float32), parcel)
+        parcels.write(indices, values, parcel, None if kind == "fp32" else np.ones(1, dtype=np.float32))
     for place, value in flips:
         received[1, place % received.shape[1]] = value
     text = ""
