@@ -2,11 +2,11 @@ r"""Time to a loss over shaped links: `python -m benchmarks torch_time_to_loss -
 
 Three workers with a host each (network namespaces with shaped links, as root) train the same task, one way after the
 other: by DistributedDataParallel over Gloo, plain and with the hooks fp16 and PowerSGD, and by taihu's optimizer. The
-loss to come to is the best that plain DDP has had after 80 % of its steps, at the better of its rates. How many steps
-a way takes to it does not depend on links: that is measured once over fast ones, at two rates, of which the better
-counts, and DDP at a lower one, too; the fp16 hook has the steps of DDP. How long a step takes is measured over each kind of link. Their product is
-the time, and pictures have losses over it. Rows that the file of --json holds are not measured again. Needs Debian's
-dataset-fashion-mnist.
+loss to come to is the best that plain DDP has had after 80 % of its steps, at the best of its rates. How many steps a
+way takes to it does not depend on links: that is measured once over fast ones, at two rates, of which the better
+counts, and by DDP and its hooks at a lower one, too; the fp16 hook has the steps of DDP. How long a step takes is
+measured over each kind of link. Their product is the time, and pictures have losses over it. Rows that the file of
+--json holds are not measured again. Needs Debian's dataset-fashion-mnist.
 
 Examples:
   python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --learning
