@@ -112,7 +112,8 @@ def measure(cell: Cell) -> dict[str, Any]:
         told = {} if way is None else way.environment
         run_torch_workers(network, command, told, has_server=has_server)
         row = json.loads(result.read_text())
-    row["losses"] = [fmean(row["losses"][start : start + _WINDOW]) for start in range(0, cell.steps, _WINDOW)]
+    means = (fmean(row["losses"][start : start + _WINDOW]) for start in range(0, cell.steps, _WINDOW))
+    row["losses"], row["seconds"] = [round(each, 5) for each in means], [round(each, 5) for each in row["seconds"]]
     return {**asdict(cell), **row, "load": os.getloadavg()[0]}
 
 
