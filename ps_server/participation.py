@@ -125,6 +125,7 @@ class Participation:
                 lambda: coordinator.plan(timeout_s),
                 recorder=recorder,
                 chaos=self._chaos,
+                generation=self._generation.number,
             )
 
             def stored(step: int, file: PartFile) -> None:
@@ -187,6 +188,7 @@ class Participation:
                 lambda: client.get_plan(timeout_s),
                 recorder=recorder,
                 chaos=self._chaos,
+                generation=self._generation.number,
             )
             heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
 

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, ModelError, SharedMemoryError, StaleError
 from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import PARAMETERS, Elements, State
 from taihu.core.checkpoint.reading import Checkpoint
+from taihu.core.coordination.checkpointing import manifest_of
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
@@ -71,6 +73,7 @@ class ServerShard:
         clock: what answers tell the time by.
         recorder: gets the history of its sums and updates.
         chaos: is asked at each point.
+        held: takes what each step has led to, before anybody is answered; None where nobody does.
 
     Attributes:
         buffers: memory for dense frames, to which it returns when they have been summed.
@@ -89,8 +92,10 @@ class ServerShard:
         clock: Clock | None = None,
         recorder: Recorder | None = None,
         chaos: Chaos | None = None,
+        held: HeldSteps | None = None,
     ) -> None:
         self._job = job
+        self._held = held
         self._partition = partition
         self._plan = plan
         self._parameters = parameters
@@ -299,10 +304,13 @@ class ServerShard:
         with self._lock:
             if not self._aggregator.has_ended(self._step):
                 raise StaleError(f"step {self._step} has not ended on this server; nothing of it can be kept")
-            arrays = self._state(self._summing)
-            of_elements = {name: values for name, values in arrays.items() if name not in _OF_UNITS}
-            own = {name: values for name, values in arrays.items() if name in _OF_UNITS}
-            return State(Elements(self._partition.bounds, of_elements), own, {"plan": self._plan.version}).copy()
+            return self._live_state().copy()
+
+    def _live_state(self) -> State:
+        arrays = self._state(self._summing)
+        of_elements = {name: values for name, values in arrays.items() if name not in _OF_UNITS}
+        own = {name: values for name, values in arrays.items() if name in _OF_UNITS}
+        return State(Elements(self._partition.bounds, of_elements), own, {"plan": self._plan.version})
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, whose parameters are here already.
@@ -388,6 +396,8 @@ class ServerShard:
             self._rates.forget()
         self.buffers.free_all()
         self._plan = plan
+        if self._held is not None:
+            self._held.adopt(manifest_of(self._job, plan, 0, {}))
 
     def _make_summing(self) -> Summing:
         on_squeezed = self._recording.squeezed if self._recording.weighs else None
@@ -413,9 +423,17 @@ class ServerShard:
                     answering.updated(frame, total, header, scratch)
         for contribution in complete.contributions:
             self.buffers.give_back(values_of(contribution))
+        if self._held is not None:
+            self._held.begin(step, self._live_state)
+            self._held.put_range(step, self._live_state().shared.arrays, frame.offset, frame.offset + frame.count)
         with self._lock:
             self._aggregator.applied(frame, skipped=total is None)
             self._step = max(self._step, step)
+            has_ended = self._held is not None and self._aggregator.has_ended(step)
+        if self._held is not None and has_ended:
+            # Nobody begins the next step before the last frame is answered.
+            self._held.put_own(step, self._live_state().own)
+            self._held.end(step)
         if total is None:
             header = self._answer_header(frame, complete.at, skipped=True)
         self._chaos.passes(Point.FETCH, step)

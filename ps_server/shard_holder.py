@@ -8,6 +8,7 @@ from collections.abc import Callable
 from taihu.core.base.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.chaos.points import Chaos
 from taihu.core.checkpoint.keepers import resumed_from
+from taihu.core.coordination.checkpointing import held_steps_of
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
@@ -24,7 +25,7 @@ class ShardHolder:
     """Holds the shard of server `index`, and lets others wait for it. Any thread may call.
 
     `get_plan` returns the run's present plan; it is called when the parameters arrive and when a frame of a later
-    plan does. `recorder` gets the shard's history.
+    plan does. `recorder` gets the shard's history. Its steps are held as those of `generation`.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class ShardHolder:
         *,
         recorder: Recorder | None = None,
         chaos: Chaos | None = None,
+        generation: int = 0,
     ) -> None:
         self._job = job
+        self._generation = generation
         self.index = index
         self._incarnation = incarnation
         self._get_plan = get_plan
@@ -80,11 +83,13 @@ class ShardHolder:
             CheckpointError: the job goes on from a checkpoint that lacks something.
         """
         initial.check_complete()
+        job = settled(self._job, initial.plan.updates)
         shard = ServerShard(
-            settled(self._job, initial.plan.updates),
+            job,
             initial.partition,
             initial.plan,
             initial.parameters,
+            held=held_steps_of(job, f"server {self.index}", self._generation, initial.plan),
             buffer=initial.buffer,
             incarnation=self._incarnation,
             get_plan=self._get_plan,

@@ -260,8 +260,9 @@ class Participant:
                     session.client,
                     session.exchange,
                     replica,
-                    partial(describe_model, self._job, self._dataset, replica.model),
+                    partial(describe_model, self._job, self._dataset, replica.model, 0),
                     writer=writer,
+                    generation=self._generation.number,
                     begun_after=self._opened.begun_after,
                     local=local,
                 )

@@ -68,6 +68,7 @@ class TrainingLoop:
         while self.last.follows(step):
             step += 1
             self.trainer.step(step)
+            self.keeper.hold(step)
             self._between(step, is_last=self.last.is_last(step))
         return step
 
@@ -91,6 +92,7 @@ class TrainingLoop:
             with self.activity.busy("measurements and a plan"):
                 plan = self.follower.report(step)
             self.trainer.adopt(plan)
+            self.keeper.adopt(plan)
             self.observer.planned(plan)
 
     def _checks_behind(self, step: int) -> bool:

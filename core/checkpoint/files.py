@@ -20,7 +20,18 @@ from taihu.core.checkpoint.part import NOTHING, Columns, Elements, Part, SpreadL
 from taihu.core.checkpoint.places import Place, make_folder, write_durably
 from taihu.core.model.layout import LayerSpec, TensorSpec
 
-__all__ = ["Kind", "PartFile", "StoredPart", "file_name", "hash_of", "open_part", "write_part"]
+__all__ = [
+    "Kind",
+    "PartFile",
+    "StoredPart",
+    "file_name",
+    "hash_of",
+    "metadata_of",
+    "open_part",
+    "slots_of",
+    "tensors_of",
+    "write_part",
+]
 
 Kind = Literal["shared", "columns"]
 """Of arrays with a value for each element: of an arena's ranges, or of columns of spread layers."""
@@ -50,23 +61,37 @@ def write_part(folder: Place, part: Part, chaos: Chaos | None = None) -> PartFil
     Raises:
         OSError: it cannot be written; nothing of it stays.
     """
-    chaos, state = chaos or NoChaos(), part.state
-    tensors: dict[str, NDArray[Any]] = {_BOUNDS: state.shared.bounds}
-    kinds: dict[Kind, Mapping[str, NDArray[Any]]] = {"shared": state.shared.arrays, "columns": state.columns.arrays}
-    tensors |= {f"{kind}/{name}": values for kind, arrays in kinds.items() for name, values in arrays.items()}
-    tensors |= {f"{_OWN}{name}": values for name, values in state.own.items()}
-    columns = [_told(spread) for spread in state.columns.layers]
-    told = json.dumps({"member": part.member, "step": part.step, "facts": state.facts, "columns": columns})
-    slots = {name: TensorSlot(values.shape, values.dtype) for name, values in tensors.items()}
+    chaos, tensors = chaos or NoChaos(), tensors_of(part.state)
+    header = header_of(slots_of(tensors), metadata_of(part))
     make_folder(folder)
     path = folder / file_name(part.member)
     with write_durably(path, lambda: chaos.passes(Point.CHECKPOINT_RENAME, part.step)) as file:
         chaos.passes(Point.CHECKPOINT_WRITE, part.step)
         hashing = _Hashing(chaos.disk(file))
-        hashing.write(header_of(slots, {_METADATA: told}))
+        hashing.write(header)
         for values in tensors.values():
             write_values(hashing, values, values.dtype)
     return PartFile(path.name, hashing.size_bytes, hashing.sha256.hexdigest())
+
+
+def tensors_of(state: State) -> dict[str, NDArray[Any]]:
+    """The arrays of a state by their names in a file, sorted: equal states make equal files."""
+    kinds: dict[Kind, Mapping[str, NDArray[Any]]] = {"shared": state.shared.arrays, "columns": state.columns.arrays}
+    named = {f"{kind}/{name}": values for kind, arrays in kinds.items() for name, values in arrays.items()}
+    named |= {f"{_OWN}{name}": values for name, values in state.own.items()}
+    return {_BOUNDS: state.shared.bounds, **dict(sorted(named.items()))}
+
+
+def slots_of(tensors: Mapping[str, NDArray[Any]]) -> dict[str, TensorSlot]:
+    """The shapes and dtypes of arrays."""
+    return {name: TensorSlot(values.shape, values.dtype) for name, values in tensors.items()}
+
+
+def metadata_of(part: Part) -> dict[str, str]:
+    """The words of a file beside its arrays."""
+    columns = [_told(spread) for spread in part.state.columns.layers]
+    told = {"member": part.member, "step": part.step, "facts": part.state.facts, "columns": columns}
+    return {_METADATA: json.dumps(told)}
 
 
 class _Hashing:
@@ -99,7 +124,8 @@ class StoredPart:
     def __init__(self, path: Path, handle: Any) -> None:
         self._handle = handle
         try:
-            told = json.loads((handle.metadata() or {})[_METADATA])
+            self.metadata: Mapping[str, str] = handle.metadata() or {}
+            told = json.loads(self.metadata[_METADATA])
             self.member, self.step, self.facts = str(told["member"]), int(told["step"]), dict(told["facts"])
             self.spread = tuple(map(_spread, told.get("columns", ())))
         except (KeyError, TypeError, ValueError):
@@ -117,6 +143,11 @@ class StoredPart:
         if start == stop:
             return np.empty(0, dtype=np.float32)  # the library takes no such slice of an empty array
         values: NDArray[Any] = self._handle.get_slice(f"{kind}/{name}")[start:stop]
+        return values
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """An array by its name in the file."""
+        values: NDArray[Any] = self._handle.get_tensor(name)
         return values
 
     def own(self) -> dict[str, NDArray[Any]]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
 
 from taihu.core.base.errors import CheckpointError
 from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.keepers import checkpoint_folder, keepers, resumed_from
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.places import Place
+from taihu.core.checkpoint.salvage import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.checkpoints import CheckpointBook, Decision
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.wire.base.clock import Clock
 
-__all__ = ["Checkpointing"]
+__all__ = ["Checkpointing", "held_steps_of", "manifest_of"]
 
 
 class Checkpointing:
@@ -89,7 +92,7 @@ class Checkpointing:
                 return
             self._committing.add(step)
         try:
-            self._store.commit(self._manifest(step, files, plan))
+            self._store.commit(manifest_of(self._job, plan, step, files))
             self._store.prune(self._job.checkpoint.keep, step)
         except (OSError, CheckpointError) as error:
             self.left_out("the coordinator", step, str(error))
@@ -103,15 +106,25 @@ class Checkpointing:
                 self._committing.discard(step)
                 self._changed.notify_all()
 
-    def _manifest(self, step: int, files: dict[str, PartFile], plan: Plan) -> Manifest:
-        return Manifest(
-            job=self._job.name,
-            settings=self._job.shared_settings,
-            step=step,
-            total_steps=plan.length.total_steps if plan.length is not None else step,
-            servers=plan.world.servers,
-            workers=plan.world.workers,
-            layers=Manifest.layers_of(plan.layout),
-            groups=[(group.first_layer, group.last_layer) for group in plan.groups],
-            files=Manifest.entries(files),
-        )
+
+def manifest_of(job: Job, plan: Plan, step: int, files: Mapping[str, PartFile]) -> Manifest:
+    """The manifest of a checkpoint of a run that goes by `plan`."""
+    return Manifest(
+        job=job.name,
+        settings=job.shared_settings,
+        step=step,
+        total_steps=plan.length.total_steps if plan.length is not None else step,
+        servers=plan.world.servers,
+        workers=plan.world.workers,
+        layers=Manifest.layers_of(plan.layout),
+        groups=[(group.first_layer, group.last_layer) for group in plan.groups],
+        files=Manifest.entries(files),
+    )
+
+
+def held_steps_of(job: Job, member: str, generation: int, plan: Plan) -> HeldSteps | None:
+    """The memory for the last steps of a member of a run that goes by `plan`; None where it holds none."""
+    memory = memory_of(job)
+    if memory is None or member not in keepers(job):
+        return None
+    return HeldSteps(memory, member, generation, manifest_of(job, plan, 0, {}))

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from taihu.core.base.errors import CheckpointError, FinishedError, RecoveringError
+from taihu.core.base.errors import CheckpointError, FinishedError, RecoveringError, TaihuError
 from taihu.core.checkpoint.keepers import (
     checkpoint_folder,
     ended_run,
@@ -24,6 +24,7 @@ from taihu.core.checkpoint.keepers import (
     newest_of,
     recovers,
 )
+from taihu.core.checkpoint.salvage import discard_memory, prepare_memory, salvage
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
@@ -32,6 +33,7 @@ from taihu.core.coordination.restarts import Restarts
 from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.job.chosen import table_of, with_compression
+from taihu.core.process.entry import LeavingError
 
 __all__ = ["ONLY", "Generation", "in_generations"]
 
@@ -93,13 +95,26 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
         else:
             own, generation = _asked_for(job, member)
         try:
-            return live(going_on(own, generation.step), generation)
+            result = live(going_on(own, generation.step), generation)
         except RecoveringError as error:
             structlog.get_logger().warning("all members begin again", reason=str(error))
+        except LeavingError:
+            raise
+        except TaihuError:
+            _end_memory(own, hosts=hosts)
+            raise
+        else:
+            _end_memory(own, hosts=hosts)
+            return result
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
         if hosts and not generation.begun.is_trial:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
+
+
+def _end_memory(job: Job, *, hosts: bool) -> None:
+    if hosts:
+        discard_memory(job)
 
 
 def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job, Generation]:
@@ -133,6 +148,8 @@ def _next_hosted(job: Job, restarts: Restarts) -> tuple[Job, Generation]:
     """
     if (ended := ended_run(job)) is not None:
         raise FinishedError(told_of(ended, job))
+    prepare_memory(job)
+    salvage(job)
     folder, found = checkpoint_folder(job), None
     if job.checkpoint.resumes_auto:
         found = newest_of(job)

@@ -464,7 +464,7 @@ class Job(Section):
             "data": {"path"},
             "train": {"evaluate"},
             "cluster": local,
-            "checkpoint": {"dir", "resume"},
+            "checkpoint": {"dir", "resume", "in_memory"},
         }
         if self.servers or not self.stage.divides_parameters:
             # Where workers gather parameters from each other, they must do so equally often.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -314,6 +314,16 @@ class Exchange:
         own = {} if self._compressor is None else self._compressor.state.arrays()
         is_here = is_first or not held.replicated
         return State(held.elements if is_here else NOTHING, own, self._protocol.facts() if is_first else {})
+
+    def behind_compression(self, take: Callable[[Mapping[str, NDArray[Any]]], None]) -> None:
+        """Call `take` with the live state of compression behind all groups that were pushed; empty where there is none.
+
+        The thread that compresses does so, before it goes on with the next step.
+        """
+        if (compressor := self._compressor) is None:
+            take({})
+        else:
+            self._own.put(lambda: take(compressor.state.arrays()))
 
     def resume(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, whose parameters `start` has brought; before the first step.

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
 
 from taihu.core.base.errors import ModelError
+from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.writer import PartWriter
+from taihu.core.coordination.checkpointing import held_steps_of, manifest_of
 from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.saved.exporting import description_of
@@ -30,8 +37,9 @@ class Keeper:
         client: of the coordinator, which says when.
         exchange: has started.
         replica: has the columns of spread layers, and the running moments, which worker 0 keeps.
-        describe: says of the model what builds it again, after so many steps.
+        describe: says of the model what builds it again.
         writer: takes the part; None where the job keeps no checkpoints.
+        generation: that this worker takes part in.
         begun_after: the step that the run goes on from, or 0.
         local: this worker's local steps, whose state is its own.
     """
@@ -42,9 +50,10 @@ class Keeper:
         client: CoordinatorClient,
         exchange: Exchange,
         replica: Replica,
-        describe: Callable[[int], SavedModel],
+        describe: Callable[[], SavedModel],
         *,
         writer: PartWriter | None,
+        generation: int,
         begun_after: int,
         local: LocalSteps | None = None,
     ) -> None:
@@ -57,6 +66,8 @@ class Keeper:
         self._describe = describe
         self._writer = writer
         self._local = local
+        self._job = job
+        self._held = held_steps_of(job, self._member, generation, exchange.plan)
         self._next_step = -1 if writer is None else client.decide_checkpoint(begun_after).next_step
 
     def asks_behind(self, step: int, *, is_last: bool) -> bool:
@@ -77,19 +88,45 @@ class Keeper:
             self._exchange.keep(step, until_durable=is_last)
         if self._keeps and self._writer is not None:
             with self._writer.finished() if is_last else nullcontext():
-                self._writer.write(step, lambda: Part(self._member, step, self._state(step).copy()))
+                self._writer.write(step, lambda: Part(self._member, step, self._state().copy()))
 
-    def _state(self, step: int) -> State:
-        state = replace(self._exchange.state(is_first=self._is_first), columns=self._replica.columns())
-        if self._local is not None:
-            state = replace(state, own={**state.own, **self._local.arrays()})
-        if not self._is_first:
-            return state
-        moments = {f"{BUFFER_PREFIX}{name}": values for name, values in self._replica.model.buffers().items()}
-        return replace(state, own={**state.own, **moments}, facts={**state.facts, **self._described(step)})
+    def adopt(self, plan: Plan) -> None:
+        """Go on by another plan, behind a step that has ended."""
+        if self._held is not None:
+            self._held.adopt(manifest_of(self._job, plan, 0, {}))
 
-    def _described(self, step: int) -> dict[str, str]:
+    def hold(self, step: int) -> None:
+        """Hold what `step`, whose backward has ended, has led to here: whoever goes on behind it finds it."""
+        held = self._held
+        if held is None:
+            return
+        held.begin(step, self._state)
+        held.put_own(step, self._beside_compression())
+        self._exchange.behind_compression(lambda arrays: self._held_of(held, step, arrays))
+
+    @staticmethod
+    def _held_of(held: HeldSteps, step: int, compression: Mapping[str, NDArray[Any]]) -> None:
+        held.put_own(step, compression)
+        held.end(step)
+
+    def _state(self) -> State:
+        state = self._exchange.state(is_first=self._is_first)
+        return replace(
+            state,
+            own={**state.own, **self._beside_compression()},
+            facts={**state.facts, **self._description} if self._is_first else state.facts,
+            columns=self._replica.columns(),
+        )
+
+    def _beside_compression(self) -> dict[str, NDArray[Any]]:
+        """Arrays of this worker alone that its model and its local steps change."""
+        arrays = {} if self._local is None else self._local.arrays()
+        buffers = self._replica.model.buffers() if self._is_first else {}
+        return {**arrays, **{f"{BUFFER_PREFIX}{name}": values for name, values in buffers.items()}}
+
+    @cached_property
+    def _description(self) -> dict[str, str]:
         try:
-            return description_of(self._describe(step))
+            return description_of(self._describe())
         except ModelError:  # it cannot be saved either; to go on from here it need not
             return {}

@@ -14,7 +14,6 @@ import re
 import secrets
 import stat
 from dataclasses import asdict, dataclass
-from mmap import MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -25,6 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from taihu.core.base.errors import SharedMemoryError
 from taihu.core.process.lives import LIFE, is_over, own_life
+from taihu.core.process.mapped_files import OPEN_FLAGS, SHARED_MEMORY, make_mapped, map_file
 from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = [
@@ -43,10 +43,8 @@ CONTROL_WORDS: Final = 504
 _CACHE_LINE_BYTES = 64
 _HEADER_BYTES = _CACHE_LINE_BYTES + 8 * CONTROL_WORDS
 _TOKEN_BYTES = 16
-_DIRECTORY = Path("/dev/shm")  # noqa: S108 - opened with O_EXCL, or checked before use
 # pid namespace, pid, the process's start time, token
 _NAME = re.compile(rf"taihu-({LIFE})-[0-9a-f]{{32}}", re.ASCII)
-_OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +83,11 @@ class SharedBuffer:
         try:
             remove_leftovers()
             token = secrets.token_bytes(_TOKEN_BYTES)
-            path = _DIRECTORY / f"taihu-{own_life()}-{token.hex()}"
+            path = SHARED_MEMORY / f"taihu-{own_life()}-{token.hex()}"
             descriptor = SharedDescriptor(_boot_id(), str(path), token, size_bytes)
-            memory = _make(path, _HEADER_BYTES + size_bytes)
+            memory = make_mapped(path, _HEADER_BYTES + size_bytes)
         except OSError as error:
-            raise SharedMemoryError(f"no shared buffer of {size_bytes} bytes in {_DIRECTORY}: {error}") from error
+            raise SharedMemoryError(f"no shared buffer of {size_bytes} bytes in {SHARED_MEMORY}: {error}") from error
         memory[:_TOKEN_BYTES] = np.frombuffer(token, dtype=np.uint8)
         return cls(descriptor, memory, creator=True)
 
@@ -177,8 +175,8 @@ def open_shared(descriptor: SharedDescriptor) -> SharedBuffer:
         own = _boot_id()
         if descriptor.boot_id != own:
             raise SharedMemoryError(f"shared buffer of boot {descriptor.boot_id!r}: this machine's boot is {own!r}")
-        if path.parent != _DIRECTORY or descriptor.path != str(path) or not _NAME.fullmatch(path.name):
-            raise SharedMemoryError(f"shared buffer {descriptor.path!r}: expected {_DIRECTORY}/{_NAME.pattern}")
+        if path.parent != SHARED_MEMORY or descriptor.path != str(path) or not _NAME.fullmatch(path.name):
+            raise SharedMemoryError(f"shared buffer {descriptor.path!r}: expected {SHARED_MEMORY}/{_NAME.pattern}")
         memory = _open(path, descriptor.size_bytes)
     except (OSError, ValueError) as error:
         raise SharedMemoryError(f"shared buffer {descriptor.path!r} cannot be opened: {error}") from error
@@ -195,27 +193,14 @@ def remove_leftovers() -> None:
     Raises:
         OSError: there is no /dev/shm or no /proc.
     """
-    for path in _DIRECTORY.iterdir():
+    for path in SHARED_MEMORY.iterdir():
         match = _NAME.fullmatch(path.name)
         if match and _is_own(path) and is_over(match[1]):
             path.unlink(missing_ok=True)
 
 
-def _make(path: Path, size: int) -> NDArray[np.uint8]:
-    file = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        # Without a reservation, writing to a full /dev/shm would end the process by SIGBUS.
-        os.posix_fallocate(file, 0, size)
-        return _map(file, size)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(file)
-
-
 def _open(path: Path, size_bytes: int) -> NDArray[np.uint8]:
-    file = os.open(path, _OPEN_FLAGS)
+    file = os.open(path, OPEN_FLAGS)
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -223,15 +208,9 @@ def _open(path: Path, size_bytes: int) -> NDArray[np.uint8]:
         if size_bytes < 0 or status.st_size != _HEADER_BYTES + size_bytes:
             seen = status.st_size - _HEADER_BYTES
             raise SharedMemoryError(f"shared buffer {path} holds {seen} bytes: its creator announced {size_bytes}")
-        return _map(file, status.st_size)
+        return map_file(file, status.st_size)
     finally:
         os.close(file)
-
-
-def _map(file: int, size: int) -> NDArray[np.uint8]:
-    # Populated now, so that no step of the training pays for page faults.
-    mapping = mmap(file, size, flags=MAP_SHARED | MAP_POPULATE, prot=PROT_READ | PROT_WRITE)
-    return np.frombuffer(mapping, dtype=np.uint8)
 
 
 def _is_own(path: Path) -> bool:

@@ -1,0 +1,191 @@
+"""The state of a member behind its last two steps, in memory of its host that outlives the process.
+
+A process that is killed leaves it to whoever begins the next generation there, see `taihu.core.checkpoint.salvage`.
+One file is of even steps, one of odd ones: while one is written, the other is whole. A kill falls between two
+instructions: a file that has the label of a step has all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from taihu.core.base.errors import CheckpointError
+from taihu.core.base.tensor_file import header_of
+from taihu.core.checkpoint.files import StoredPart, file_name, metadata_of, open_part, slots_of, tensors_of
+from taihu.core.checkpoint.manifest import Manifest, parse_manifest
+from taihu.core.checkpoint.part import Part, State
+from taihu.core.process.mapped_files import make_mapped
+
+__all__ = ["Held", "HeldSteps", "Label", "labels_of", "read_held"]
+
+_LABEL: Final = "label"
+_NONE: Final = (0, -1)
+_TOUCHED_EVERY_S: Final = 60.0
+_RUN: Final = "run"
+
+
+class Label(NamedTuple):
+    """The generation and the step that a file is of; generation 0 and step -1 while it is being written."""
+
+    generation: int
+    step: int
+
+
+class Held(NamedTuple):
+    """A member's state behind a step, as it was read, and the run that it is of."""
+
+    state: State
+    run: Manifest
+
+
+class HeldSteps:
+    """Holds the last two steps of a member in `folder`; any thread may call, one at a time for the same values.
+
+    Args:
+        folder: in memory, see `taihu.core.checkpoint.salvage.memory_of`; it is made.
+        member: the name of the member.
+        generation: that it takes part in.
+        run: of which these steps are.
+    """
+
+    def __init__(self, folder: Path, member: str, generation: int, run: Manifest) -> None:
+        self._folder = folder
+        self._member = member
+        self._generation = generation
+        self._run = run
+        self._files: dict[int, _File] = {}
+        self._lock = threading.Lock()
+        self._touched_s = -_TOUCHED_EVERY_S
+        self._is_off = False
+
+    def adopt(self, run: Manifest) -> None:
+        """Go on by another plan, between two steps."""
+        self._run = run
+        self._files = {}
+
+    def begin(self, step: int, make_state: Callable[[], State]) -> None:
+        """Have room for the state of `step`, whose form `make_state` tells; the step before the last one is gone."""
+        with self._lock:
+            file = self._files.get(step % 2)
+            if self._is_off or (file is not None and file.step == step):
+                return
+            try:
+                state = make_state()
+                if file is None or not file.fits(state):
+                    file = self._files[step % 2] = self._make(step, state)
+                self._touch()
+            except OSError as error:
+                self._is_off, self._files = True, {}
+                why = "a process that dies costs the steps since the last checkpoint"
+                structlog.get_logger().info(f"no step is held in memory: {why}", reason=str(error))
+                return
+            file.label[:] = _NONE
+            file.step = step
+
+    def put(self, step: int, state: State) -> None:
+        """Take all values of a step that has begun."""
+        self._put(step, tensors_of(state))
+
+    def put_range(self, step: int, arrays: Mapping[str, NDArray[Any]], start: int, stop: int) -> None:
+        """Take values [start, stop) of shared arrays of a step that has begun."""
+        if (file := self._files.get(step % 2)) is not None:
+            for name, values in arrays.items():
+                np.copyto(file.arrays[f"shared/{name}"][start:stop], values[start:stop])
+
+    def put_own(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take a member's own arrays of a step that has begun."""
+        self._put(step, {f"own/{name}": values for name, values in arrays.items()})
+
+    def end(self, step: int) -> None:
+        """All values of `step` are there: from now on it is held."""
+        if (file := self._files.get(step % 2)) is not None:
+            file.label[0] = self._generation
+            file.label[1] = step
+
+    def _put(self, step: int, tensors: Mapping[str, NDArray[Any]]) -> None:
+        if (file := self._files.get(step % 2)) is not None:
+            for name, values in tensors.items():
+                np.copyto(file.arrays[name], values)
+
+    def _make(self, step: int, state: State) -> _File:
+        path = _path(self._folder, self._member, step)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        partial = path.with_name(f".{path.name}")
+        partial.unlink(missing_ok=True)
+        file = _File(partial, self._member, state, self._run)
+        partial.replace(path)
+        return file
+
+    def _touch(self) -> None:
+        """Show that the folder is in use."""
+        now_s = time.monotonic()
+        if now_s - self._touched_s >= _TOUCHED_EVERY_S:
+            os.utime(self._folder)
+            self._touched_s = now_s
+
+
+class _File:
+    """A mapped file of a step, in the form of a checkpoint's part, with a label before its arrays."""
+
+    def __init__(self, path: Path, member: str, state: State, run: Manifest) -> None:
+        tensors = {_LABEL: np.array(_NONE, dtype=np.int64), **tensors_of(state)}
+        self._slots, self._facts = slots_of(tensors_of(state)), dict(state.facts)
+        header = header_of(slots_of(tensors), {**metadata_of(Part(member, 0, state)), _RUN: run.to_json()})
+        memory = make_mapped(path, len(header) + sum(values.nbytes for values in tensors.values()))
+        memory[: len(header)] = np.frombuffer(header, dtype=np.uint8)
+        self.arrays: dict[str, NDArray[Any]] = {}
+        start = len(header)
+        for name, values in tensors.items():
+            stop = start + values.nbytes
+            self.arrays[name] = memory[start:stop].view(values.dtype).reshape(values.shape)
+            np.copyto(self.arrays[name], values)
+            start = stop
+        self.label = self.arrays[_LABEL]
+        self.step = -1
+
+    def fits(self, state: State) -> bool:
+        """Whether another step's state is of the same form: names, shapes and facts."""
+        return self._facts == state.facts and self._slots == slots_of(tensors_of(state))
+
+
+def labels_of(folder: Path, member: str) -> frozenset[Label]:
+    """The steps that a member holds, or held when its process ended; none where nothing can be read."""
+    found = set()
+    for step in range(2):
+        with suppress(CheckpointError), open_part(_path(folder, member, step)) as stored:
+            found.add(_label(stored))
+    return frozenset(found - {Label(*_NONE)})
+
+
+def read_held(folder: Path, member: str, label: Label) -> Held:
+    """The state of a member behind a step, of memory of its own.
+
+    Raises:
+        CheckpointError: it does not hold that step, or no more.
+    """
+    with open_part(path := _path(folder, member, label.step)) as stored:
+        before = _label(stored)
+        held = Held(stored.state(), parse_manifest(stored.metadata[_RUN]))
+        # Whoever lives, and has not heard yet that all begin again, may still write.
+        if {before, _label(stored)} != {label}:
+            raise CheckpointError(f"{path}: {member} does not hold step {label.step} any more")
+    return held
+
+
+def _label(stored: StoredPart) -> Label:
+    generation, step = stored.tensor(_LABEL).tolist()
+    return Label(generation, step)
+
+
+def _path(folder: Path, member: str, step: int) -> Path:
+    return folder / f"{step % 2}-{file_name(member)}"

@@ -1,0 +1,144 @@
+"""A checkpoint of what all members held in memory when one of them was lost: no step is made again.
+
+It is written by the member that hosts the coordinator, before the next generation begins, where all that have
+something to keep were on its host. A file in the folder of checkpoints names the memory: who removes the folder
+begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from taihu.core.base.errors import TaihuError, WriteError
+from taihu.core.base.whole_file import make_durably, write_text
+from taihu.core.base.words import one_line
+from taihu.core.checkpoint.files import PartFile, write_part
+from taihu.core.checkpoint.held_steps import Label, labels_of, read_held
+from taihu.core.checkpoint.keepers import checkpoint_folder, keepers, recovers
+from taihu.core.checkpoint.manifest import Manifest
+from taihu.core.checkpoint.part import Part
+from taihu.core.checkpoint.places import remove_folder
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.job import Job
+from taihu.core.process.mapped_files import SHARED_MEMORY
+
+__all__ = ["discard_memory", "holds_steps", "memory_of", "prepare_memory", "salvage"]
+
+_NAMED_IN: Final = "memory"
+_PREFIX: Final = "taihu-run-"
+_TOKEN_BYTES: Final = 16
+_LEFT_AFTER_S: Final = 3600.0
+
+
+def holds_steps(job: Job) -> bool:
+    """Whether members of the job hold their last steps in memory.
+
+    Not those of rings and of spread layers, whose state every worker changes by itself, nor of fp16, whose loss scale
+    is known later.
+    """
+    return (
+        job.checkpoint.in_memory
+        and recovers(job)
+        and isinstance(checkpoint_folder(job), Path)
+        and bool(job.servers)
+        and job.stage.divides_optimizer
+        and job.exchange.fc == "data"
+        and job.train.precision != "fp16"
+    )
+
+
+def memory_of(job: Job) -> Path | None:
+    """The folder in memory of a job's run; None where it has none, or holds no steps."""
+    folder = checkpoint_folder(job)
+    if not holds_steps(job) or not isinstance(folder, Path):
+        return None
+    try:
+        token = (folder / _NAMED_IN).read_text()
+    except OSError:
+        return None
+    return SHARED_MEMORY / f"{_PREFIX}{token}" if token.isalnum() else None
+
+
+def prepare_memory(job: Job) -> None:
+    """Have a folder in memory for a job's run, which is the same in all its generations, where it holds steps."""
+    folder = checkpoint_folder(job)
+    if not holds_steps(job) or not isinstance(folder, Path) or memory_of(job) is not None:
+        return
+    try:
+        make_durably(folder)
+        write_text(folder / _NAMED_IN, secrets.token_hex(_TOKEN_BYTES))
+        for left in _left_behind():
+            remove_folder(left)
+    except (OSError, WriteError) as error:
+        structlog.get_logger().info("no step is held in memory", reason=str(error))
+
+
+def discard_memory(job: Job) -> None:
+    """The run has ended: nobody goes on from its memory."""
+    if (memory := memory_of(job)) is not None:
+        remove_folder(memory)
+
+
+def salvage(job: Job) -> int | None:
+    """Write the newest step that all members held as a checkpoint, where no other one is as new; its step.
+
+    What cannot be read or written is told, and the run goes on from an older one.
+    """
+    memory, folder, members = memory_of(job), checkpoint_folder(job), keepers(job)
+    if memory is None or folder is None or not _is_own(memory):
+        return None
+    store = CheckpointStore(folder)
+    labels = frozenset.intersection(*(labels_of(memory, member) for member in members))
+    for label in sorted(labels, key=attrgetter("step"), reverse=True):
+        try:
+            if label.step <= max(store.steps(), default=0):
+                return None
+            if _write(job, store, memory, members, label):
+                return label.step
+        except (OSError, TaihuError) as error:
+            structlog.get_logger().warning("held steps are lost", step=label.step, reason=one_line(str(error)))
+    return None
+
+
+def _write(job: Job, store: CheckpointStore, memory: Path, members: Sequence[str], label: Label) -> bool:
+    """Write a step as a checkpoint; whether it is of this job, and not the last one, which members keep themselves."""
+    files: dict[str, PartFile] = {}
+    run: Manifest | None = None
+    for member in members:
+        held = read_held(memory, member, label)
+        run = held.run
+        if run.settings != dict(job.shared_settings) or label.step >= run.total_steps:
+            return False
+        files[member] = write_part(store.folder_of(label.step), Part(member, label.step, held.state))
+    if run is None:
+        return False
+    store.commit(run.model_copy(update={"step": label.step, "files": Manifest.entries(files)}))
+    store.prune(job.checkpoint.keep, label.step)
+    structlog.get_logger().info("held steps are a checkpoint", step=label.step)
+    return True
+
+
+def _left_behind() -> Iterator[Path]:
+    """Folders of this user that nobody has touched for long: those who held steps there were killed."""
+    for path in SHARED_MEMORY.glob(f"{_PREFIX}*"):
+        with suppress(FileNotFoundError):
+            if _is_own(path) and time.time() - path.lstat().st_mtime > _LEFT_AFTER_S:
+                yield path
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
