@@ -9,6 +9,7 @@ from functools import partial
 
 from taihu.core.checkpoint.keepers import resumed_from
 from taihu.core.checkpoint.reading import Checkpoint
+from taihu.core.checkpoint.salvage import memory_of
 from taihu.core.coordination.generations import Generation
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.membership.stopping import StopNotice
@@ -21,6 +22,7 @@ from taihu.worker.data.ahead import LoadAhead
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches, BatchSource
 from taihu.worker.options import WorkerOptions
+from taihu.worker.reporting.held_rows import HeldRows
 from taihu.worker.reporting.run_log import RunLog, open_writers
 from taihu.worker.saved.beginning import beginning_of
 from taihu.worker.saved.sources import TensorSource
@@ -106,7 +108,9 @@ def opened(who: Who) -> Iterator[Opened]:
             learning_rate=partial(learning_rate, in_steps(job.optimizer_of_rate, length)),
             wall=options.wall,
             say=options.notices.say,
+            held=HeldRows.open(None if options.rank else memory_of(job)),
         )
+        run_log.goes_on(after)
         yield Opened(who, batches, length, begun, beginning, recorder, stack.enter_context(run_log))
 
 

@@ -17,6 +17,7 @@ from taihu.core.base.errors import ConfigError, RecoveringError, WriteError
 from taihu.core.base.words import one_line
 from taihu.core.chaos.points import Point
 from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.salvage import memory_of
 from taihu.core.checkpoint.writer import maybe_writing
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role
@@ -326,8 +327,19 @@ class Participant:
             clock=self._clock,
             per_epoch=self._opened.length.steps_per_epoch,
             begun_after=self._opened.begun_after,
+            is_untested=self._is_untested(),
         )
         return loop.run()
+
+    def _is_untested(self) -> bool:
+        """Whether the test behind the step that the run goes on from was lost with the process that was to make it.
+
+        A checkpoint that members keep together comes behind that; one of the steps that they held may be older.
+        """
+        step, per_epoch = self._opened.begun_after, self._opened.length.steps_per_epoch
+        if not step or step % per_epoch or self._options.rank or memory_of(self._job) is None:
+            return False
+        return not self._opened.run_log.has_test(step)
 
     def _save(self, session: Session, replica: Replica, steps: int, *, stopped: bool) -> Ending:
         """Worker 0 saves the model after `steps`, and the others read along."""

@@ -42,6 +42,7 @@ class TrainingLoop:
     Attributes:
         per_epoch: steps of an epoch.
         begun_after: the step that the run goes on from, 0 for a new one.
+        is_untested: whether the process that was to test the model behind that step was lost before it had.
     """
 
     job: Job
@@ -61,13 +62,17 @@ class TrainingLoop:
     clock: Clock
     per_epoch: int
     begun_after: int
+    is_untested: bool = False
 
     def run(self) -> int:
         """Make all steps; returns the last one."""
         step = self.begun_after
+        if self.is_untested:
+            self._test(step)
         while self.last.follows(step):
             step += 1
-            self.trainer.step(step)
+            loss = self.trainer.step(step)
+            self.observer.computed(step, loss)
             self.keeper.hold(step)
             self._between(step, is_last=self.last.is_last(step))
         return step
@@ -77,8 +82,7 @@ class TrainingLoop:
             self.trainer.finish()
             early, goes_on = self.last.is_early, self.stop.goes_on
             if is_tested(step, self.per_epoch, is_last=is_last, is_early=early, goes_on=goes_on):
-                with self.activity.busy("a test"):
-                    self._evaluate(-(-step // self.per_epoch))
+                self._test(step)
         if self._checks_behind(step):
             self.trainer.finish()
             with self.activity.busy("a comparison of parameters"):
@@ -94,6 +98,10 @@ class TrainingLoop:
             self.trainer.adopt(plan)
             self.keeper.adopt(plan)
             self.observer.planned(plan)
+
+    def _test(self, step: int) -> None:
+        with self.activity.busy("a test"):
+            self._evaluate(-(-step // self.per_epoch))
 
     def _checks_behind(self, step: int) -> bool:
         """Whether all workers compare their parameters behind a step."""

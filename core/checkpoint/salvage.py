@@ -111,7 +111,7 @@ def salvage(job: Job) -> int | None:
 
 
 def _write(job: Job, store: CheckpointStore, memory: Path, members: Sequence[str], label: Label) -> bool:
-    """Write a step as a checkpoint; whether it is of this job, and not the last one, which members keep themselves."""
+    """Write a step as a checkpoint; whether it is of this job, and not its last, which members keep themselves."""
     files: dict[str, PartFile] = {}
     run: Manifest | None = None
     for member in members:

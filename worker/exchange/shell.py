@@ -316,7 +316,7 @@ class Exchange:
         return State(held.elements if is_here else NOTHING, own, self._protocol.facts() if is_first else {})
 
     def behind_compression(self, take: Callable[[Mapping[str, NDArray[Any]]], None]) -> None:
-        """Call `take` with the live state of compression behind all groups that were pushed; empty where there is none.
+        """Call `take` with the live state of compression behind all groups that were pushed; empty without one.
 
         The thread that compresses does so, before it goes on with the next step.
         """

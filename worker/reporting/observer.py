@@ -76,6 +76,10 @@ class Observer:
         if self._log.is_enabled_for(logging.DEBUG):
             self._log.debug("step", step=record.step, **asdict(sample))
 
+    def computed(self, step: int, loss: float) -> None:
+        """The backward of a step has ended."""
+        self._run_log.computed(step, loss)
+
     def _count(self, record: StepRecord, sample: StepSample) -> None:
         metrics = self._metrics
         metrics.step_seconds.observe(sample.step_seconds)

@@ -18,7 +18,16 @@ from taihu.core.base.errors import WriteError
 from taihu.core.base.whole_file import writing
 from taihu.core.job.run_folder import add_events
 from taihu.core.wire.base.clock import WallClock
-from taihu.worker.reporting.run_rows import STEP_COLUMNS, EventNote, Scalars, StepNote, epoch_scalars, step_scalars
+from taihu.worker.reporting.held_rows import HeldRows
+from taihu.worker.reporting.run_rows import (
+    STEP_COLUMNS,
+    EventNote,
+    Scalars,
+    StepNote,
+    begun_scalars,
+    epoch_scalars,
+    step_scalars,
+)
 from taihu.worker.training.progress import Evaluation, StepSample
 
 __all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
@@ -54,34 +63,37 @@ class CsvTables:
     """`steps.csv`, `epochs.csv` and `events.jsonl` in a folder.
 
     Rows that are there up to step `begun_after` are of this run, which goes on behind it; later ones come again.
+
+    Attributes:
+        last_step, last_test: the step of the last row of each table; None where there is none.
     """
 
     def __init__(self, folder: Path, begun_after: int = 0) -> None:
         self._steps_path, self._epochs_path = paths = folder / "steps.csv", folder / "epochs.csv"
         with writing(folder):
-            has_steps, self._has_epochs = (_keep_rows(path, begun_after) for path in paths)
+            self.last_step, self.last_test = (_keep_rows(path, begun_after) for path in paths)
         with writing(self._steps_path):
             self._steps_file = self._steps_path.open("a", encoding="utf-8", newline="")
             self._steps = csv.writer(self._steps_file, lineterminator="\n")
-            if not has_steps:
+            if self.last_step is None:
                 self._steps.writerow(STEP_COLUMNS)
         self._epochs_file: IO[str] | None = None
         self._folder = folder
 
     def add_step(self, row: Scalars) -> None:
         """Write a line of `steps.csv`; microseconds are enough for a time. What the row has not stays empty."""
-        cells = ((name, row.get(name, "")) for name in STEP_COLUMNS)
+        times = {name: f"{value:.6f}" for name, value in row.items() if name.endswith("_seconds")}
         with writing(self._steps_path):
-            self._steps.writerow(f"{value:.6f}" if name.endswith("_seconds") else value for name, value in cells)
+            self._steps.writerow({**row, **times}.get(name, "") for name in STEP_COLUMNS)
 
     def add_test(self, row: Scalars) -> None:
         """Write a line of `epochs.csv`; the first row says what the columns are."""
         with writing(self._epochs_path):
             self._epochs_file = self._epochs_file or self._epochs_path.open("a", encoding="utf-8", newline="")
             table = csv.writer(self._epochs_file, lineterminator="\n")
-            if not self._has_epochs:
+            if self.last_test is None:
                 table.writerow(row)
-                self._has_epochs = True
+            self.last_test = int(row["step"])
             table.writerow(row.values())
 
     def add_event(self, event: EventNote) -> None:
@@ -107,13 +119,13 @@ class CsvTables:
             closing.callback(self._steps_file.close)
 
 
-def _keep_rows(path: Path, last_step: int) -> bool:
+def _keep_rows(path: Path, last_step: int) -> int | None:
     """Remove the rows of steps behind `last_step`, and a row that is not whole.
 
-    Returns whether the table, of which at least its columns stay, is there.
+    Returns the step of the last row that stays; None where the table is to begin anew.
     """
     if not path.exists():
-        return False
+        return None
     columns, *rows = path.read_text(encoding="utf-8").split("\n")
     whole = rows[:-1]  # behind the last line break there is nothing, or a row that was cut off
     names = columns.split(",")
@@ -122,9 +134,9 @@ def _keep_rows(path: Path, last_step: int) -> bool:
     kept = [] if place is None else [row for row in whole if int(row.split(",")[place]) <= last_step]
     if not (last_step and kept):
         path.unlink()
-        return False
+        return None
     path.write_text("\n".join([columns, *kept, ""]), encoding="utf-8")
-    return True
+    return int(kept[-1].split(",")[place or 0])
 
 
 def open_writers(
@@ -165,6 +177,7 @@ class RunLog:
         interval_s: how often it is written.
         say: is told of a file that cannot be written.
         wall: the time of events.
+        held: has the rows of steps whose writing a kill may prevent.
     """
 
     def __init__(
@@ -176,14 +189,16 @@ class RunLog:
         interval_s: float = _INTERVAL_S,
         wall: WallClock | None = None,
         say: Callable[[str], None] = _warn,
+        held: HeldRows | None = None,
     ) -> None:
         self._say = say
+        self._held = held if writers else None
         self._writers = list(writers)
         self._steps_per_epoch = steps_per_epoch
         self._learning_rate = learning_rate
         self._interval_s = interval_s
         self._wall = wall or WallClock()
-        self._notes: deque[StepNote | Evaluation | EventNote] = deque()
+        self._notes: deque[StepNote | Scalars | Evaluation | EventNote] = deque()
         self._step = 0
         self._ends = threading.Event()
         self._writing = threading.Lock()
@@ -210,7 +225,26 @@ class RunLog:
         """A step has ended."""
         self._step = step
         if self._writers:
-            self._notes.append(StepNote(step, sample, loss_scale))
+            note = StepNote(step, sample, loss_scale)
+            self._notes.append(note)
+            if self._held is not None:
+                self._held.put(self._row(note))
+
+    def computed(self, step: int, loss: float) -> None:
+        """The backward of a step has ended, which others may end without this process."""
+        if self._held is not None and self._steps_per_epoch is not None:
+            self._held.put(begun_scalars(step, loss, self._steps_per_epoch, self._learning_rate))
+
+    def goes_on(self, begun_after: int) -> None:
+        """The run goes on behind a step: rows that a kill has kept from the tables are written."""
+        tables = next((each for each in self._writers if isinstance(each, CsvTables)), None)
+        if self._held is not None and tables is not None:
+            self._notes.extend(self._held.between((tables.last_step or 0) + 1, begun_after))
+
+    def has_test(self, step: int) -> bool:
+        """Whether the table of tests has that of a step, or there is no such table."""
+        tables = next((each for each in self._writers if isinstance(each, CsvTables)), None)
+        return tables is None or tables.last_test == step
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """The model was tested."""
@@ -242,7 +276,9 @@ class RunLog:
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
         if not notes:
             return
-        steps = [self._row(note) for note in notes if isinstance(note, StepNote)]
+        steps = [
+            note if isinstance(note, dict) else self._row(note) for note in notes if isinstance(note, StepNote | dict)
+        ]
         tests = [epoch_scalars(note) for note in notes if isinstance(note, Evaluation)]
         events = [note for note in notes if isinstance(note, EventNote)]
         for writer in tuple(self._writers):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from taihu.worker.training.progress import Evaluation, StepSample
 
-__all__ = ["STEP_COLUMNS", "EventNote", "StepNote", "epoch_scalars", "step_scalars"]
+__all__ = ["STEP_COLUMNS", "EventNote", "StepNote", "begun_scalars", "epoch_scalars", "step_scalars"]
 
 STEP_COLUMNS = (
     "step",
@@ -53,18 +53,23 @@ def step_scalars(note: StepNote, steps_per_epoch: int | None, learning_rate: Cal
     Without `steps_per_epoch` the loop is a script's own: loss, rate and epoch are not in the row.
     """
     step, sample, loss_scale = note
-    told: Scalars = {}
+    told: Scalars = {"step": step}
     if steps_per_epoch is not None:
-        told = {
-            "epoch": -(-step // steps_per_epoch),
-            "worker_0_loss": sample.loss,
-            "learning_rate": learning_rate(step),
-        }
+        told = begun_scalars(step, sample.loss, steps_per_epoch, learning_rate)
     return {
-        "step": step,
         **told,
         **{name: getattr(sample, name) for name in _OF_SAMPLE},
         "loss_scale": loss_scale,
+    }
+
+
+def begun_scalars(step: int, loss: float, steps_per_epoch: int, learning_rate: Callable[[int], float]) -> Scalars:
+    """As much of the row of a step as is known when its backward has ended."""
+    return {
+        "step": step,
+        "epoch": -(-step // steps_per_epoch),
+        "worker_0_loss": loss,
+        "learning_rate": learning_rate(step),
     }
 
 

@@ -83,8 +83,8 @@ class Trainer:
         """Train on by another plan; `finish` came before."""
         self._driver.adopt(plan)
 
-    def step(self, step: int) -> None:
-        """Run one step; its last pulls end during the next step's forward, or in `finish`."""
+    def step(self, step: int) -> float:
+        """Run one step, and return its loss; its last pulls end during the next step's forward, or in `finish`."""
         serial = self._measuring.is_serial(step) and not self._job.updates_together
         record = self._record = StepRecord(step, serial, self._measuring.is_steady(step), self._clock.now())
         losses = [self._pass(record, turn) for turn in range(1, self._turns + 1)]
@@ -95,6 +95,7 @@ class Trainer:
         self._tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=step)
         self._tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=step)
         self._open = record
+        return record.loss
 
     def _pass(self, record: StepRecord, turn: int) -> float:
         """Forward and backward of one batch, of several in a step with local steps; returns the loss."""
