@@ -101,31 +101,27 @@ def salvage(job: Job) -> int | None:
     labels = frozenset.intersection(*(labels_of(memory, member) for member in members))
     for label in sorted(labels, key=attrgetter("step"), reverse=True):
         try:
-            if label.step <= max(store.steps(), default=0):
-                return None
-            if _write(job, store, memory, members, label):
+            run = read_held(memory, members[0], label).run
+            # A checkpoint of the last step leaves nothing to go on with: a process lost behind it has it made again.
+            newest = max((step for step in store.steps() if step < run.total_steps), default=0)
+            if newest < label.step < run.total_steps and run.settings == dict(job.shared_settings):
+                _write(job, store, memory, members, label)
                 return label.step
         except (OSError, TaihuError) as error:
             structlog.get_logger().warning("held steps are lost", step=label.step, reason=one_line(str(error)))
     return None
 
 
-def _write(job: Job, store: CheckpointStore, memory: Path, members: Sequence[str], label: Label) -> bool:
-    """Write a step as a checkpoint; whether it is of this job, and not its last, which members keep themselves."""
+def _write(job: Job, store: CheckpointStore, memory: Path, members: Sequence[str], label: Label) -> None:
+    """Write a step that all members hold as a checkpoint."""
     files: dict[str, PartFile] = {}
-    run: Manifest | None = None
     for member in members:
         held = read_held(memory, member, label)
-        run = held.run
-        if run.settings != dict(job.shared_settings) or label.step >= run.total_steps:
-            return False
         files[member] = write_part(store.folder_of(label.step), Part(member, label.step, held.state))
-    if run is None:
-        return False
-    store.commit(run.model_copy(update={"step": label.step, "files": Manifest.entries(files)}))
+    told = {"step": label.step, "files": Manifest.entries(files)}
+    store.commit(held.run.model_copy(update=told))
     store.prune(job.checkpoint.keep, label.step)
     structlog.get_logger().info("held steps are a checkpoint", step=label.step)
-    return True
 
 
 def _left_behind() -> Iterator[Path]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from taihu.core.history.chains import chains_of, check_life, check_links
 from taihu.core.history.findings import Finding
@@ -33,6 +34,7 @@ class Verdict:
         last: the last one.
         records: that were read.
         has_ended: whether every process has told the end of the run.
+        made_again: steps that worker 0 had completed, and a later generation has made again.
     """
 
     findings: tuple[Finding, ...]
@@ -42,6 +44,7 @@ class Verdict:
     last: int
     records: int
     has_ended: bool
+    made_again: int
 
 
 def check_histories(histories: Sequence[Sequence[Record]]) -> Verdict:
@@ -65,7 +68,18 @@ def check_histories(histories: Sequence[Sequence[Record]]) -> Verdict:
         last=max((each.upto for each in generations), default=0),
         records=sum(map(len, histories)),
         has_ended=bool(generations) and generations[-1].has_ended,
+        made_again=_made_again(generations),
     )
+
+
+def _made_again(generations: Sequence[Generation]) -> int:
+    """Completed steps that were made again: who pushes gradients of a step has read what the one before led to."""
+    again = 0
+    for generation, later in pairwise(generations):
+        first = generation.lives.get("worker 0")
+        pushed = (each.step for each in first.records if isinstance(each, Push)) if first is not None else ()
+        again += max(0, max(pushed, default=0) - 1 - later.after)
+    return again
 
 
 def _check(generations: Sequence[Generation]) -> Iterator[Finding]:
@@ -122,9 +136,9 @@ def _counted(generation: Generation) -> Iterator[Step]:
 
 
 def _cut_off(generation: Generation) -> frozenset[int]:
-    """Ranks that did nothing behind the last step that counts; that of worker 0 is whole, which has kept it."""
+    """Ranks that did nothing behind the last step that counts, and may have been lost before they had read it."""
     last = {rank: max((_step_of(each) for each in life.records), default=0) for rank, life in generation.workers()}
-    return frozenset(rank for rank, step in last.items() if rank and step <= generation.upto)
+    return frozenset(rank for rank, step in last.items() if step <= generation.upto)
 
 
 def _step_of(record: Record) -> int:

@@ -18,6 +18,7 @@ __all__ = [
     "Shape",
     "brought_together",
     "faults_of",
+    "kept_rarely",
     "order_of",
     "shape_of",
     "stepping_locally",
@@ -49,6 +50,8 @@ _SIZES: Final = (
 )
 # The share of jobs on one host, of those whose settings go together with that.
 _SHARING: Final = 0.25
+# The share of jobs with no checkpoint but the last, of those that hold their steps.
+_KEPT_RARELY: Final = 0.5
 # The share of jobs with local steps, of those likewise.
 _STEPPING_LOCALLY: Final = 0.15
 # The share of jobs whose rate rises, of those that hold something back.
@@ -87,6 +90,11 @@ class Shape:
     def is_on_one_host(self) -> bool:
         """Whether all processes run on one host, and share its memory."""
         return bool(self.settings["exchange"]["transport"] == "same-host")
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether the members hold their last steps in memory of the one host."""
+        return self.is_on_one_host and self.servers > 0 and self.settings["train"].get("precision") != "fp16"
 
     def __str__(self) -> str:
         route = f"{self.servers} servers" if self.servers else "a ring"
@@ -155,6 +163,13 @@ def brought_together(shape: Shape) -> Shape:
         return shape
     exchange = {**shape.settings["exchange"], "transport": "same-host"}
     return replace(shape, settings={**shape.settings, "exchange": exchange})
+
+
+def kept_rarely(shape: Shape) -> Shape:
+    """The job, or the same with no checkpoint but the last, where its members hold their steps."""
+    if not shape.holds_steps or Random(f"rarely {shape}").random() >= _KEPT_RARELY:  # noqa: S311
+        return shape
+    return replace(shape, every_steps=1000)
 
 
 def stepping_locally(shape: Shape) -> Shape:

@@ -46,6 +46,7 @@ class Outcome:
         findings: of the history's checker.
         generations: of members that there were; 0 where that is not known.
         told_from: the first step that the history tells of; 0 where that is not known.
+        made_again: completed steps that a later generation has made again.
         checkpoints: steps of those that count, the newest first.
         damaged: what is wrong with some of these.
         left: threads and files that processes have left which did their part.
@@ -68,6 +69,7 @@ class Outcome:
     findings: tuple[str, ...]
     generations: int
     told_from: int
+    made_again: int
     checkpoints: tuple[int, ...]
     damaged: tuple[str, ...]
     left: tuple[str, ...]

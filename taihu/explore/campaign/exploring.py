@@ -17,6 +17,7 @@ from taihu.explore.cases import (
     Shape,
     brought_together,
     faults_of,
+    kept_rarely,
     order_of,
     shape_of,
     stepping_locally,
@@ -96,7 +97,7 @@ def _valid_shape(chance: Random) -> Shape:
         for each in (stepping_locally(together), together, shape):
             with suppress(ConfigError):
                 job_of(each)
-                return warming_up(each)
+                return kept_rarely(warming_up(each))
 
 
 def _made_smaller(shape: Shape, smaller: Smaller) -> Shape:

@@ -14,6 +14,8 @@ __all__ = ["problems_of"]
 _OF_DISKS: Final = frozenset({Kind.FULL_DISK, Kind.SLOW_DISK, Kind.READ_ONLY_DISK})
 # Nobody is lost by them.
 _BEARABLE: Final = _OF_DISKS | {Kind.DELAY, Kind.DUPLICATE, Kind.CLOCK_JUMP}
+# The memory of the host outlives them.
+_OF_PROCESSES: Final = _BEARABLE | {Kind.KILL, Kind.DROP, Kind.DROP_ONE}
 # Everybody hears of them at once.
 _HEARD_OF: Final = frozenset(
     {Kind.KILL, Kind.DROP, Kind.DROP_ONE, Kind.DELAY, Kind.CORRUPT, Kind.DUPLICATE, Kind.CLOCK_JUMP}
@@ -108,6 +110,8 @@ def _problems_of_success(case: Case, outcome: Outcome) -> Iterator[str]:
     kinds = {fault.kind for fault in case.faults}
     if outcome.generations > 1 and kinds <= _BEARABLE:
         yield f"it began again {outcome.generations - 1} times, and nobody was lost"
+    if outcome.made_again and case.shape.holds_steps and kinds <= _OF_PROCESSES:
+        yield f"{outcome.made_again} completed steps were made again, although members held them"
     if outcome.told_from > 1:
         yield f"history: it tells nothing of what was before step {outcome.told_from}"
     if case.shape.steps not in outcome.checkpoints and not kinds & (_OF_DISKS | {Kind.POWER_LOSS}):

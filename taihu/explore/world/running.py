@@ -125,7 +125,7 @@ class _Run:
         self._findings: list[str] = []
         self._ends: dict[str, End] = {}
         self._resumed: tuple[End, ...] = ()
-        self._generations = self._told_from = 0
+        self._generations = self._told_from = self._made_again = 0
         self._kept: tuple[int, ...] = ()
         self._damaged: list[str] = []
 
@@ -180,6 +180,7 @@ class _Run:
         else:
             self._findings += map(str, verdict.findings)
             self._generations, self._told_from = verdict.generations, verdict.first
+            self._made_again = verdict.made_again
 
     def _check_checkpoints(self) -> None:
         """Whatever counts has to be whole."""
@@ -224,6 +225,7 @@ class _Run:
             findings=tuple(self._findings),
             generations=self._generations,
             told_from=self._told_from,
+            made_again=self._made_again,
             checkpoints=self._kept,
             damaged=tuple(self._damaged),
             left=tuple(self._processes.left),
