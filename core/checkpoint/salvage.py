@@ -32,7 +32,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 from taihu.core.process.mapped_files import SHARED_MEMORY
 
-__all__ = ["discard_memory", "holds_steps", "memory_of", "prepare_memory", "salvage"]
+__all__ = ["discard_memory", "holds_steps", "memory_of", "newest_held", "prepare_memory", "salvage"]
 
 _NAMED_IN: Final = "memory"
 _PREFIX: Final = "taihu-run-"
@@ -89,6 +89,13 @@ def discard_memory(job: Job) -> None:
         remove_folder(memory)
 
 
+def newest_held(job: Job) -> int:
+    """The newest step that all members hold now; 0 for none."""
+    memory = memory_of(job)
+    labels = [] if memory is None else _held_by_all(memory, keepers(job))
+    return labels[0].step if labels else 0
+
+
 def salvage(job: Job) -> int | None:
     """Write the newest step that all members held as a checkpoint, where no other one is as new; its step.
 
@@ -98,8 +105,7 @@ def salvage(job: Job) -> int | None:
     if memory is None or folder is None or not _is_own(memory):
         return None
     store = CheckpointStore(folder)
-    labels = frozenset.intersection(*(labels_of(memory, member) for member in members))
-    for label in sorted(labels, key=attrgetter("step"), reverse=True):
+    for label in _held_by_all(memory, members):
         try:
             run = read_held(memory, members[0], label).run
             # A checkpoint of the last step leaves nothing to go on with: a process lost behind it has it made again.
@@ -110,6 +116,12 @@ def salvage(job: Job) -> int | None:
         except (OSError, TaihuError) as error:
             structlog.get_logger().warning("held steps are lost", step=label.step, reason=one_line(str(error)))
     return None
+
+
+def _held_by_all(memory: Path, members: Sequence[str]) -> list[Label]:
+    """The newest first."""
+    labels = frozenset.intersection(*(labels_of(memory, member) for member in members))
+    return sorted(labels, key=attrgetter("step"), reverse=True)
 
 
 def _write(job: Job, store: CheckpointStore, memory: Path, members: Sequence[str], label: Label) -> None:

@@ -47,7 +47,7 @@ class Successors:
         return recovers(self._job)
 
     @property
-    def last_step(self) -> int:
+    def kept_step(self) -> int:
         """The step of the newest checkpoint of this run; 0 for none."""
         from taihu.core.checkpoint.keepers import checkpoint_folder  # noqa: PLC0415 - see above
         from taihu.core.checkpoint.store import CheckpointStore  # noqa: PLC0415
@@ -63,14 +63,16 @@ class Successors:
     def plan(self, error: DaemonFailedError) -> None:
         """Have another process take the place of one that was killed; raises `error` where it may not, or no more."""
         from taihu.core.checkpoint.keepers import checkpoint_folder, used_up  # noqa: PLC0415 - see above
+        from taihu.core.checkpoint.salvage import newest_held, salvage  # noqa: PLC0415
 
         if not error.was_killed or checkpoint_folder(self._job) is None:
             raise error
-        step = self.last_step
+        step = max(self.kept_step, newest_held(self._job))
         if not self._replacing.plan(error.name, time.monotonic(), step):
             if self.recovers:
+                salvage(self._job)
                 where = self._run_folder or checkpoint_folder(self._job)
-                self.remedy = used_up(self._job, f"taihu train --resume {where}" if step else "")
+                self.remedy = used_up(self._job, f"taihu train --resume {where}" if self.kept_step else "")
             raise error
         self._display.say(f"{error.end}; another process takes its place, and all go on after step {step:,}")
         if self._run_folder is not None:

@@ -159,7 +159,7 @@ class Supervision:
         if departed is not None:
             raise InterruptedRunError(f"{departed}: interrupted before it took part, and the others wait for it")
         if self._successors.recovers:
-            if self._successors.last_step:
+            if self._successors.kept_step:
                 self._stuck.begin()
             for name in self._stuck.look(now, status.missing):
                 self._display.say(f"{name} lives and takes no part any more; it is ended")

@@ -81,6 +81,7 @@ class LocalTraining:
                     if not all(files.results(name).exists() for name in self._workers):
                         processes.raise_if_interrupted()
             finally:
+                self._discard_memory()
                 files.merge_trace([*self._servers, *self._workers], display.warn)
             servers = [path for path in map(files.results, self._servers) if path.exists()]
             results = results_of(
@@ -89,6 +90,12 @@ class LocalTraining:
                 [read_json(path) for path in servers],
             )
             return {**results, "trace": files.merged_trace}
+
+    def _discard_memory(self) -> None:
+        """All processes have ended: nobody goes on from what they held."""
+        from taihu.core.checkpoint.salvage import discard_memory  # noqa: PLC0415 - most commands need no arrays
+
+        discard_memory(self.job.model_copy(update={"checkpoint": self._checkpoint_settings()}))
 
     def _start(self, processes: LocalProcesses, successors: Successors, files: ProcessFiles) -> str:
         """Start everything; returns the coordinator's address."""
