@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from support.cluster import layout_of
 
 from taihu.core.checkpoint import salvage as salvaging
-from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.held_steps import HeldSteps, read_held
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.manifest import MANIFEST, Manifest
 from taihu.core.checkpoint.part import NOTHING, Elements, State
@@ -129,8 +129,8 @@ def test_the_last_step_is_left_to_its_members_and_the_one_before_goes_on(tmp_pat
     prepare_memory(job)
     hold(job, TOTAL - 1, TOTAL)
     store = CheckpointStore(tmp_path / "kept")
-    (store.folder_of(TOTAL)).mkdir(parents=True)
-    (store.folder_of(TOTAL) / MANIFEST).write_text(run_of(job).model_copy(update={"step": TOTAL}).to_json())
+    store.folder_of(TOTAL).mkdir(parents=True)
+    store.commit(run_of(job).model_copy(update={"step": TOTAL}))
     assert salvage(job) == TOTAL - 1
     assert store.steps() == [TOTAL, TOTAL - 1]
 
@@ -170,7 +170,7 @@ def test_what_changes_while_it_is_read_is_not_taken(
     folder = memory_of(job)
     assert folder is not None
     held = HeldSteps(folder, "worker 1", 7, run_of(job))
-    read = salvaging.read_held
+    read = read_held
 
     def overtaken(*arguments: Any) -> Any:
         held.begin(6, lambda: state_of("worker 1", 0))
