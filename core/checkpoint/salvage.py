@@ -85,8 +85,11 @@ def prepare_memory(job: Job) -> None:
 
 def discard_memory(job: Job) -> None:
     """The run has ended: nobody goes on from its memory."""
-    if (memory := memory_of(job)) is not None:
+    folder, memory = checkpoint_folder(job), memory_of(job)
+    if memory is not None and isinstance(folder, Path):
         remove_folder(memory)
+        with suppress(OSError):  # another run in this folder takes the name that it finds
+            (folder / _NAMED_IN).unlink(missing_ok=True)
 
 
 def newest_held(job: Job) -> int:

@@ -228,6 +228,7 @@ def test_the_memory_of_a_run_is_one_and_goes_with_it(tmp_path: Path, memory: Pat
     hold(job, 4)
     discard_memory(job)
     assert list(memory.iterdir()) == []
+    assert list((tmp_path / "kept").iterdir()) == []
     assert salvage(job) is None
 
 

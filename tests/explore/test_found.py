@@ -120,7 +120,7 @@ CASES: Mapping[str, Cases] = {
             Smaller(
                 faults=[
                     "full-disk server 0 after 1.184406 s for 20 s",
-                    'kill server 0 at its 4th "receive Finish"',
+                    'kill server 0 at its 5th "receive Finish"',
                 ]
             ),
         )
