@@ -32,6 +32,7 @@ from taihu.kernels.selection.select import clear
 from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
 from taihu.ps_server.answering import Answer, make_answering
 from taihu.ps_server.frame_buffers import FrameBuffers
+from taihu.ps_server.holding import Holding
 from taihu.ps_server.recording import Recording
 from taihu.ps_server.snapshot import Snapshot
 from taihu.ps_server.summing import (
@@ -95,7 +96,7 @@ class ServerShard:
         held: HeldSteps | None = None,
     ) -> None:
         self._job = job
-        self._held = held
+        self._holding = Holding(held, self._live_state)
         self._partition = partition
         self._plan = plan
         self._parameters = parameters
@@ -396,8 +397,7 @@ class ServerShard:
             self._rates.forget()
         self.buffers.free_all()
         self._plan = plan
-        if self._held is not None:
-            self._held.adopt(manifest_of(self._job, plan, 0, {}))
+        self._holding.adopt(lambda: manifest_of(self._job, plan, 0, {}))
 
     def _make_summing(self) -> Summing:
         on_squeezed = self._recording.squeezed if self._recording.weighs else None
@@ -423,17 +423,13 @@ class ServerShard:
                     answering.updated(frame, total, header, scratch)
         for contribution in complete.contributions:
             self.buffers.give_back(values_of(contribution))
-        if self._held is not None:
-            self._held.begin(step, self._live_state)
-            self._held.put_range(step, self._live_state().shared.arrays, frame.offset, frame.offset + frame.count)
+        self._holding.updated(frame, step)
         with self._lock:
             self._aggregator.applied(frame, skipped=total is None)
             self._step = max(self._step, step)
-            has_ended = self._held is not None and self._aggregator.has_ended(step)
-        if self._held is not None and has_ended:
-            # Nobody begins the next step before the last frame is answered.
-            self._held.put_own(step, self._live_state().own)
-            self._held.end(step)
+            has_ended = self._aggregator.has_ended(step)
+        if has_ended:
+            self._holding.ended(step)
         if total is None:
             header = self._answer_header(frame, complete.at, skipped=True)
         self._chaos.passes(Point.FETCH, step)

@@ -74,15 +74,17 @@ class HeldSteps:
         self._files = {}
 
     def begin(self, step: int, make_state: Callable[[], State]) -> None:
-        """Have room for the state of `step`, whose form `make_state` tells; the step before the last one is gone."""
+        """Have room for the state of `step`, whose form `make_state` tells; the step before the last one is gone.
+
+        The form, names, shapes and facts, is the same until `adopt`.
+        """
         with self._lock:
             file = self._files.get(step % 2)
             if self._is_off or (file is not None and file.step == step):
                 return
             try:
-                state = make_state()
-                if file is None or not file.fits(state):
-                    file = self._files[step % 2] = self._make(step, state)
+                if file is None:
+                    file = self._files[step % 2] = self._make(step, make_state())
                 self._touch()
             except OSError as error:
                 self._is_off, self._files = True, {}
@@ -139,7 +141,6 @@ class _File:
 
     def __init__(self, path: Path, member: str, state: State, run: Manifest) -> None:
         tensors = {_LABEL: np.array(_NONE, dtype=np.int64), **tensors_of(state)}
-        self._slots, self._facts = slots_of(tensors_of(state)), dict(state.facts)
         header = header_of(slots_of(tensors), {**metadata_of(Part(member, 0, state)), _RUN: run.to_json()})
         memory = make_mapped(path, len(header) + sum(values.nbytes for values in tensors.values()))
         memory[: len(header)] = np.frombuffer(header, dtype=np.uint8)
@@ -152,10 +153,6 @@ class _File:
             start = stop
         self.label = self.arrays[_LABEL]
         self.step = -1
-
-    def fits(self, state: State) -> bool:
-        """Whether another step's state is of the same form: names, shapes and facts."""
-        return self._facts == state.facts and self._slots == slots_of(tensors_of(state))
 
 
 def labels_of(folder: Path, member: str) -> frozenset[Label]:

@@ -77,6 +77,7 @@ def test_the_last_two_steps_are_held(first: int, steps: int, units: list[int]) -
         held = HeldSteps(folder, "server 0", 7, RUN)
         last = first + steps - 1
         for step in range(first, last + 1):
+            held.adopt(RUN)
             hold(held, step, state_of(step, units=units[step % 6], facts=units[step % 5]))
             expected = {Label(7, each) for each in (step - 1, step) if each >= first}
             assert labels_of(folder, "server 0") == expected
@@ -92,6 +93,7 @@ def test_the_last_two_steps_are_held(first: int, steps: int, units: list[int]) -
 def test_another_file_is_made_where_the_state_has_another_form(tmp_path: Path) -> None:
     held = HeldSteps(tmp_path, "worker 0", 7, RUN)
     hold(held, 1, state_of(1, size=4))
+    held.adopt(RUN)
     hold(held, 3, state_of(3, size=6))
     assert len(read_held(tmp_path, "worker 0", Label(7, 3)).state.shared.arrays["parameters"]) == 6
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1-worker-0.safetensors"]

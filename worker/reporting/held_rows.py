@@ -21,7 +21,7 @@ __all__ = ["HeldRows"]
 
 _ROWS: Final = 2048
 _WHOLE: Final = frozenset({"step", "epoch", "sent_bytes", "received_bytes"})
-_STEP: Final = STEP_COLUMNS.index("step")
+_STEP: Final = 0  # among STEP_COLUMNS
 
 
 class HeldRows:
@@ -50,9 +50,7 @@ class HeldRows:
         place = self._values[int(row["step"]) % _ROWS]
         # Its step comes last: a kill leaves the row of an older one, or none.
         place[_STEP] = 0.0
-        for column, name in enumerate(STEP_COLUMNS):
-            if column != _STEP:
-                place[column] = row.get(name, np.nan)
+        place[_STEP + 1 :] = [row.get(name, np.nan) for name in STEP_COLUMNS[_STEP + 1 :]]
         place[_STEP] = row["step"]
 
     def between(self, first: int, last: int) -> list[Scalars]:

@@ -1,0 +1,51 @@
+"""The steps of a server's shard, held in memory that outlives its process, frame by frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.manifest import Manifest
+from taihu.core.checkpoint.part import State
+from taihu.core.planner.partition import FrameSpec
+
+__all__ = ["Holding"]
+
+
+class Holding:
+    """Copies what a step has led to before anybody is answered; several threads call, each for a frame of its own.
+
+    Args:
+        held: takes the copies; None where nobody does.
+        make_state: the live state of the shard, whose arrays stay the same until `adopt`.
+    """
+
+    def __init__(self, held: HeldSteps | None, make_state: Callable[[], State]) -> None:
+        self._held = held
+        self._make_state = make_state
+        self._state: State | None = None
+
+    def adopt(self, make_run: Callable[[], Manifest]) -> None:
+        """Go on by another plan, between two steps."""
+        self._state = None
+        if self._held is not None:
+            self._held.adopt(make_run())
+
+    def updated(self, frame: FrameSpec, step: int) -> None:
+        """A frame has been updated, or has stayed as it was."""
+        if self._held is not None:
+            state = self._live()
+            self._held.begin(step, lambda: state)
+            self._held.put_range(step, state.shared.arrays, frame.offset, frame.offset + frame.count)
+
+    def ended(self, step: int) -> None:
+        """All frames of a step have been, and nobody has been answered for the last one: no other step begins."""
+        if self._held is not None:
+            self._held.put_own(step, self._live().own)
+            self._held.end(step)
+
+    def _live(self) -> State:
+        state = self._state
+        if state is None:
+            state = self._state = self._make_state()
+        return state
