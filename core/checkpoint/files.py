@@ -24,6 +24,7 @@ __all__ = [
     "Kind",
     "PartFile",
     "StoredPart",
+    "arrays_of",
     "file_name",
     "hash_of",
     "metadata_of",
@@ -75,11 +76,16 @@ def write_part(folder: Place, part: Part, chaos: Chaos | None = None) -> PartFil
 
 
 def tensors_of(state: State) -> dict[str, NDArray[Any]]:
-    """The arrays of a state by their names in a file, sorted: equal states make equal files."""
+    """All of a state that is an array, by its name in a file, sorted: equal states make equal files."""
+    return {_BOUNDS: state.shared.bounds, **dict(sorted(arrays_of(state).items()))}
+
+
+def arrays_of(state: State) -> dict[str, NDArray[Any]]:
+    """The arrays of a state that its steps change, by their names in a file."""
     kinds: dict[Kind, Mapping[str, NDArray[Any]]] = {"shared": state.shared.arrays, "columns": state.columns.arrays}
     named = {f"{kind}/{name}": values for kind, arrays in kinds.items() for name, values in arrays.items()}
     named |= {f"{_OWN}{name}": values for name, values in state.own.items()}
-    return {_BOUNDS: state.shared.bounds, **dict(sorted(named.items()))}
+    return named
 
 
 def slots_of(tensors: Mapping[str, NDArray[Any]]) -> dict[str, TensorSlot]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import CheckpointError
 from taihu.core.base.tensor_file import header_of
-from taihu.core.checkpoint.files import StoredPart, file_name, metadata_of, open_part, slots_of, tensors_of
+from taihu.core.checkpoint.files import StoredPart, arrays_of, file_name, metadata_of, open_part, slots_of, tensors_of
 from taihu.core.checkpoint.manifest import Manifest, parse_manifest
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.process.mapped_files import make_mapped
@@ -56,13 +56,15 @@ class HeldSteps:
         member: the name of the member.
         generation: that it takes part in.
         run: of which these steps are.
+        threads: so many bring a step's values, each of which begins and ends it.
     """
 
-    def __init__(self, folder: Path, member: str, generation: int, run: Manifest) -> None:
+    def __init__(self, folder: Path, member: str, generation: int, run: Manifest, *, threads: int = 1) -> None:
         self._folder = folder
         self._member = member
         self._generation = generation
         self._run = run
+        self._threads = threads
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
         self._touched_s = -_TOUCHED_EVERY_S
@@ -92,11 +94,11 @@ class HeldSteps:
                 structlog.get_logger().info(f"no step is held in memory: {why}", reason=str(error))
                 return
             file.label[:] = _NONE
-            file.step = step
+            file.step, file.ended = step, 0
 
     def put(self, step: int, state: State) -> None:
-        """Take all values of a step that has begun."""
-        self._put(step, tensors_of(state))
+        """Take values of a step that has begun: the arrays of `state`, which may be some of all."""
+        self._put(step, arrays_of(state))
 
     def put_range(self, step: int, arrays: Mapping[str, NDArray[Any]], start: int, stop: int) -> None:
         """Take values [start, stop) of shared arrays of a step that has begun."""
@@ -109,10 +111,14 @@ class HeldSteps:
         self._put(step, {f"own/{name}": values for name, values in arrays.items()})
 
     def end(self, step: int) -> None:
-        """All values of `step` are there: from now on it is held."""
-        if (file := self._files.get(step % 2)) is not None:
-            file.label[0] = self._generation
-            file.label[1] = step
+        """All values of `step` that this thread brings are there: it is held when the last one says so."""
+        with self._lock:
+            if (file := self._files.get(step % 2)) is None:
+                return
+            file.ended += 1
+            if file.ended == self._threads:
+                file.label[0] = self._generation
+                file.label[1] = step
 
     def _put(self, step: int, tensors: Mapping[str, NDArray[Any]]) -> None:
         if (file := self._files.get(step % 2)) is not None:
@@ -152,7 +158,7 @@ class _File:
             np.copyto(self.arrays[name], values)
             start = stop
         self.label = self.arrays[_LABEL]
-        self.step = -1
+        self.step, self.ended = -1, 0
 
 
 def labels_of(folder: Path, member: str) -> frozenset[Label]:

@@ -41,18 +41,12 @@ _LEFT_AFTER_S: Final = 3600.0
 
 
 def holds_steps(job: Job) -> bool:
-    """Whether members of the job hold their last steps in memory.
-
-    Not those of rings and of spread layers, whose state every worker changes by itself, nor of fp16, whose loss scale
-    is known later.
-    """
+    """Whether members of the job hold their last steps in memory; not those of fp16, whose loss scale comes later."""
     return (
         job.checkpoint.in_memory
         and recovers(job)
         and isinstance(checkpoint_folder(job), Path)
-        and bool(job.servers)
-        and job.stage.divides_optimizer
-        and job.exchange.fc == "data"
+        and job.exchange.returns == "parameters"
         and job.train.precision != "fp16"
     )
 

@@ -94,7 +94,7 @@ class Shape:
     @property
     def holds_steps(self) -> bool:
         """Whether the members hold their last steps in memory of the one host."""
-        return self.is_on_one_host and self.servers > 0 and self.settings["train"].get("precision") != "fp16"
+        return self.is_on_one_host and self.settings["train"].get("precision") != "fp16"
 
     def __str__(self) -> str:
         route = f"{self.servers} servers" if self.servers else "a ring"

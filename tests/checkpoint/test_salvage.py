@@ -198,8 +198,6 @@ def test_where_nothing_can_be_written_the_run_goes_on_from_what_there_is(
 
 
 OTHERS: dict[str, Mapping[str, Mapping[str, Any]]] = {
-    "ring": {"exchange": {"kind": "ring"}},
-    "spread layers": {"exchange": {"fc": "shard"}, "compression": {}},
     "fp16": {"train": {"precision": "fp16"}, "exchange": {"zero": 2}, "compression": {}},
     "no checkpoints": {"checkpoint": {"dir": "none"}},
     "none wanted": {"checkpoint": {"in_memory": False}},

@@ -113,6 +113,10 @@ class Exchange:
         self._failure: TaihuError | None = None
         # The group that the training thread waits for; -1 for none.
         self._awaited = -1
+        # Groups of the step that have not ended, and whether `behind_steps` is being told of it.
+        self._behind: Callable[[int], None] | None = None
+        self._left = 0
+        self._tells = False
         self._own = TaskThread("exchange", self.fail)
         self._compressor = compressor
         self._scheduled = scheduled
@@ -215,7 +219,9 @@ class Exchange:
             RunError: gradients do not fit into fp16, however small the loss is made.
         """
         with self._changed:
+            self._changed.wait_for(lambda: self._failure or not self._tells)
             actions = self._protocol.begin(step, attempt)
+            self._left = len(self.plan.groups)
             self._times = [GroupTimes(elements) for elements in self._memory.sizes]
         self._do(actions)
         self._route.begin(self._protocol.at)
@@ -324,6 +330,13 @@ class Exchange:
             take({})
         else:
             self._own.put(lambda: take(compressor.state.arrays()))
+
+    def behind_steps(self, take: Callable[[int], None]) -> None:
+        """Call `take` with each step all of whose groups have ended, from the next one on.
+
+        The exchange's own thread does so while the training thread goes on; `begin` waits for it.
+        """
+        self._behind = take
 
     def resume(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, whose parameters `start` has brought; before the first step.
@@ -470,6 +483,16 @@ class Exchange:
                 self._memory.release(group)
             case Done(group, skipped):
                 self._times[group].done(self._clock.now(), skipped=skipped)
+                self._left -= 1
+                if not self._left and self._behind is not None:
+                    self._tells = True
+                    self._own.put(partial(self._tell_behind, self._behind, self._protocol.at.step))
+
+    def _tell_behind(self, take: Callable[[int], None], step: int) -> None:
+        take(step)
+        with self._changed:
+            self._tells = False
+            self._changed.notify_all()
 
     def _push(self, group: int, *, skipped: bool) -> None:
         times = self._times[group]

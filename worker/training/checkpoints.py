@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -67,7 +67,12 @@ class Keeper:
         self._writer = writer
         self._local = local
         self._job = job
-        self._held = held_steps_of(job, self._member, generation, exchange.plan)
+        # Where workers update parameters themselves, a step has led to something here when all its groups have ended.
+        self._updates_here = not (job.servers and job.stage.divides_optimizer)
+        threads = 2 if self._updates_here else 1
+        self._held = held_steps_of(job, self._member, generation, exchange.plan, threads=threads)
+        if self._held is not None and self._updates_here:
+            exchange.behind_steps(partial(self._hold_updated, self._held))
         self._next_step = -1 if writer is None else client.decide_checkpoint(begun_after).next_step
 
     def asks_behind(self, step: int, *, is_last: bool) -> bool:
@@ -101,12 +106,21 @@ class Keeper:
         if held is None:
             return
         held.begin(step, self._state)
-        held.put_own(step, self._beside_compression())
-        self._exchange.behind_compression(lambda arrays: self._held_of(held, step, arrays))
+        held.put(step, State(own=self._beside_compression(), columns=self._replica.columns()))
+        if self._updates_here:
+            held.end(step)
+        else:
+            self._exchange.behind_compression(partial(self._hold_compression, held, step))
 
     @staticmethod
-    def _held_of(held: HeldSteps, step: int, compression: Mapping[str, NDArray[Any]]) -> None:
-        held.put_own(step, compression)
+    def _hold_compression(held: HeldSteps, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        held.put_own(step, arrays)
+        held.end(step)
+
+    def _hold_updated(self, held: HeldSteps, step: int) -> None:
+        """Hold what all groups of a step have led to; a thread of the exchange calls, before the next step begins."""
+        held.begin(step, self._state)
+        held.put(step, self._exchange.state(is_first=self._is_first))
         held.end(step)
 
     def _state(self) -> State:
