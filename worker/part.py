@@ -291,7 +291,9 @@ class Participant:
             follower.observe(record)
             observer.stepped(record)
             if record.step == self._opened.begun_after + 1 and self._opened.begun_after:
-                self._opened.run_log.happened("resumed", after_step=self._opened.begun_after)
+                made_again = self._opened.run_log.made_again
+                self._opened.run_log.happened("resumed", after_step=self._opened.begun_after, made_again=made_again)
+                self._opened.run_log.flush()
             observer.travels(session.exchange.path)
 
         trainer = Trainer(

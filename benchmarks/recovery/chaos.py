@@ -88,6 +88,7 @@ def disturbed(flags: Sequence[str], *, kills: int, every_s: float, seed: int, fo
         "kills": dict(sorted(victims.items())),
         "generations": 1 + sum(each["event"] == "training" for each in events[1:]),
         "recovery_seconds": recoveries(killed_s, resumed),
+        "made_again": sum(each.get("made_again", 0) for each in events if each["event"] == "resumed"),
         "seconds": time.monotonic() - start,
         **_results(folder),
     }
@@ -125,10 +126,11 @@ def _results(folder: Path) -> dict[str, Any]:
     return {"steps": results["steps"], "sha256": results["parameters_sha256"]}
 
 
-def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kept: int) -> dict[str, Any]:
+def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kept: int | None) -> dict[str, Any]:
     """One row: the disturbed run of a kind, and whether the undisturbed one ends with the same parameters."""
     common = (*KINDS[kind], "--steps", str(steps))
-    keeping = ("--set", f"checkpoint.every_steps={kept}", "--set", f"checkpoint.restarts={10 * kills}")
+    every = () if kept is None else ("--set", f"checkpoint.every_steps={kept}")
+    keeping = ("--set", f"checkpoint.restarts={10 * kills}", *every)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "a").mkdir()
@@ -145,18 +147,18 @@ def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kep
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| run | killed | steps | seconds | undisturbed | kill to next step, s: median, 95 %, most | parameters |",
-        "|---|---|---|---|---|---|---|",
+        "| run | killed | steps | made again | seconds | undisturbed | kill to next step, s: median, 95 %, most | bits |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         killed = ", ".join(f"{name} {count}" for name, count in row["kills"].items())
-        same = "the same bits" if row["same"] else "**differ**"
+        same = "the same" if row["same"] else "**others**"
         seconds = row["recovery_seconds"]
         took = np.quantile(seconds, (0.5, 0.95, 1.0)) if seconds else ()
         shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(seconds)}" if seconds else "none alone"
         lines.append(
             f"| {row['kind']} | {sum(row['kills'].values())}: {killed} | {row['steps']} "
-            f"| {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {shown} | {same} |"
+            f"| {row['made_again']} | {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {shown} | {same} |"
         )
     return "\n".join(lines)
 
@@ -169,7 +171,9 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="from kill to kill, in the mean")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--kept", type=int, default=10, metavar="STEPS", help="from checkpoint to checkpoint")
+    parser.add_argument(
+        "--kept", type=int, metavar="STEPS", help="from checkpoint to checkpoint (default: a minute, as of any run)"
+    )
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()

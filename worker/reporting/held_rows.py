@@ -22,6 +22,7 @@ __all__ = ["HeldRows"]
 _ROWS: Final = 2048
 _WHOLE: Final = frozenset({"step", "epoch", "sent_bytes", "received_bytes"})
 _STEP: Final = 0  # among STEP_COLUMNS
+_SECONDS: Final = STEP_COLUMNS.index("step_seconds")
 
 
 class HeldRows:
@@ -52,6 +53,12 @@ class HeldRows:
         place[_STEP] = 0.0
         place[_STEP + 1 :] = [row.get(name, np.nan) for name in STEP_COLUMNS[_STEP + 1 :]]
         place[_STEP] = row["step"]
+
+    @property
+    def newest(self) -> int:
+        """The last step that is completed; 0 for none."""
+        whole = ~np.isnan(self._values[:, _SECONDS])
+        return int(self._values[whole, _STEP].max(initial=0.0))
 
     def between(self, first: int, last: int) -> list[Scalars]:
         """The rows of steps `first` to `last` that are held."""

@@ -66,12 +66,13 @@ class CsvTables:
 
     Attributes:
         last_step, last_test: the step of the last row of each table; None where there is none.
+        former_step: of the last row of a step that was there, 0 for none: the run has made it already.
     """
 
     def __init__(self, folder: Path, begun_after: int = 0) -> None:
         self._steps_path, self._epochs_path = paths = folder / "steps.csv", folder / "epochs.csv"
         with writing(folder):
-            self.last_step, self.last_test = (_keep_rows(path, begun_after) for path in paths)
+            (self.last_step, self.former_step), (self.last_test, _) = (_keep_rows(p, begun_after) for p in paths)
         with writing(self._steps_path):
             self._steps_file = self._steps_path.open("a", encoding="utf-8", newline="")
             self._steps = csv.writer(self._steps_file, lineterminator="\n")
@@ -119,24 +120,26 @@ class CsvTables:
             closing.callback(self._steps_file.close)
 
 
-def _keep_rows(path: Path, last_step: int) -> int | None:
+def _keep_rows(path: Path, last_step: int) -> tuple[int | None, int]:
     """Remove the rows of steps behind `last_step`, and a row that is not whole.
 
-    Returns the step of the last row that stays; None where the table is to begin anew.
+    Returns the step of the last row that stays, None where the table is to begin anew, and of the last one before.
     """
     if not path.exists():
-        return None
+        return None, 0
     columns, *rows = path.read_text(encoding="utf-8").split("\n")
     whole = rows[:-1]  # behind the last line break there is nothing, or a row that was cut off
     names = columns.split(",")
     # Of a process that was killed there may be nothing, or half of the columns.
     place = names.index("step") if "step" in names else None
-    kept = [] if place is None else [row for row in whole if int(row.split(",")[place]) <= last_step]
+    steps = [] if place is None else [int(row.split(",")[place]) for row in whole]
+    former = max(steps, default=0)
+    kept = [row for row, step in zip(whole, steps, strict=False) if step <= last_step]
     if not (last_step and kept):
         path.unlink()
-        return None
+        return None, former
     path.write_text("\n".join([columns, *kept, ""]), encoding="utf-8")
-    return int(kept[-1].split(",")[place or 0])
+    return steps[len(kept) - 1], former
 
 
 def open_writers(
@@ -193,6 +196,8 @@ class RunLog:
     ) -> None:
         self._say = say
         self._held = held if writers else None
+        self.made_again = 0
+        """Steps that had been completed, and are made again: none where the run goes on from the last one."""
         self._writers = list(writers)
         self._steps_per_epoch = steps_per_epoch
         self._learning_rate = learning_rate
@@ -238,8 +243,13 @@ class RunLog:
     def goes_on(self, begun_after: int) -> None:
         """The run goes on behind a step: rows that a kill has kept from the tables are written."""
         tables = next((each for each in self._writers if isinstance(each, CsvTables)), None)
-        if self._held is not None and tables is not None:
+        if tables is None:
+            return
+        former = tables.former_step
+        if self._held is not None:
             self._notes.extend(self._held.between((tables.last_step or 0) + 1, begun_after))
+            former = max(former, self._held.newest)
+        self.made_again = max(0, former - begun_after)
 
     def has_test(self, step: int) -> bool:
         """Whether the table of tests has that of a step, or there is no such table."""
