@@ -147,12 +147,13 @@ def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kep
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| run | killed | steps | made again | seconds | undisturbed | kill to next step, s: median, 95 %, most | bits |",
+        "| run | killed | steps | made again | seconds | undisturbed | kill to next step, s: median, 95 %, most "
+        "| parameters |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         killed = ", ".join(f"{name} {count}" for name, count in row["kills"].items())
-        same = "the same" if row["same"] else "**others**"
+        same = "the same bits" if row["same"] else "**differ**"
         seconds = row["recovery_seconds"]
         took = np.quantile(seconds, (0.5, 0.95, 1.0)) if seconds else ()
         shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(seconds)}" if seconds else "none alone"
