@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import structlog
 
 from taihu.allreduce.communicator import Communicator
@@ -34,6 +35,7 @@ from taihu.core.process.programs.user_code import own_mistakes_told
 from taihu.core.process.results import RESULTS_FORMAT
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.frames.headers import ValueType
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.ending import Ending, save_at_end
 from taihu.worker.engine import Model
@@ -126,6 +128,7 @@ class Participant:
             run_log=self._opened.run_log,
             activity=self._activity,
         )
+        observer.goes_on(self._opened.begun_after)
         self._metrics.last_step.set(total)
         with self._joined(observer) as (session, made), self._stopping_in_order(observer):
             replica = made.replica
@@ -329,19 +332,23 @@ class Participant:
             clock=self._clock,
             per_epoch=self._opened.length.steps_per_epoch,
             begun_after=self._opened.begun_after,
-            is_untested=self._is_untested(),
+            is_untested=self._is_untested(session, made.replica),
         )
         return loop.run()
 
-    def _is_untested(self) -> bool:
+    def _is_untested(self, session: Session, replica: Replica) -> bool:
         """Whether the test behind the step that the run goes on from was lost with the process that was to make it.
 
-        A checkpoint that members keep together comes behind that; one of the steps that they held may be older.
+        A checkpoint that members keep together comes behind that; one of the steps that they held may not. Worker 0
+        knows, and tells those that have to take part.
         """
         step, per_epoch = self._opened.begun_after, self._opened.length.steps_per_epoch
-        if not step or step % per_epoch or self._options.rank or memory_of(self._job) is None:
+        if not step or step % per_epoch or memory_of(self._job) is None:
             return False
-        return not self._opened.run_log.has_test(step)
+        flag = np.array([self._options.rank == 0 and not self._opened.run_log.has_test(step)], dtype=np.float64)
+        if replica.reads_together and session.communicator is not None:
+            session.communicator.broadcast(flag, ValueType.FP64)
+        return bool(flag[0])
 
     def _save(self, session: Session, replica: Replica, steps: int, *, stopped: bool) -> Ending:
         """Worker 0 saves the model after `steps`, and the others read along."""

@@ -218,8 +218,8 @@ class Exchange:
             ExchangeError: the step before has not ended, or this one began already.
             RunError: gradients do not fit into fp16, however small the loss is made.
         """
+        self.settle()
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or not self._tells)
             actions = self._protocol.begin(step, attempt)
             self._left = len(self.plan.groups)
             self._times = [GroupTimes(elements) for elements in self._memory.sizes]
@@ -334,9 +334,14 @@ class Exchange:
     def behind_steps(self, take: Callable[[int], None]) -> None:
         """Call `take` with each step all of whose groups have ended, from the next one on.
 
-        The exchange's own thread does so while the training thread goes on; `begin` waits for it.
+        The exchange's own thread does so while the training thread goes on; `begin` and `settle` wait for it.
         """
         self._behind = take
+
+    def settle(self) -> None:
+        """Return when nobody is being told of the step behind which this is called, see `behind_steps`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure or not self._tells)
 
     def resume(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, whose parameters `start` has brought; before the first step.

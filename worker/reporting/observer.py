@@ -49,6 +49,10 @@ class Observer:
         self._drift = 0.0
         self._log = structlog.get_logger().bind(role="worker", rank=rank)
 
+    def goes_on(self, step: int) -> None:
+        """The run goes on behind a step."""
+        self._meter.goes_on(step, self._run_log.untested_losses)
+
     def progress(self) -> Progress:
         """The progress of the run, for heartbeats."""
         return self._activity.told(replace(self._meter.progress, threshold_drift_ratio=self._drift))

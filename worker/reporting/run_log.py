@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Literal, Protocol, Self
+from typing import IO, Final, Literal, NamedTuple, Protocol, Self
 
 import structlog
 
@@ -33,6 +33,7 @@ from taihu.worker.training.progress import Evaluation, StepSample
 __all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
 
 _INTERVAL_S = 1.0
+_LOSS: Final = "worker_0_loss"
 _GOES_ON: Final = "the run goes on without it"
 
 
@@ -67,12 +68,17 @@ class CsvTables:
     Attributes:
         last_step, last_test: the step of the last row of each table; None where there is none.
         former_step: of the last row of a step that was there, 0 for none: the run has made it already.
+        untested_losses: of the rows that stay since the last test.
     """
 
     def __init__(self, folder: Path, begun_after: int = 0) -> None:
         self._steps_path, self._epochs_path = paths = folder / "steps.csv", folder / "epochs.csv"
         with writing(folder):
-            (self.last_step, self.former_step), (self.last_test, _) = (_keep_rows(p, begun_after) for p in paths)
+            steps, tests = (_keep_rows(path, begun_after) for path in paths)
+        self.last_step, self.former_step = steps.last, steps.former
+        self.last_test = tests.last
+        rows = zip(steps.steps, steps.losses, strict=True)
+        self.untested_losses = [float(loss) for step, loss in rows if loss and step > (tests.last or 0)]
         with writing(self._steps_path):
             self._steps_file = self._steps_path.open("a", encoding="utf-8", newline="")
             self._steps = csv.writer(self._steps_file, lineterminator="\n")
@@ -120,26 +126,40 @@ class CsvTables:
             closing.callback(self._steps_file.close)
 
 
-def _keep_rows(path: Path, last_step: int) -> tuple[int | None, int]:
-    """Remove the rows of steps behind `last_step`, and a row that is not whole.
+class _Kept(NamedTuple):
+    """Rows of a table that stay: their steps and, where it has these, losses; and the last step that was there."""
 
-    Returns the step of the last row that stays, None where the table is to begin anew, and of the last one before.
-    """
+    steps: list[int]
+    losses: list[str]
+    former: int
+
+    @property
+    def last(self) -> int | None:
+        """The step of the last row; None for none."""
+        return self.steps[-1] if self.steps else None
+
+
+def _keep_rows(path: Path, last_step: int) -> _Kept:
+    """Remove the rows of steps behind `last_step`, and a row that is not whole; all where none stays."""
     if not path.exists():
-        return None, 0
-    columns, *rows = path.read_text(encoding="utf-8").split("\n")
-    whole = rows[:-1]  # behind the last line break there is nothing, or a row that was cut off
+        return _Kept([], [], 0)
+    columns, *lines = path.read_text(encoding="utf-8").split("\n")
     names = columns.split(",")
-    # Of a process that was killed there may be nothing, or half of the columns.
-    place = names.index("step") if "step" in names else None
-    steps = [] if place is None else [int(row.split(",")[place]) for row in whole]
-    former = max(steps, default=0)
-    kept = [row for row, step in zip(whole, steps, strict=False) if step <= last_step]
+    # Of a process that was killed there may be nothing, or half of the columns; behind the last line break there is
+    # nothing, or a row that was cut off.
+    whole = lines[:-1] if "step" in names else []
+    step_at = names.index("step") if whole else 0
+    loss_at = names.index(_LOSS) if _LOSS in names else None
+    fields = ((line, line.split(",")) for line in whole)
+    known = [(line, int(row[step_at]), "" if loss_at is None else row[loss_at]) for line, row in fields]
+    kept = [each for each in known if each[1] <= last_step]
+    former = max((step for _, step, _ in known), default=0)
     if not (last_step and kept):
         path.unlink()
-        return None, former
-    path.write_text("\n".join([columns, *kept, ""]), encoding="utf-8")
-    return steps[len(kept) - 1], former
+        return _Kept([], [], former)
+    texts, steps, losses = map(list, zip(*kept, strict=True))
+    path.write_text("\n".join([columns, *texts, ""]), encoding="utf-8")
+    return _Kept(steps, losses, former)
 
 
 def open_writers(
@@ -196,6 +216,8 @@ class RunLog:
     ) -> None:
         self._say = say
         self._held = held if writers else None
+        self.untested_losses: list[float] = []
+        """Losses of the steps since the last test that earlier lives have made."""
         self.made_again = 0
         """Steps that had been completed, and are made again: none where the run goes on from the last one."""
         self._writers = list(writers)
@@ -246,8 +268,11 @@ class RunLog:
         if tables is None:
             return
         former = tables.former_step
+        self.untested_losses = [*tables.untested_losses]
         if self._held is not None:
-            self._notes.extend(self._held.between((tables.last_step or 0) + 1, begun_after))
+            held = self._held.between((tables.last_step or 0) + 1, begun_after)
+            self._notes.extend(held)
+            self.untested_losses += [row[_LOSS] for row in held if _LOSS in row]
             former = max(former, self._held.newest)
         self.made_again = max(0, former - begun_after)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -132,6 +132,11 @@ class ProgressMeter:
         self._numbers["received"].append(sample.received_bytes)
         self._numbers["selected"].append(sample.selected_ratio)
         self._step = step
+
+    def goes_on(self, step: int, losses: Sequence[float]) -> None:
+        """The run goes on behind a step; `losses` are those of earlier lives since the evaluation before."""
+        self._step = step
+        self._losses.extend(losses)
 
     def evaluated(
         self, *, epoch: int, seconds: float, test_loss: float, test_metrics: Mapping[str, float]

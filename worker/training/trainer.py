@@ -146,6 +146,7 @@ class Trainer:
         """Hand on the step before, all of whose answers are there."""
         record, self._open = self._open, None
         if record is not None:
+            self._exchange.settle()
             record.times = self._exchange.group_times()
             record.path = self._exchange.path
             record.loss_scale = self._exchange.loss_scale
