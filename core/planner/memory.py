@@ -24,6 +24,7 @@ __all__ = [
     "MemoryUse",
     "cheapest_fit",
     "fits",
+    "held_bytes",
     "job_memory",
     "model_state_bytes",
     "most_live_bytes",
@@ -227,6 +228,20 @@ def server_memory(job: MemoryJob) -> MemoryUse:
         residuals=_FP32_BYTES * job.server_residual_arrays * owned,
         buffers=job.workers * job.window_frames * job.frame_bytes,
     )
+
+
+def held_bytes(job: MemoryJob) -> tuple[int, int]:
+    """Bytes of /dev/shm in which a worker and a server hold the last two steps, each of the one that holds the most.
+
+    That is all that a checkpoint has of them: parameters in fp32 and optimizer state of who updates, in a ring
+    without ZeRO worker 0 alone, and what a worker has for itself.
+    """
+    of_update = _FP32_BYTES * (1 + job.optimizer_arrays)
+    updated = 0 if job.servers and job.stage.divides_optimizer else _owned_by_worker(job)
+    own = _FP32_BYTES * (job.residual_arrays + max(0, job.local_arrays - 1)) * job.elements
+    worker = own + of_update * (updated + sum(job.spread_elements))
+    owned = job.largest_share(job.servers) if job.servers and job.stage.divides_optimizer else 0
+    return 2 * worker, 2 * (of_update + _FP32_BYTES * job.server_residual_arrays) * owned
 
 
 def job_memory(job: MemoryJob) -> MemoryUse:

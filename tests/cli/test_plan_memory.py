@@ -91,7 +91,7 @@ def test_the_demo_job_in_bytes(memory: Memory) -> None:
 def test_what_is_printed_is_what_is_written(run_memory: Run, tmp_path: Path) -> None:
     code, out, _ = run_memory("--set", DATA, "--json", tmp_path / "memory.json")
     written = json.loads((tmp_path / "memory.json").read_text())
-    title, header, *rows, note = out.partition("\n\n")[0].splitlines()
+    title, header, *rows, note, held = out.partition("\n\n")[0].splitlines()
     assert code == 0
     assert title == f"small_cnn: {P:,} parameters, 2 servers, 3 workers, batch 32, exchange.zero = 1"
     assert header.split() == ["process", *KINDS, "total", "free"]
@@ -101,6 +101,9 @@ def test_what_is_printed_is_what_is_written(run_memory: Run, tmp_path: Path) -> 
         shown = [human_bytes(written[key][f"bytes_{kind}"]) for kind in (*KINDS, "total", "free")]
         assert line.removeprefix(name).split() == " ".join(shown).split()
     assert "not counted" in note
+    # Parameters and momentum of half the model, twice.
+    assert written["held_bytes"] == {"worker": 0, "server": 2 * 2 * 4 * P // 2}
+    assert held.endswith(f"a worker 0 B, a server {human_bytes(8 * P)} (checkpoint.in_memory)")
     columns, *stages, note = out.partition("\n\n")[2].splitlines()
     assert columns.split() == ["largest", "batch", "of", "a", "worker", "recompute", "none", "recompute", "memory"]
     by_place = {(row["zero"], row["recompute"]): row["batch"] for row in written["largest_batches"]}

@@ -22,6 +22,7 @@ from taihu.core.planner.memory import (
     MemoryUse,
     cheapest_fit,
     fits,
+    held_bytes,
     job_memory,
     model_state_bytes,
     most_live_bytes,
@@ -441,3 +442,33 @@ def test_spread_layers_are_their_workers_own(job: MemoryJob, spread: list[int], 
     assert use.optimizer - without.optimizer == 4 * job.optimizer_arrays * sum(spread)
     assert (use.residuals, use.buffers) == (without.residuals, without.buffers)
     assert server_memory(beside) == server_memory(job)
+
+
+@quick
+@given(st.integers(0, 10**9), st.integers(0, 3), st.integers(0, 2), st.integers(0, 2))
+def test_what_is_held_is_two_of_what_a_checkpoint_has(
+    number: int, servers: int, own_arrays: int, server_arrays: int
+) -> None:
+    """By the shards that owners really have; every array has a value of four bytes for each element."""
+    drawn = memory_job_of(number)
+    job = replace(
+        drawn,
+        servers=servers,
+        value_bytes=4,
+        residual_arrays=own_arrays,
+        local_arrays=0,
+        server_residual_arrays=server_arrays,
+        spread_elements=(7, 3),
+    )
+    layout = Layout(tuple(LayerSpec(str(i), (TensorSpec("w", (n,)),)) for i, n in enumerate(job.layer_elements)))
+    owners = servers or job.workers
+    largest = max(Shard(layout, owners, index).elements for index in range(owners))
+    updated = 1 + job.optimizer_arrays
+    divides = job.stage.divides_optimizer
+    at_worker = updated * 10 + own_arrays * layout.elements
+    if not divides:
+        at_worker += updated * layout.elements
+    elif not servers:
+        at_worker += updated * largest
+    at_server = (updated + server_arrays) * largest if servers and divides else 0
+    assert held_bytes(job) == (2 * 4 * at_worker, 2 * 4 * at_server)

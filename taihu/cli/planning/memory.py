@@ -19,6 +19,7 @@ from taihu.core.planner.memory import (
     MemoryJob,
     MemoryUse,
     cheapest_fit,
+    held_bytes,
     job_memory,
     most_live_bytes,
     server_memory,
@@ -55,14 +56,36 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
     live_bytes = None
     if memory.stage.divides_parameters and short is None:
         live_bytes = most_live_bytes(memory, room.worker, machine_free=room.machine)
-    lines = (_title(job, memory), *_table(rows), _NOT_COUNTED, "", *batches.table(job), *_advice(memory, live_bytes))
+    lines = (
+        _title(job, memory),
+        *_table(rows),
+        _NOT_COUNTED,
+        *_held(job, memory),
+        "",
+        *batches.table(job),
+        *_advice(memory, live_bytes),
+    )
     for line in lines:
         typer.echo(line)
     if json_file is not None:
-        facts = {"fits": short is None, "remedy": remedy, "most_live_bytes": live_bytes}
+        held = dict(zip(("worker", "server"), held_bytes(memory) if _holds(job) else (0, 0), strict=True))
+        facts = {"fits": short is None, "remedy": remedy, "most_live_bytes": live_bytes, "held_bytes": held}
         write_json(json_file, {**_as_json(job, memory, rows), **facts, "largest_batches": batches.to_json()})
     if short is not None:
         raise ConfigError(_complaint(short, remedy))
+
+
+def _holds(job: Job) -> bool:
+    """Whether a run of the job, which keeps checkpoints, would hold its last steps."""
+    return job.checkpoint.in_memory and job.train.precision != "fp16"
+
+
+def _held(job: Job, memory: MemoryJob) -> Iterator[str]:
+    """A line on what is held in memory that outlives processes."""
+    if _holds(job):
+        worker, server = map(human_bytes, held_bytes(memory))
+        servers = f", a server {server}" if job.servers else ""
+        yield f"The last two steps lie in /dev/shm beside that: a worker {worker}{servers} (checkpoint.in_memory)"
 
 
 @dataclass(frozen=True)
