@@ -26,7 +26,7 @@ from taihu.core.checkpoint.manifest import Manifest, parse_manifest
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.process.mapped_files import make_mapped
 
-__all__ = ["Held", "HeldSteps", "Label", "labels_of", "read_held"]
+__all__ = ["Held", "HeldSteps", "Label", "labels_of", "paths_of", "read_held", "read_run"]
 
 _LABEL: Final = "label"
 _NONE: Final = (0, -1)
@@ -183,6 +183,17 @@ def read_held(folder: Path, member: str, label: Label) -> Held:
         if {before, _label(stored)} != {label}:
             raise CheckpointError(f"{path}: {member} does not hold step {label.step} any more")
     return held
+
+
+def read_run(folder: Path, member: str, label: Label) -> Manifest:
+    """The run of which a member holds a step; raises CheckpointError where nothing can be read."""
+    with open_part(_path(folder, member, label.step)) as stored:
+        return parse_manifest(stored.metadata[_RUN])
+
+
+def paths_of(folder: Path, member: str) -> list[Path]:
+    """The files of a member, which need not be there."""
+    return [_path(folder, member, step) for step in range(2)]
 
 
 def _label(stored: StoredPart) -> Label:

@@ -23,7 +23,7 @@ from taihu.core.base.errors import TaihuError, WriteError
 from taihu.core.base.whole_file import make_durably, write_text
 from taihu.core.base.words import one_line
 from taihu.core.checkpoint.files import PartFile, write_part
-from taihu.core.checkpoint.held_steps import Label, labels_of, read_held
+from taihu.core.checkpoint.held_steps import Label, labels_of, paths_of, read_held, read_run
 from taihu.core.checkpoint.keepers import checkpoint_folder, keepers, recovers
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import Part
@@ -32,7 +32,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 from taihu.core.process.mapped_files import SHARED_MEMORY
 
-__all__ = ["discard_memory", "holds_steps", "memory_of", "newest_held", "prepare_memory", "salvage"]
+__all__ = ["discard_memory", "discard_own", "holds_steps", "memory_of", "newest_held", "prepare_memory", "salvage"]
 
 _NAMED_IN: Final = "memory"
 _PREFIX: Final = "taihu-run-"
@@ -86,6 +86,15 @@ def discard_memory(job: Job) -> None:
             (folder / _NAMED_IN).unlink(missing_ok=True)
 
 
+def discard_own(job: Job, member: str) -> None:
+    """The run has ended, as a member knows that does not host its coordinator: nobody needs what it held."""
+    if (memory := memory_of(job)) is not None:
+        for path in paths_of(memory, member):
+            path.unlink(missing_ok=True)
+        if _is_own(memory) and not any(memory.glob("*.safetensors")):
+            remove_folder(memory)
+
+
 def newest_held(job: Job) -> int:
     """The newest step that all members hold now; 0 for none."""
     memory = memory_of(job)
@@ -104,7 +113,7 @@ def salvage(job: Job) -> int | None:
     store = CheckpointStore(folder)
     for label in _held_by_all(memory, members):
         try:
-            run = read_held(memory, members[0], label).run
+            run = read_run(memory, members[0], label)
             # A checkpoint of the last step leaves nothing to go on with: a process lost behind it has it made again.
             newest = max((step for step in store.steps() if step < run.total_steps), default=0)
             if newest < label.step < run.total_steps and run.settings == dict(job.shared_settings):

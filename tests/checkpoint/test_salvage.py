@@ -20,6 +20,7 @@ from taihu.core.checkpoint.manifest import MANIFEST, Manifest
 from taihu.core.checkpoint.part import NOTHING, Elements, State
 from taihu.core.checkpoint.salvage import (
     discard_memory,
+    discard_own,
     holds_steps,
     memory_of,
     newest_held,
@@ -228,6 +229,24 @@ def test_the_memory_of_a_run_is_one_and_goes_with_it(tmp_path: Path, memory: Pat
     assert list(memory.iterdir()) == []
     assert list((tmp_path / "kept").iterdir()) == []
     assert salvage(job) is None
+
+
+def test_the_last_member_of_another_host_removes_its_memory(tmp_path: Path, memory: Path) -> None:
+    job = job_in(tmp_path / "kept")
+    prepare_memory(job)
+    hold(job, 3, 4, members=("worker 0", "worker 1"))
+    folder = memory_of(job)
+    assert folder is not None
+    (folder / "rows").touch()
+    discard_own(job, "worker 1")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "0-worker-0.safetensors",
+        "1-worker-0.safetensors",
+        "rows",
+    ]
+    discard_own(job, "worker 0")
+    discard_own(job, "worker 0")
+    assert list(memory.iterdir()) == []
 
 
 def test_who_removes_the_folder_of_checkpoints_begins_anew(tmp_path: Path, memory: Path) -> None:
