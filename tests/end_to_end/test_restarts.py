@@ -48,7 +48,7 @@ def has_newer(home: Path, step: int) -> bool:
 
 
 def steps_made_again(run: Path) -> list[int]:
-    """How many completed steps were made again, each time that the run went on."""
+    """The number of completed steps that were made again, each time that the run went on."""
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     return [each["made_again"] for each in events if each["event"] == "resumed"]
 
