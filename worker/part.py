@@ -18,7 +18,6 @@ from taihu.core.base.errors import ConfigError, RecoveringError, WriteError
 from taihu.core.base.words import one_line
 from taihu.core.chaos.points import Point
 from taihu.core.checkpoint.files import PartFile
-from taihu.core.checkpoint.salvage import memory_of
 from taihu.core.checkpoint.writer import maybe_writing
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role
@@ -343,7 +342,7 @@ class Participant:
         knows, and tells those that have to take part.
         """
         step, per_epoch = self._opened.begun_after, self._opened.length.steps_per_epoch
-        if not step or step % per_epoch or memory_of(self._job) is None:
+        if not step or step % per_epoch:
             return False
         flag = np.array([self._options.rank == 0 and not self._opened.run_log.has_test(step)], dtype=np.float64)
         if replica.reads_together and session.communicator is not None:

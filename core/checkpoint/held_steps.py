@@ -26,7 +26,7 @@ from taihu.core.checkpoint.manifest import Manifest, parse_manifest
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.process.mapped_files import make_mapped
 
-__all__ = ["Held", "HeldSteps", "Label", "labels_of", "paths_of", "read_held", "read_run"]
+__all__ = ["Held", "HeldSteps", "Label", "labels_of", "read_held", "read_run"]
 
 _LABEL: Final = "label"
 _NONE: Final = (0, -1)
@@ -52,7 +52,7 @@ class HeldSteps:
     """Holds the last two steps of a member in `folder`; any thread may call, one at a time for the same values.
 
     Args:
-        folder: in memory, see `taihu.core.checkpoint.salvage.memory_of`; it is made.
+        folder: in memory, see `taihu.core.checkpoint.salvage.memory_of`.
         member: the name of the member.
         generation: that it takes part in.
         run: of which these steps are.
@@ -127,7 +127,6 @@ class HeldSteps:
 
     def _make(self, step: int, state: State) -> _File:
         path = _path(self._folder, self._member, step)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         partial = path.with_name(f".{path.name}")
         partial.unlink(missing_ok=True)
         file = _File(partial, self._member, state, self._run)
@@ -189,11 +188,6 @@ def read_run(folder: Path, member: str, label: Label) -> Manifest:
     """The run of which a member holds a step; raises CheckpointError where nothing can be read."""
     with open_part(_path(folder, member, label.step)) as stored:
         return parse_manifest(stored.metadata[_RUN])
-
-
-def paths_of(folder: Path, member: str) -> list[Path]:
-    """The files of a member, which need not be there."""
-    return [_path(folder, member, step) for step in range(2)]
 
 
 def _label(stored: StoredPart) -> Label:

@@ -23,7 +23,7 @@ from taihu.core.base.errors import TaihuError, WriteError
 from taihu.core.base.whole_file import make_durably, write_text
 from taihu.core.base.words import one_line
 from taihu.core.checkpoint.files import PartFile, write_part
-from taihu.core.checkpoint.held_steps import Label, labels_of, paths_of, read_held, read_run
+from taihu.core.checkpoint.held_steps import Label, labels_of, read_held, read_run
 from taihu.core.checkpoint.keepers import checkpoint_folder, keepers, recovers
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import Part
@@ -32,7 +32,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 from taihu.core.process.mapped_files import SHARED_MEMORY
 
-__all__ = ["discard_memory", "discard_own", "holds_steps", "memory_of", "newest_held", "prepare_memory", "salvage"]
+__all__ = ["discard_memory", "holds_steps", "memory_of", "newest_held", "prepare_memory", "salvage"]
 
 _NAMED_IN: Final = "memory"
 _PREFIX: Final = "taihu-run-"
@@ -52,7 +52,15 @@ def holds_steps(job: Job) -> bool:
 
 
 def memory_of(job: Job) -> Path | None:
-    """The folder in memory of a job's run; None where it has none, or holds no steps."""
+    """The folder in memory of a job's run; None where it has none here, or holds no steps.
+
+    Only the host of the coordinator has one: a checkpoint is made of what lies there.
+    """
+    memory = _named_memory(job)
+    return memory if memory is not None and _is_own(memory) else None
+
+
+def _named_memory(job: Job) -> Path | None:
     folder = checkpoint_folder(job)
     if not holds_steps(job) or not isinstance(folder, Path):
         return None
@@ -64,35 +72,33 @@ def memory_of(job: Job) -> Path | None:
 
 
 def prepare_memory(job: Job) -> None:
-    """Have a folder in memory for a job's run, which is the same in all its generations, where it holds steps."""
+    """Have a folder in memory for a job's run, the same in all its generations, where it holds steps.
+
+    The member that hosts the coordinator calls.
+    """
     folder = checkpoint_folder(job)
-    if not holds_steps(job) or not isinstance(folder, Path) or memory_of(job) is not None:
+    if not holds_steps(job) or not isinstance(folder, Path):
         return
     try:
-        make_durably(folder)
-        write_text(folder / _NAMED_IN, secrets.token_hex(_TOKEN_BYTES))
-        for left in _left_behind():
-            remove_folder(left)
+        if _named_memory(job) is None:
+            make_durably(folder)
+            write_text(folder / _NAMED_IN, secrets.token_hex(_TOKEN_BYTES))
+            for left in _left_behind():
+                remove_folder(left)
+        if (memory := _named_memory(job)) is not None:
+            memory.mkdir(mode=0o700, exist_ok=True)
     except (OSError, WriteError) as error:
         structlog.get_logger().info("no step is held in memory", reason=str(error))
 
 
 def discard_memory(job: Job) -> None:
     """The run has ended: nobody goes on from its memory."""
-    folder, memory = checkpoint_folder(job), memory_of(job)
+    folder, memory = checkpoint_folder(job), _named_memory(job)
     if memory is not None and isinstance(folder, Path):
-        remove_folder(memory)
+        if _is_own(memory):
+            remove_folder(memory)
         with suppress(OSError):  # another run in this folder takes the name that it finds
             (folder / _NAMED_IN).unlink(missing_ok=True)
-
-
-def discard_own(job: Job, member: str) -> None:
-    """The run has ended, as a member knows that does not host its coordinator: nobody needs what it held."""
-    if (memory := memory_of(job)) is not None:
-        for path in paths_of(memory, member):
-            path.unlink(missing_ok=True)
-        if _is_own(memory) and not any(memory.glob("*.safetensors")):
-            remove_folder(memory)
 
 
 def newest_held(job: Job) -> int:
@@ -108,7 +114,7 @@ def salvage(job: Job) -> int | None:
     What cannot be read or written is told, and the run goes on from an older one.
     """
     memory, folder, members = memory_of(job), checkpoint_folder(job), keepers(job)
-    if memory is None or folder is None or not _is_own(memory):
+    if memory is None or folder is None:
         return None
     store = CheckpointStore(folder)
     for label in _held_by_all(memory, members):

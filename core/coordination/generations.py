@@ -24,7 +24,7 @@ from taihu.core.checkpoint.keepers import (
     newest_of,
     recovers,
 )
-from taihu.core.checkpoint.salvage import discard_memory, discard_own, prepare_memory, salvage
+from taihu.core.checkpoint.salvage import discard_memory, prepare_memory, salvage
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
@@ -101,11 +101,10 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
         except LeavingError:
             raise
         except TaihuError:
-            if hosts:
-                _end_memory(own, member, hosts=True)
+            _end_memory(own, hosts=hosts)
             raise
         else:
-            _end_memory(own, member, hosts=hosts)
+            _end_memory(own, hosts=hosts)
             return result
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
@@ -113,11 +112,9 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 
 
-def _end_memory(job: Job, member: MemberId, *, hosts: bool) -> None:
+def _end_memory(job: Job, *, hosts: bool) -> None:
     if hosts:
         discard_memory(job)
-    else:
-        discard_own(job, str(member))
 
 
 def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job, Generation]:

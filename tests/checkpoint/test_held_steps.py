@@ -64,9 +64,9 @@ def numbers_of(state: State) -> set[float]:
 
 def test_nothing_is_held_before_a_step(tmp_path: Path) -> None:
     assert labels_of(tmp_path / "none", "server 0") == frozenset()
-    held = HeldSteps(tmp_path / "memory", "server 0", 7, RUN)
+    held = HeldSteps(tmp_path, "server 0", 7, RUN)
     held.begin(1, lambda: state_of(1))
-    assert labels_of(tmp_path / "memory", "server 0") == frozenset()
+    assert labels_of(tmp_path, "server 0") == frozenset()
 
 
 @given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(0, 5), min_size=6, max_size=6))

@@ -20,7 +20,6 @@ from taihu.core.checkpoint.manifest import MANIFEST, Manifest
 from taihu.core.checkpoint.part import NOTHING, Elements, State
 from taihu.core.checkpoint.salvage import (
     discard_memory,
-    discard_own,
     holds_steps,
     memory_of,
     newest_held,
@@ -231,22 +230,16 @@ def test_the_memory_of_a_run_is_one_and_goes_with_it(tmp_path: Path, memory: Pat
     assert salvage(job) is None
 
 
-def test_the_last_member_of_another_host_removes_its_memory(tmp_path: Path, memory: Path) -> None:
+def test_members_of_other_hosts_hold_nothing(tmp_path: Path, memory: Path) -> None:
+    """They see the folder of checkpoints, and not the memory that it names."""
     job = job_in(tmp_path / "kept")
     prepare_memory(job)
-    hold(job, 3, 4, members=("worker 0", "worker 1"))
-    folder = memory_of(job)
-    assert folder is not None
-    (folder / "rows").touch()
-    discard_own(job, "worker 1")
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "0-worker-0.safetensors",
-        "1-worker-0.safetensors",
-        "rows",
-    ]
-    discard_own(job, "worker 0")
-    discard_own(job, "worker 0")
-    assert list(memory.iterdir()) == []
+    (folder,) = memory.iterdir()
+    folder.rename(memory / "elsewhere")
+    assert memory_of(job) is None
+    assert salvage(job) is None
+    prepare_memory(job)  # the coordinator is here now
+    assert memory_of(job) == folder
 
 
 def test_who_removes_the_folder_of_checkpoints_begins_anew(tmp_path: Path, memory: Path) -> None:
@@ -267,5 +260,6 @@ def test_what_killed_runs_have_left_goes_after_an_hour(tmp_path: Path, memory: P
         folder = memory_of(jobs[name])
         assert folder is not None
         os.utime(folder, (time.time() - age_s,) * 2)
-    prepare_memory(job_in(tmp_path / "another"))
-    assert [memory_of(jobs["new"])] == list(memory.iterdir())
+    another = job_in(tmp_path / "another")
+    prepare_memory(another)
+    assert {memory_of(jobs["new"]), memory_of(another)} == set(memory.iterdir())

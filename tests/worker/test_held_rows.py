@@ -18,6 +18,7 @@ SAMPLE = StepSample(0.5, 0.25, 0.125, 0.0, 0.0, 0.0625, 0.03125, 10, 20)
 
 
 def opened(folder: Path) -> HeldRows:
+    folder.mkdir(exist_ok=True)
     rows = HeldRows.open(folder)
     assert rows is not None
     return rows

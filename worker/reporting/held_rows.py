@@ -39,7 +39,6 @@ class HeldRows:
         size = _ROWS * len(STEP_COLUMNS) * np.dtype(np.float64).itemsize
         path = folder / "rows"
         try:
-            folder.mkdir(mode=0o700, exist_ok=True)
             memory = _opened(path, size) if path.exists() else make_mapped(path, size)
         except OSError as error:
             structlog.get_logger().info("no row is held in memory", reason=str(error))

@@ -277,9 +277,11 @@ class RunLog:
         self.made_again = max(0, former - begun_after)
 
     def has_test(self, step: int) -> bool:
-        """Whether the table of tests has that of a step, or there is no such table."""
+        """Whether the table of tests has that of a step, or there is no table of this run's own steps."""
         tables = next((each for each in self._writers if isinstance(each, CsvTables)), None)
-        return tables is None or tables.last_test == step
+        if tables is None or (tables.last_step is None and (self._held is None or not self._held.newest)):
+            return True
+        return tables.last_test == step
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """The model was tested."""
