@@ -16,33 +16,30 @@ class Holding:
     """Copies what a step has led to before anybody is answered; several threads call, each for a frame of its own.
 
     Args:
-        held: takes the copies; None where nobody does.
+        held: takes the copies.
         make_state: the live state of the shard, whose arrays stay the same until `adopt`.
     """
 
-    def __init__(self, held: HeldSteps | None, make_state: Callable[[], State]) -> None:
+    def __init__(self, held: HeldSteps, make_state: Callable[[], State]) -> None:
         self._held = held
         self._make_state = make_state
         self._state: State | None = None
 
-    def adopt(self, make_run: Callable[[], Manifest]) -> None:
+    def adopt(self, run: Manifest) -> None:
         """Go on by another plan, between two steps."""
         self._state = None
-        if self._held is not None:
-            self._held.adopt(make_run())
+        self._held.adopt(run)
 
     def updated(self, frame: FrameSpec, step: int) -> None:
         """A frame has been updated, or has stayed as it was."""
-        if self._held is not None:
-            state = self._live()
-            self._held.begin(step, lambda: state)
-            self._held.put_range(step, state.shared.arrays, frame.offset, frame.offset + frame.count)
+        state = self._live()
+        self._held.begin(step, lambda: state)
+        self._held.put_range(step, state.shared.arrays, frame.offset, frame.offset + frame.count)
 
     def ended(self, step: int) -> None:
         """All frames of a step have been, and nobody has been answered for the last one: no other step begins."""
-        if self._held is not None:
-            self._held.put_own(step, self._live().own)
-            self._held.end(step)
+        self._held.put_own(step, self._live().own)
+        self._held.end(step)
 
     def _live(self) -> State:
         state = self._state

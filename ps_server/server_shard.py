@@ -96,7 +96,7 @@ class ServerShard:
         held: HeldSteps | None = None,
     ) -> None:
         self._job = job
-        self._holding = Holding(held, self._live_state)
+        self._holding = None if held is None else Holding(held, self._live_state)
         self._partition = partition
         self._plan = plan
         self._parameters = parameters
@@ -397,7 +397,8 @@ class ServerShard:
             self._rates.forget()
         self.buffers.free_all()
         self._plan = plan
-        self._holding.adopt(lambda: manifest_of(self._job, plan, 0, {}))
+        if self._holding is not None:
+            self._holding.adopt(manifest_of(self._job, plan, 0, {}))
 
     def _make_summing(self) -> Summing:
         on_squeezed = self._recording.squeezed if self._recording.weighs else None
@@ -423,12 +424,13 @@ class ServerShard:
                     answering.updated(frame, total, header, scratch)
         for contribution in complete.contributions:
             self.buffers.give_back(values_of(contribution))
-        self._holding.updated(frame, step)
+        if self._holding is not None:
+            self._holding.updated(frame, step)
         with self._lock:
             self._aggregator.applied(frame, skipped=total is None)
             self._step = max(self._step, step)
-            has_ended = self._aggregator.has_ended(step)
-        if has_ended:
+            has_ended = self._holding is not None and self._aggregator.has_ended(step)
+        if self._holding is not None and has_ended:
             self._holding.ended(step)
         if total is None:
             header = self._answer_header(frame, complete.at, skipped=True)
