@@ -19,11 +19,12 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from taihu.core.base.errors import CheckpointError
+from taihu.core.base.errors import CheckpointError, ConfigError
 from taihu.core.base.tensor_file import header_of
 from taihu.core.checkpoint.files import StoredPart, arrays_of, file_name, metadata_of, open_part, slots_of, tensors_of
 from taihu.core.checkpoint.manifest import Manifest, parse_manifest
 from taihu.core.checkpoint.part import Part, State
+from taihu.core.process.free_memory import free_bytes
 from taihu.core.process.mapped_files import make_mapped
 
 __all__ = ["Held", "HeldSteps", "Label", "labels_of", "read_held", "read_run"]
@@ -31,6 +32,7 @@ __all__ = ["Held", "HeldSteps", "Label", "labels_of", "read_held", "read_run"]
 _LABEL: Final = "label"
 _NONE: Final = (0, -1)
 _TOUCHED_EVERY_S: Final = 60.0
+_FREE_TIMES: Final = 4
 _RUN: Final = "run"
 
 
@@ -126,6 +128,7 @@ class HeldSteps:
                 np.copyto(file.arrays[name], values)
 
     def _make(self, step: int, state: State) -> _File:
+        _check_room(state.size_bytes)
         path = _path(self._folder, self._member, step)
         partial = path.with_name(f".{path.name}")
         partial.unlink(missing_ok=True)
@@ -139,6 +142,13 @@ class HeldSteps:
         if now_s - self._touched_s >= _TOUCHED_EVERY_S:
             os.utime(self._folder)
             self._touched_s = now_s
+
+
+def _check_room(size_bytes: int) -> None:
+    """Raise OSError where a file of this size would leave others short of memory."""
+    with suppress(ConfigError):  # the system does not tell
+        if (free := free_bytes()) < _FREE_TIMES * size_bytes:
+            raise OSError(f"{size_bytes:,} bytes of {free:,} that are free: expected {_FREE_TIMES} times as many")
 
 
 class _File:

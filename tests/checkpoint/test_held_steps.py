@@ -119,13 +119,17 @@ def test_a_successor_goes_on_beside_what_it_found(tmp_path: Path) -> None:
     assert labels_of(tmp_path, "worker 0") == {Label(7, 4), Label(8, 5)}
 
 
+@pytest.mark.parametrize("lacks", ["room in /dev/shm", "memory"])
 def test_where_there_is_no_room_nothing_is_held_and_nothing_is_said_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, size: int) -> NDArray[np.uint8]:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("taihu.core.checkpoint.held_steps.make_mapped", full)
+    if lacks == "memory":
+        monkeypatch.setattr("taihu.core.checkpoint.held_steps.free_bytes", lambda: 4 * state_of(1).size_bytes - 1)
+    else:
+        monkeypatch.setattr("taihu.core.checkpoint.held_steps.make_mapped", full)
     held = HeldSteps(tmp_path, "worker 0", 7, RUN)
     with capture_logs() as logs:
         hold(held, 1, state_of(1))
