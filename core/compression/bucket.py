@@ -154,7 +154,8 @@ class Bucket:
         self._group.state.residual[selection.indices[stays]] += np.where(is_finite, back, np.float32(0.0))
         indices, others = selection.indices[~stays], selection.values[~stays]
         few_bits = self._group.value_type.few_bits
-        self._group.tells_nan |= bool(few_bits) and not is_finite.all()
+        if few_bits and not is_finite.all():
+            self._group.tell_nan()
         if self._group.tells_nan or not is_finite.all():
             # The mark that tells all ranks of a gradient that is not finite: here it would stay. Of few bits any code
             # is one, by its step.

@@ -102,9 +102,6 @@ class GroupCompressor:
         parameters: the arena, shape (elements,), fp32.
         forgets_non_finite: of a group with values that are not finite some are sent, so that all workers know, and
             none are held back. That takes another look at all values.
-
-    Attributes:
-        tells_nan: whether steps of few bits are told as NaN, since the group has values that are not finite.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class GroupCompressor:
         self._gradients = gradients
         self._parameters = parameters
         self._forgets_non_finite = forgets_non_finite
-        self.tells_nan = False
+        self._tells_nan = False
         self.value_type = ValueType.named(compressor.value_type)
         units = units_of_plan(compressor.unit, layout, groups)
         self.state = compressor.init(layout.elements, units)
@@ -151,7 +148,7 @@ class GroupCompressor:
                 where what is held back does not follow it.
         """
         room = self._room
-        self.tells_nan = False
+        self._tells_nan = False
         places = room.units[group]
         units = self.state.units[places.start : places.stop]
         weighing = None
@@ -182,7 +179,7 @@ class GroupCompressor:
     def decoded(self, selection: Selection) -> NDArray[np.float32]:
         """The values of the group that was compressed last, shape (n,), fp32, as who receives them decodes them."""
         values = self.taken(selection)
-        return np.full_like(values, np.nan) if self.tells_nan else values
+        return np.full_like(values, np.nan) if self._tells_nan else values
 
     def taken(self, selection: Selection) -> NDArray[np.float32]:
         """The same, as they were taken from what is held back: others may hear of NaN in their place."""
@@ -221,11 +218,20 @@ class GroupCompressor:
     def _put_nan(self, place: NDArray[Any]) -> None:
         nan = np.array([np.nan], dtype=np.float32)
         if self.value_type.few_bits:
-            self.tells_nan = True
+            self._tells_nan = True
         elif (kind := self.value_type.half_kind) is None:
             np.copyto(place, nan)
         else:
             to_half(nan, kind, place)
+
+    @property
+    def tells_nan(self) -> bool:
+        """Whether steps of few bits are told as NaN, since the last group has values that are not finite."""
+        return self._tells_nan
+
+    def tell_nan(self) -> None:
+        """Tell steps of few bits as NaN until the next group is compressed."""
+        self._tells_nan = True
 
     def kept(self, elements: int, step: int) -> int:
         """The number that the density of step `step` keeps of so many elements."""
@@ -241,7 +247,7 @@ class GroupCompressor:
         """The steps of few bits of the units of a group that was compressed last, shape (units,); a copy."""
         places = self._room.units[group]
         steps = self.state.steps[places.start : places.stop]
-        return np.full_like(steps, np.nan) if self.tells_nan else steps.copy()
+        return np.full_like(steps, np.nan) if self._tells_nan else steps.copy()
 
     def pack(self, selection: Selection, frame: FrameSpec) -> Packed:
         """One frame of a selection."""
