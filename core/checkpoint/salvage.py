@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
@@ -31,6 +30,7 @@ from taihu.core.checkpoint.places import remove_folder
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 from taihu.core.process.mapped_files import SHARED_MEMORY
+from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["discard_memory", "holds_steps", "memory_of", "newest_held", "prepare_memory", "salvage"]
 
@@ -152,7 +152,7 @@ def _left_behind() -> Iterator[Path]:
     """Folders of this user that nobody has touched for long: those who held steps there were killed."""
     for path in SHARED_MEMORY.glob(f"{_PREFIX}*"):
         with suppress(FileNotFoundError):
-            if _is_own(path) and time.time() - path.lstat().st_mtime > _LEFT_AFTER_S:
+            if _is_own(path) and WallClock().now() - path.lstat().st_mtime > _LEFT_AFTER_S:
                 yield path
 
 

@@ -136,9 +136,9 @@ def _counted(generation: Generation) -> Iterator[Step]:
 
 
 def _cut_off(generation: Generation) -> frozenset[int]:
-    """Ranks that did nothing behind the last step that counts, and may have been lost before they had read it."""
+    """Ranks that did nothing behind the last step that counts; that of worker 0 is whole, which has kept it."""
     last = {rank: max((_step_of(each) for each in life.records), default=0) for rank, life in generation.workers()}
-    return frozenset(rank for rank, step in last.items() if step <= generation.upto)
+    return frozenset(rank for rank, step in last.items() if rank and step <= generation.upto)
 
 
 def _step_of(record: Record) -> int:

@@ -86,7 +86,7 @@ CASES: Mapping[str, Cases] = {
     "lost coordinator": [
         (
             7010436,
-            Smaller(faults=['kill worker 0 at its 1st "allocate"', 'full-disk worker 0 at its 4th "fetch" for 2 s']),
+            Smaller(faults=['kill worker 0 at its 4th "allocate"', 'full-disk worker 0 at its 4th "fetch" for 2 s']),
         )
     ],
     "deaf for a while": [(7035265, Smaller())],
@@ -120,7 +120,7 @@ CASES: Mapping[str, Cases] = {
             Smaller(
                 faults=[
                     "full-disk server 0 after 1.184406 s for 20 s",
-                    'kill server 0 at its 5th "receive Finish"',
+                    'kill server 0 at its 2nd "send Finish"',
                 ]
             ),
         )

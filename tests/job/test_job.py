@@ -187,6 +187,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "every_steps": COUNT,
         "keep": COUNT,
         "restarts": st.integers(0, 10**6),
+        "in_memory": st.booleans(),
         "resume": TEXT,
     },
     "chaos": {
@@ -793,6 +794,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "every_steps": 7,
         "keep": 7,
         "restarts": 7,
+        "in_memory": False,
         "resume": "step-7",
     },
     "chaos": {
@@ -825,6 +827,7 @@ LOCAL = {
     ("cluster", "reflection"),
     ("checkpoint", "dir"),
     ("checkpoint", "resume"),
+    ("checkpoint", "in_memory"),
     ("run", "dir"),
     ("run", "save"),
     ("run", "results"),

@@ -71,6 +71,9 @@ class SlowExchange:
     def group_times(self) -> list[Any]:
         return []
 
+    def settle(self) -> None:
+        pass
+
 
 @dataclass
 class TimedModel:

@@ -339,9 +339,15 @@ class Exchange:
         self._behind = take
 
     def settle(self) -> None:
-        """Return when nobody is being told of the step behind which this is called, see `behind_steps`."""
+        """Return when nobody is being told of the step behind which this is called, see `behind_steps`.
+
+        Raises:
+            TaihuError: the exchange has failed meanwhile.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._failure or not self._tells)
+            if self._tells and self._failure is not None:
+                raise self._failure
 
     def resume(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, whose parameters `start` has brought; before the first step.

@@ -103,8 +103,8 @@ def test_who_waits_for_that_hears_of_a_failure() -> None:
         worker.exchange.behind_steps(take)
         driver = StepDriver(job, worker.exchange)
         take_step(driver, worker, 1)
+        driver.finish()
         worker.exchange.settle()
-        take_step(driver, worker, 2)
 
     with pytest.raises(TaihuError, match="no room is left"):
         run_workers(job, LAYOUT, work)
