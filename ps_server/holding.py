@@ -41,6 +41,10 @@ class Holding:
         self._held.put_own(step, self._live().own)
         self._held.end(step)
 
+    def close(self) -> None:
+        """The server takes no part any more: steps that end now are in no history."""
+        self._held.close()
+
     def _live(self) -> State:
         state = self._state
         if state is None:

@@ -244,6 +244,7 @@ class Participation:
                 rpc.retire()
                 servicer.close()
                 holder.stop_sharing()
+                holder.stop_holding()
 
     def _progress(self) -> Progress:
         """The progress that this server tells of itself."""

@@ -203,6 +203,11 @@ class ServerShard:
         if self._buffer is not None:
             self._buffer.unlink()
 
+    def stop_holding(self) -> None:
+        """This server takes no part any more: whoever goes on does so from what it holds now."""
+        if self._holding is not None:
+            self._holding.close()
+
     def push(self, frame: Frame, shared: Values | None = None) -> Answer | Outcome:
         """Take in one worker's frame; the frame that completes a sum returns the answer to all workers.
 

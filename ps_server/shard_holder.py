@@ -133,6 +133,11 @@ class ShardHolder:
         if self._shard is not None:
             self._shard.stop_sharing()
 
+    def stop_holding(self) -> None:
+        """Hold no steps any more, if there are any."""
+        if self._shard is not None:
+            self._shard.stop_holding()
+
     def _check_empty(self) -> None:
         if self._shard is not None:
             raise StaleError("the parameters have been initialized already; only worker 0 does so, once")

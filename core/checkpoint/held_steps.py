@@ -122,6 +122,11 @@ class HeldSteps:
                 file.label[0] = self._generation
                 file.label[1] = step
 
+    def close(self) -> None:
+        """Hold nothing more: what its process does from now on is no part of the generation."""
+        with self._lock:
+            self._is_off, self._files = True, {}
+
     def _put(self, step: int, tensors: Mapping[str, NDArray[Any]]) -> None:
         if (file := self._files.get(step % 2)) is not None:
             for name, values in tensors.items():

@@ -99,6 +99,18 @@ def test_another_file_is_made_where_the_state_has_another_form(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1-worker-0.safetensors"]
 
 
+def test_behind_its_end_a_process_holds_nothing_more(tmp_path: Path) -> None:
+    """Threads of it may go on for a while."""
+    held = HeldSteps(tmp_path, "server 0", 7, RUN)
+    hold(held, 1, state_of(1))
+    held.begin(2, lambda: state_of(2))
+    held.put(2, state_of(2))
+    held.close()
+    held.end(2)
+    hold(held, 3, state_of(3))
+    assert labels_of(tmp_path, "server 0") == {Label(7, 1)}
+
+
 def test_a_step_that_is_no_longer_held_is_not_read(tmp_path: Path) -> None:
     held = HeldSteps(tmp_path, "worker 0", 7, RUN)
     hold(held, 1, state_of(1))

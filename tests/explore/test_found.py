@@ -125,6 +125,7 @@ CASES: Mapping[str, Cases] = {
             ),
         )
     ],
+    "held behind an end": [(8002604, Smaller())],
     "behind an end": [
         (
             7001887,
@@ -236,3 +237,8 @@ def test_an_end_that_lay_on_no_disk_when_its_coordinator_died_is_known_to_nobody
 ) -> None:
     """One worker had heard of it, so that launchers start nobody again; the others look for a coordinator in vain."""
     check(outcomes, "end is lost", ends_well=False, happened=2)
+
+
+def test_a_step_that_ends_behind_the_end_of_a_servers_part_is_not_held(outcomes: Mapping[str, list[Found]]) -> None:
+    """Nothing of it is in the server's history: others would go on behind a step that nobody has told of."""
+    check(outcomes, "held behind an end", happened=2)
