@@ -14,8 +14,8 @@ __all__ = ["problems_of"]
 _OF_DISKS: Final = frozenset({Kind.FULL_DISK, Kind.SLOW_DISK, Kind.READ_ONLY_DISK})
 # Nobody is lost by them.
 _BEARABLE: Final = _OF_DISKS | {Kind.DELAY, Kind.DUPLICATE, Kind.CLOCK_JUMP}
-# The memory of the host outlives them.
-_OF_PROCESSES: Final = _BEARABLE | {Kind.KILL, Kind.DROP, Kind.DROP_ONE}
+# The memory of the host outlives them, and disks take what it held.
+_OF_PROCESSES: Final = (_BEARABLE - _OF_DISKS) | {Kind.KILL, Kind.DROP, Kind.DROP_ONE}
 # Everybody hears of them at once.
 _HEARD_OF: Final = frozenset(
     {Kind.KILL, Kind.DROP, Kind.DROP_ONE, Kind.DELAY, Kind.CORRUPT, Kind.DUPLICATE, Kind.CLOCK_JUMP}
