@@ -25,7 +25,7 @@ from taihu.core.checkpoint.manifest import MANIFEST
 from taihu.core.coordination.status import fetch_status
 from taihu.core.wire.serving.channel import open_channel
 
-STEPS: Final = 200
+STEPS: Final = 400
 COMMON: Final = (
     *("--steps", str(STEPS), "--workers", "2", "--set", "cluster.threads=1", "--set", "train.evaluate=false"),
 )
@@ -82,6 +82,15 @@ class Launcher:
         """Return when the run has got further."""
         before = self._newest()
         wait_for(partial(self._has_newer, before), "nothing kept")
+
+    def await_going_on(self, times: int) -> None:
+        """Return when the run has gone on so often, with a step of its present members."""
+        events = self.folder / "run" / "events.jsonl"
+
+        def has_gone_on() -> bool:
+            return events.exists() and events.read_text().count('"event": "resumed"') >= times
+
+        wait_for(has_gone_on, "it does not go on")
 
     def await_end(self) -> None:
         """All processes end well, and the tables have every step once."""
@@ -200,7 +209,9 @@ def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Pa
     shown = [word for key, value in authority.settings().items() for word in ("--set", f"security.{key}={value}")]
     run = Launcher("servers", start, tmp_path, (*shown, "--set", "exchange.transport=grpc"))
     run.begin()
-    for victim in ("worker 1", run.host):
+    for lost, victim in enumerate(("worker 1", run.host)):
+        # Who connects just now, with what it has read before, would be refused for as long as it tries.
+        run.await_going_on(lost)
         run.await_newer_checkpoint()
         observer = authority.security("observer/0")
         with run.held(), open_channel(run.address, security=observer, peer="server-0") as channel:
@@ -209,7 +220,7 @@ def test_certificates_are_renewed_while_a_run_goes_on(start: Start, tmp_path: Pa
             authority = signed(authority.folder)
             # Who is connected stays so, and whoever comes now shows and is shown what was renewed.
             assert check(b"", timeout=600)
-        assert fetch_status(run.address, 120, observer).job == "taihu"
+            assert fetch_status(run.address, 120, observer).job == "taihu"
         run.await_newer_checkpoint()
         run.processes[victim].kill()
         run.processes[victim].wait(timeout=600)
