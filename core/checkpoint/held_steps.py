@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +25,9 @@ from taihu.core.checkpoint.manifest import Manifest, parse_manifest
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.process.free_memory import free_bytes
 from taihu.core.process.mapped_files import make_mapped
+from taihu.core.wire.base.clock import SystemClock
 
-__all__ = ["Held", "HeldSteps", "Label", "labels_of", "read_held", "read_run"]
+__all__ = ["HeldSteps", "Label", "labels_of", "read_held", "read_run"]
 
 _LABEL: Final = "label"
 _NONE: Final = (0, -1)
@@ -41,13 +41,6 @@ class Label(NamedTuple):
 
     generation: int
     step: int
-
-
-class Held(NamedTuple):
-    """A member's state behind a step, as it was read, and the run that it is of."""
-
-    state: State
-    run: Manifest
 
 
 class HeldSteps:
@@ -69,6 +62,7 @@ class HeldSteps:
         self._threads = threads
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
+        self._clock = SystemClock()
         self._touched_s = -_TOUCHED_EVERY_S
         self._is_off = False
 
@@ -143,7 +137,7 @@ class HeldSteps:
 
     def _touch(self) -> None:
         """Show that the folder is in use."""
-        now_s = time.monotonic()
+        now_s = self._clock.now()
         if now_s - self._touched_s >= _TOUCHED_EVERY_S:
             os.utime(self._folder)
             self._touched_s = now_s
@@ -184,7 +178,7 @@ def labels_of(folder: Path, member: str) -> frozenset[Label]:
     return frozenset(found - {Label(*_NONE)})
 
 
-def read_held(folder: Path, member: str, label: Label) -> Held:
+def read_held(folder: Path, member: str, label: Label) -> State:
     """The state of a member behind a step, of memory of its own.
 
     Raises:
@@ -192,11 +186,11 @@ def read_held(folder: Path, member: str, label: Label) -> Held:
     """
     with open_part(path := _path(folder, member, label.step)) as stored:
         before = _label(stored)
-        held = Held(stored.state(), parse_manifest(stored.metadata[_RUN]))
+        state = stored.state()
         # Whoever lives, and has not heard yet that all begin again, may still write.
         if {before, _label(stored)} != {label}:
             raise CheckpointError(f"{path}: {member} does not hold step {label.step} any more")
-    return held
+    return state
 
 
 def read_run(folder: Path, member: str, label: Label) -> Manifest:

@@ -7,7 +7,6 @@ begins anew.
 
 from __future__ import annotations
 
-import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
@@ -29,7 +28,7 @@ from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.places import remove_folder
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
-from taihu.core.process.mapped_files import SHARED_MEMORY
+from taihu.core.process.mapped_files import SHARED_MEMORY, is_own
 from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["discard_memory", "holds_steps", "memory_of", "newest_held", "prepare_memory", "salvage"]
@@ -41,14 +40,8 @@ _LEFT_AFTER_S: Final = 3600.0
 
 
 def holds_steps(job: Job) -> bool:
-    """Whether members of the job hold their last steps in memory; not those of fp16, whose loss scale comes later."""
-    return (
-        job.checkpoint.in_memory
-        and recovers(job)
-        and isinstance(checkpoint_folder(job), Path)
-        and job.exchange.returns == "parameters"
-        and job.train.precision != "fp16"
-    )
+    """Whether members of the job hold their last steps in memory."""
+    return job.may_hold_steps and recovers(job) and isinstance(checkpoint_folder(job), Path)
 
 
 def memory_of(job: Job) -> Path | None:
@@ -123,7 +116,10 @@ def salvage(job: Job) -> int | None:
             # A checkpoint of the last step leaves nothing to go on with: a process lost behind it has it made again.
             newest = max((step for step in store.steps() if step < run.total_steps), default=0)
             if newest < label.step < run.total_steps and run.settings == dict(job.shared_settings):
-                _write(job, store, memory, members, label)
+                files = _write(store, memory, members, label)
+                store.commit(run.model_copy(update={"step": label.step, "files": Manifest.entries(files)}))
+                store.prune(job.checkpoint.keep, label.step)
+                structlog.get_logger().info("held steps are a checkpoint", step=label.step)
                 return label.step
         except (OSError, TaihuError) as error:
             structlog.get_logger().warning("held steps are lost", step=label.step, reason=one_line(str(error)))
@@ -136,16 +132,10 @@ def _held_by_all(memory: Path, members: Sequence[str]) -> list[Label]:
     return sorted(labels, key=attrgetter("step"), reverse=True)
 
 
-def _write(job: Job, store: CheckpointStore, memory: Path, members: Sequence[str], label: Label) -> None:
-    """Write a step that all members hold as a checkpoint."""
-    files: dict[str, PartFile] = {}
-    for member in members:
-        held = read_held(memory, member, label)
-        files[member] = write_part(store.folder_of(label.step), Part(member, label.step, held.state))
-    told = {"step": label.step, "files": Manifest.entries(files)}
-    store.commit(held.run.model_copy(update=told))
-    store.prune(job.checkpoint.keep, label.step)
-    structlog.get_logger().info("held steps are a checkpoint", step=label.step)
+def _write(store: CheckpointStore, memory: Path, members: Sequence[str], label: Label) -> dict[str, PartFile]:
+    """Write the parts of a step that all members hold, one after the other."""
+    folder = store.folder_of(label.step)
+    return {each: write_part(folder, Part(each, label.step, read_held(memory, each, label))) for each in members}
 
 
 def _left_behind() -> Iterator[Path]:
@@ -157,8 +147,4 @@ def _left_behind() -> Iterator[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own(path, stat.S_ISDIR)

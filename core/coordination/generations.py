@@ -98,23 +98,19 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
             result = live(going_on(own, generation.step), generation)
         except RecoveringError as error:
             structlog.get_logger().warning("all members begin again", reason=str(error))
-        except LeavingError:
-            raise
-        except TaihuError:
-            _end_memory(own, hosts=hosts)
+        except TaihuError as error:
+            # In the place of one that leaves another one comes.
+            if hosts and not isinstance(error, LeavingError):
+                discard_memory(own)
             raise
         else:
-            _end_memory(own, hosts=hosts)
+            if hosts:
+                discard_memory(own)
             return result
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
         if hosts and not generation.begun.is_trial:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
-
-
-def _end_memory(job: Job, *, hosts: bool) -> None:
-    if hosts:
-        discard_memory(job)
 
 
 def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job, Generation]:

@@ -283,6 +283,17 @@ class Job(Section):
         return not (self.stage.divides_gradients if self.servers else self.stage.divides_optimizer)
 
     @property
+    def workers_update(self) -> bool:
+        """Whether workers update parameters themselves: in rings, and where servers do nothing but sum."""
+        return not (self.servers and self.stage.divides_optimizer)
+
+    @property
+    def may_hold_steps(self) -> bool:
+        """Whether members may hold their last steps: not in scripts, nor with fp16, whose loss scale comes later."""
+        wanted, returns = self.checkpoint.in_memory, self.exchange.returns
+        return wanted and returns == "parameters" and self.train.precision != "fp16"
+
+    @property
     def leaves_out(self) -> bool:
         """Whether a step may bring gradients of some layers alone: those of one of a script's optimizers."""
         return self.exchange.returns == "gradients"

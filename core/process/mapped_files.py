@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from mmap import MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 from typing import Final
@@ -10,12 +11,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["OPEN_FLAGS", "SHARED_MEMORY", "make_mapped", "map_file"]
+__all__ = ["OPEN_FLAGS", "SHARED_MEMORY", "is_own", "make_mapped", "map_file"]
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - opened with O_EXCL, or checked before use
 """The folder whose files are memory of this host: they outlive processes, not the host."""
 
 OPEN_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def is_own(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Whether there is a file or folder of this user, of the kind that `is_kind` tells by its mode."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return is_kind(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def make_mapped(path: Path, size: int) -> NDArray[np.uint8]:

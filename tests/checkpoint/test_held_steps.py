@@ -22,7 +22,7 @@ from support.daemons import wait_for
 
 from taihu.core.base.errors import CheckpointError
 from taihu.core.checkpoint.files import StoredPart
-from taihu.core.checkpoint.held_steps import HeldSteps, Label, labels_of, read_held
+from taihu.core.checkpoint.held_steps import HeldSteps, Label, labels_of, read_held, read_run
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import Elements, State
 
@@ -82,12 +82,12 @@ def test_the_last_two_steps_are_held(first: int, steps: int, units: list[int]) -
             expected = {Label(7, each) for each in (step - 1, step) if each >= first}
             assert labels_of(folder, "server 0") == expected
         for label in labels_of(folder, "server 0"):
-            state, run = read_held(folder, "server 0", label)
+            state = read_held(folder, "server 0", label)
             assert numbers_of(state) == {float(label.step)}
             assert len(state.own["ages"]) == units[label.step % 6]
             assert state.facts == {"plan": units[label.step % 5]}
             assert (state.shared.bounds == BOUNDS).all()
-            assert run == RUN
+            assert read_run(folder, "server 0", label) == RUN
 
 
 def test_another_file_is_made_where_the_state_has_another_form(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_another_file_is_made_where_the_state_has_another_form(tmp_path: Path) -
     hold(held, 1, state_of(1, size=4))
     held.adopt(RUN)
     hold(held, 3, state_of(3, size=6))
-    assert len(read_held(tmp_path, "worker 0", Label(7, 3)).state.shared.arrays["parameters"]) == 6
+    assert len(read_held(tmp_path, "worker 0", Label(7, 3)).shared.arrays["parameters"]) == 6
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1-worker-0.safetensors"]
 
 
@@ -179,7 +179,7 @@ def test_whenever_it_is_killed_what_is_held_is_whole(tmp_path: Path) -> None:
         labels = labels_of(tmp_path, "server 0")
         assert labels
         for label in labels:
-            assert numbers_of(read_held(tmp_path, "server 0", label).state) == {float(label.step)}
+            assert numbers_of(read_held(tmp_path, "server 0", label)) == {float(label.step)}
         last = max(label.step for label in labels)
 
 

@@ -37,8 +37,9 @@ from taihu.worker.exchange.servers.route import ServerRoute
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.memory.arenas import Arenas, arenas_of
+from taihu.worker.training.step_driver import StepDriver
 
-__all__ = ["Run", "exchange_steps", "regrouped", "run_workers", "settle", "try_workers"]
+__all__ = ["Run", "exchange_steps", "regrouped", "run_workers", "settle", "take_step", "try_workers"]
 
 T = TypeVar("T")
 
@@ -175,6 +176,20 @@ def try_workers(
         return _through_servers(job, layout, work, own_arenas)
     plan = plan or first_plan(job, layout, one_host=False)
     return _between_workers(job, plan, work, own_arenas)
+
+
+def take_step(driver: StepDriver, worker: Worker, step: int) -> None:
+    """Read all layers, and have the number of the step for every gradient, layer by layer."""
+    layout = worker.exchange.plan.layout
+    layers = range(len(layout.layers))
+    for layer in reversed(layers):
+        driver.read(layer)
+    driver.begin(step)
+    for layer in layers:
+        driver.prepare(layer)
+        worker.arenas.gradients[layout.offsets[layer] : layout.offsets[layer + 1]] = step
+        driver.ready(layer)
+    driver.end_backward()
 
 
 def settle(exchange: Exchange) -> None:

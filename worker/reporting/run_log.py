@@ -253,9 +253,16 @@ class RunLog:
         self._step = step
         if self._writers:
             note = StepNote(step, sample, loss_scale)
-            self._notes.append(note)
-            if self._held is not None:
-                self._held.put(self._row(note))
+            if self._held is None:
+                self._notes.append(note)
+            else:
+                row = self._row(note)
+                self._held.put(row)
+                self._notes.append(row)
+
+    @property
+    def _tables(self) -> CsvTables | None:
+        return next((each for each in self._writers if isinstance(each, CsvTables)), None)
 
     def computed(self, step: int, loss: float) -> None:
         """The backward of a step has ended, which others may end without this process."""
@@ -264,8 +271,7 @@ class RunLog:
 
     def goes_on(self, begun_after: int) -> None:
         """The run goes on behind a step: rows that a kill has kept from the tables are written."""
-        tables = next((each for each in self._writers if isinstance(each, CsvTables)), None)
-        if tables is None:
+        if (tables := self._tables) is None:
             return
         former = tables.former_step
         self.untested_losses = [*tables.untested_losses]
@@ -278,7 +284,7 @@ class RunLog:
 
     def has_test(self, step: int) -> bool:
         """Whether the table of tests has that of a step, or there is no table of this run's own steps."""
-        tables = next((each for each in self._writers if isinstance(each, CsvTables)), None)
+        tables = self._tables
         if tables is None or (tables.last_step is None and (self._held is None or not self._held.newest)):
             return True
         return tables.last_test == step

@@ -68,7 +68,7 @@ class Keeper:
         self._local = local
         self._job = job
         # Where workers update parameters themselves, a step has led to something here when all its groups have ended.
-        self._updates_here = not (job.servers and job.stage.divides_optimizer)
+        self._updates_here = job.workers_update
         threads = 2 if self._updates_here else 1
         self._held = held_steps_of(job, self._member, generation, exchange.plan, threads=threads)
         if self._held is not None and self._updates_here:

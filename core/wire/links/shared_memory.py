@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from taihu.core.base.errors import SharedMemoryError
 from taihu.core.process.lives import LIFE, is_over, own_life
-from taihu.core.process.mapped_files import OPEN_FLAGS, SHARED_MEMORY, make_mapped, map_file
+from taihu.core.process.mapped_files import OPEN_FLAGS, SHARED_MEMORY, is_own, make_mapped, map_file
 from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = [
@@ -195,7 +195,7 @@ def remove_leftovers() -> None:
     """
     for path in SHARED_MEMORY.iterdir():
         match = _NAME.fullmatch(path.name)
-        if match and _is_own(path) and is_over(match[1]):
+        if match and is_own(path, stat.S_ISREG) and is_over(match[1]):
             path.unlink(missing_ok=True)
 
 
@@ -211,14 +211,6 @@ def _open(path: Path, size_bytes: int) -> NDArray[np.uint8]:
         return map_file(file, status.st_size)
     finally:
         os.close(file)
-
-
-def _is_own(path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _boot_id() -> str:

@@ -68,21 +68,16 @@ def plan_memory(job: Job, free_worker: str | None, free_server: str | None, json
     for line in lines:
         typer.echo(line)
     if json_file is not None:
-        held = dict(zip(("worker", "server"), held_bytes(memory) if _holds(job) else (0, 0), strict=True))
+        held = dict(zip(("worker", "server"), held_bytes(memory) if job.may_hold_steps else (0, 0), strict=True))
         facts = {"fits": short is None, "remedy": remedy, "most_live_bytes": live_bytes, "held_bytes": held}
         write_json(json_file, {**_as_json(job, memory, rows), **facts, "largest_batches": batches.to_json()})
     if short is not None:
         raise ConfigError(_complaint(short, remedy))
 
 
-def _holds(job: Job) -> bool:
-    """Whether a run of the job, which keeps checkpoints, would hold its last steps."""
-    return job.checkpoint.in_memory and job.train.precision != "fp16"
-
-
 def _held(job: Job, memory: MemoryJob) -> Iterator[str]:
     """A line on what is held in memory that outlives processes."""
-    if _holds(job):
+    if job.may_hold_steps:
         worker, server = map(human_bytes, held_bytes(memory))
         servers = f", a server {server}" if job.servers else ""
         yield f"The last two steps lie in /dev/shm beside that: a worker {worker}{servers} (checkpoint.in_memory)"

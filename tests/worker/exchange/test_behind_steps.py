@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 from support.cluster import layout_of
-from support.exchanges import run_workers, settle
+from support.exchanges import run_workers, settle, take_step
 from support.ways import Way
 from support.worker import Worker
 
@@ -23,18 +22,6 @@ WAYS = {
     "compressed ring": Way("ring", 0, "fp32", "tcp", "dlgs", "exact"),
     "servers": Way("server", 1, transport="grpc"),
 }
-
-
-def take_step(driver: StepDriver, worker: Worker, step: int) -> None:
-    layers = range(len(LAYOUT.layers))
-    for layer in reversed(layers):
-        driver.read(layer)
-    driver.begin(step)
-    for layer in layers:
-        driver.prepare(layer)
-        worker.arenas.gradients[LAYOUT.offsets[layer] : LAYOUT.offsets[layer + 1]] = np.float32(step)
-        driver.ready(layer)
-    driver.end_backward()
 
 
 @pytest.mark.parametrize("kind", WAYS)

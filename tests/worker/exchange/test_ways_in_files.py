@@ -9,10 +9,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 from support.cluster import layout_of
-from support.exchanges import run_workers, settle
+from support.exchanges import run_workers, settle, take_step
 from support.ways import Way
 from support.worker import Worker
 
@@ -51,14 +50,7 @@ def driven(job: Job, barrier: threading.Barrier, listen: Callable[[bool], None])
             if barrier.wait() == 0:
                 listen(step == 2)
             barrier.wait()
-            for layer in reversed(layers):
-                driver.read(layer)
-            driver.begin(step)
-            for layer in layers:
-                driver.prepare(layer)
-                worker.arenas.gradients[LAYOUT.offsets[layer] : LAYOUT.offsets[layer + 1]] = np.float32(step)
-                driver.ready(layer)
-            driver.end_backward()
+            take_step(driver, worker, step)
             for layer in reversed(layers):
                 driver.read(layer)
             driver.finish()
