@@ -175,22 +175,98 @@ class BeginRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     @_builtins.property
     def member(self) -> Global___Member: ...
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldStep]:
+        """Steps whose state lies in memory of this host, and that the run could go on from."""
+
+    @_builtins.property
+    def part(self) -> Global___HeldPart:
+        """The part that BeginResponse.wanted asked for."""
+
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         member: Global___Member | None = ...,
+        held: _abc.Iterable[Global___HeldStep] | None = ...,
+        part: Global___HeldPart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "job", b"job", "member", b"member", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
+
+@_typing.final
+class HeldStep(_message.Message):
+    """A step as it was made by the members of a generation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldStep: _TypeAlias = HeldStep  # noqa: Y015
+
+@_typing.final
+class HeldPart(_message.Message):
+    """A member's part of a held step, in the folder of the run's checkpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OF_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Of its file, as in StoredRequest."""
+    size_bytes: _builtins.int
+    sha256: _builtins.str
+    run: _builtins.str
+    """The manifest of the run that the step is of, as JSON."""
+    left_out: _builtins.str
+    """Why the part cannot be written; nothing else is said then."""
+    @_builtins.property
+    def of(self) -> Global___HeldStep: ...
+    def __init__(
+        self,
+        *,
+        of: Global___HeldStep | None = ...,
+        name: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+        run: _builtins.str = ...,
+        left_out: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["of", b"of"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "name", b"name", "of", b"of", "run", b"run", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldPart: _TypeAlias = HeldPart  # noqa: Y015
 
 @_typing.final
 class BeginResponse(_message.Message):
@@ -222,6 +298,7 @@ class BeginResponse(_message.Message):
     COMPRESSION_FIELD_NUMBER: _builtins.int
     IS_TRIAL_FIELD_NUMBER: _builtins.int
     BECAUSE_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
     again: _builtins.bool
     """The last generation is not over yet, or the place is taken by one that may be gone: to be asked again soon."""
     generation: _builtins.int
@@ -236,6 +313,10 @@ class BeginResponse(_message.Message):
     def compression(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Where the run has chosen it: settings of [compression] by key, each value as JSON."""
 
+    @_builtins.property
+    def wanted(self) -> Global___HeldStep:
+        """With `again`: the step whose part this member is to write before it asks again."""
+
     def __init__(
         self,
         *,
@@ -245,10 +326,11 @@ class BeginResponse(_message.Message):
         compression: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         is_trial: _builtins.bool = ...,
         because: _builtins.str = ...,
+        wanted: Global___HeldStep | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "because", b"because", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "because", b"because", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "step", b"step", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

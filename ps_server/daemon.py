@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from taihu.core.process.results import RESULTS_FORMAT
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.address import host_of
 from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, ServerMetrics
+from taihu.core.wire.serving.server import RpcServer
 from taihu.ps_server.participation import Participation
 
 __all__ = ["ServerDaemon", "ServerOptions"]
@@ -139,7 +141,7 @@ class ServerDaemon:
         """
         self._options.chaos.passes(Point.START_UP)
         try:
-            in_generations(self._job, self._member, self._live)
+            in_generations(self._job, self._member, self._live, self._between)
         finally:
             self._write_trace()
         if self._options.hold and not self._options.interrupts.reason:
@@ -153,9 +155,18 @@ class ServerDaemon:
         try:
             self._part.run()
         except RecoveringError:
-            self._listener.close(_GRACE_S)
-            self._listener = self._listener.again()
+            self._listen_again()
             raise
+
+    def _between(self, use: Callable[[RpcServer], None]) -> None:
+        try:
+            use(self._listener.rpc)
+        finally:
+            self._listen_again()
+
+    def _listen_again(self) -> None:
+        self._listener.close(_GRACE_S)
+        self._listener = self._listener.again()
 
     def _participation(self, job: Job, generation: Generation) -> Participation:
         options = self._options

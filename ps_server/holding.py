@@ -34,7 +34,8 @@ class Holding:
         """A frame has been updated, or has stayed as it was."""
         state = self._live()
         self._held.begin(step, lambda: state)
-        self._held.put_range(step, state.shared.arrays, frame.offset, frame.offset + frame.count)
+        start, stop = frame.offset, frame.offset + frame.count
+        self._held.put_range(step, {name: each[start:stop] for name, each in state.shared.arrays.items()}, start)
 
     def ended(self, step: int) -> None:
         """All frames of a step have been, and nobody has been answered for the last one: no other step begins."""

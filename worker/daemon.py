@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from taihu.core.job.machine import check_threads
 from taihu.core.process.entry import LeavingError
 from taihu.core.wire.base.address import host_of, is_loopback, split_address
 from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, WorkerMetrics
+from taihu.core.wire.serving.server import RpcServer
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 from taihu.worker.opening import Who
@@ -71,9 +73,8 @@ class WorkerDaemon:
                 self._log.info("metrics", port=page.port)
             dataset = load_dataset(self._job.data, self._job.model.name)
             try:
-                return in_generations(
-                    self._job, MemberId(Role.WORKER, self._options.rank), partial(self._live, dataset)
-                )
+                member = MemberId(Role.WORKER, self._options.rank)
+                return in_generations(self._job, member, partial(self._live, dataset), self._between)
             finally:
                 if page is not None:
                     page.lingers = not self._stop.expected
@@ -87,10 +88,20 @@ class WorkerDaemon:
         except RecoveringError:
             if self._stop.leaves:
                 raise LeavingError(self._stop.wish) from None
-            if self._options.listener is not None:
-                self._options.listener.close()
-                self._options = replace(self._options, listener=self._options.listener.again())
+            self._listen_again()
             raise
+
+    def _between(self, use: Callable[[RpcServer], None]) -> None:
+        if self._options.listener is not None:
+            try:
+                use(self._options.listener.rpc)
+            finally:
+                self._listen_again()
+
+    def _listen_again(self) -> None:
+        if self._options.listener is not None:
+            self._options.listener.close()
+            self._options = replace(self._options, listener=self._options.listener.again())
 
     def _metrics_page(self, port: int) -> MetricsPage:
         listen = self._options.listen

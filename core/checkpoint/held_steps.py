@@ -1,7 +1,7 @@
-"""The state of a member behind its last two steps, in memory of its host that outlives the process.
+"""The state of a member behind its last steps, in memory of its host that outlives the process.
 
 A process that is killed leaves it to whoever begins the next generation there, see `taihu.core.checkpoint.salvage`.
-One file is of even steps, one of odd ones: while one is written, the other is whole. A kill falls between two
+Each of the last two or three steps has a file: while one is written, the others are whole. A kill falls between two
 instructions: a file that has the label of a step has all of it.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,11 @@ from taihu.core.process.free_memory import free_bytes
 from taihu.core.process.mapped_files import make_mapped
 from taihu.core.wire.base.clock import SystemClock
 
-__all__ = ["HeldSteps", "Label", "labels_of", "read_held", "read_run"]
+__all__ = ["MOST_HELD", "HeldSteps", "Label", "labels_of", "read_held", "read_run"]
+
+MOST_HELD: Final = 3
+"""The most steps that a member holds."""
+
 
 _LABEL: Final = "label"
 _NONE: Final = (0, -1)
@@ -44,21 +48,25 @@ class Label(NamedTuple):
 
 
 class HeldSteps:
-    """Holds the last two steps of a member in `folder`; any thread may call, one at a time for the same values.
+    """Holds the last steps of a member in `folder`; any thread may call, one at a time for the same values.
 
     Args:
         folder: in memory, see `taihu.core.checkpoint.salvage.memory_of`.
         member: the name of the member.
         generation: that it takes part in.
         run: of which these steps are.
+        steps: are held at once, at most `MOST_HELD`.
         threads: so many bring a step's values, each of which begins and ends it.
     """
 
-    def __init__(self, folder: Path, member: str, generation: int, run: Manifest, *, threads: int = 1) -> None:
+    def __init__(
+        self, folder: Path, member: str, generation: int, run: Manifest, *, steps: int = 2, threads: int = 1
+    ) -> None:
         self._folder = folder
         self._member = member
         self._generation = generation
         self._run = run
+        self._steps = steps
         self._threads = threads
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
@@ -72,17 +80,17 @@ class HeldSteps:
         self._files = {}
 
     def begin(self, step: int, make_state: Callable[[], State]) -> None:
-        """Have room for the state of `step`, whose form `make_state` tells; the step before the last one is gone.
+        """Have room for the state of `step`, whose form `make_state` tells; the oldest step is gone.
 
         The form, names, shapes and facts, is the same until `adopt`.
         """
         with self._lock:
-            file = self._files.get(step % 2)
+            file = self._files.get(self._place(step))
             if self._is_off or (file is not None and file.step == step):
                 return
             try:
                 if file is None:
-                    file = self._files[step % 2] = self._make(step, make_state())
+                    file = self._files[self._place(step)] = self._make(step, make_state())
                 self._touch()
             except OSError as error:
                 self._is_off, self._files = True, {}
@@ -96,11 +104,11 @@ class HeldSteps:
         """Take values of a step that has begun: the arrays of `state`, which may be some of all."""
         self._put(step, arrays_of(state))
 
-    def put_range(self, step: int, arrays: Mapping[str, NDArray[Any]], start: int, stop: int) -> None:
-        """Take values [start, stop) of shared arrays of a step that has begun."""
-        if (file := self._files.get(step % 2)) is not None:
+    def put_range(self, step: int, arrays: Mapping[str, NDArray[Any]], start: int) -> None:
+        """Take values of shared arrays, from the place `start` on, of a step that has begun."""
+        if (file := self._files.get(self._place(step))) is not None:
             for name, values in arrays.items():
-                np.copyto(file.arrays[f"shared/{name}"][start:stop], values[start:stop])
+                np.copyto(file.arrays[f"shared/{name}"][start : start + len(values)], values)
 
     def put_own(self, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Take a member's own arrays of a step that has begun."""
@@ -109,7 +117,7 @@ class HeldSteps:
     def end(self, step: int) -> None:
         """All values of `step` that this thread brings are there: it is held when the last one says so."""
         with self._lock:
-            if (file := self._files.get(step % 2)) is None:
+            if (file := self._files.get(self._place(step))) is None:
                 return
             file.ended += 1
             if file.ended == self._threads:
@@ -122,18 +130,21 @@ class HeldSteps:
             self._is_off, self._files = True, {}
 
     def _put(self, step: int, tensors: Mapping[str, NDArray[Any]]) -> None:
-        if (file := self._files.get(step % 2)) is not None:
+        if (file := self._files.get(self._place(step))) is not None:
             for name, values in tensors.items():
                 np.copyto(file.arrays[name], values)
 
     def _make(self, step: int, state: State) -> _File:
         _check_room(state.size_bytes)
-        path = _path(self._folder, self._member, step)
+        path = _path(self._folder, self._member, self._place(step))
         partial = path.with_name(f".{path.name}")
         partial.unlink(missing_ok=True)
         file = _File(partial, self._member, state, self._run)
         partial.replace(path)
         return file
+
+    def _place(self, step: int) -> int:
+        return step % self._steps
 
     def _touch(self) -> None:
         """Show that the folder is in use."""
@@ -172,8 +183,8 @@ class _File:
 def labels_of(folder: Path, member: str) -> frozenset[Label]:
     """The steps that a member holds, or held when its process ended; none where nothing can be read."""
     found = set()
-    for step in range(2):
-        with suppress(CheckpointError), open_part(_path(folder, member, step)) as stored:
+    for place in range(MOST_HELD):
+        with suppress(CheckpointError), open_part(_path(folder, member, place)) as stored:
             found.add(_label(stored))
     return frozenset(found - {Label(*_NONE)})
 
@@ -184,19 +195,36 @@ def read_held(folder: Path, member: str, label: Label) -> State:
     Raises:
         CheckpointError: it does not hold that step, or no more.
     """
-    with open_part(path := _path(folder, member, label.step)) as stored:
-        before = _label(stored)
+    with _opened(folder, member, label) as stored:
         state = stored.state()
         # Whoever lives, and has not heard yet that all begin again, may still write.
-        if {before, _label(stored)} != {label}:
-            raise CheckpointError(f"{path}: {member} does not hold step {label.step} any more")
-    return state
+        if _label(stored) == label:
+            return state
+    raise _not_held(folder, member, label)
 
 
 def read_run(folder: Path, member: str, label: Label) -> Manifest:
     """The run of which a member holds a step; raises CheckpointError where nothing can be read."""
-    with open_part(_path(folder, member, label.step)) as stored:
+    with _opened(folder, member, label) as stored:
         return parse_manifest(stored.metadata[_RUN])
+
+
+@contextmanager
+def _opened(folder: Path, member: str, label: Label) -> Iterator[StoredPart]:
+    """The file of a member that has a label."""
+    with ExitStack() as stack:
+        for place in range(MOST_HELD):
+            with suppress(CheckpointError):
+                stored = stack.enter_context(open_part(_path(folder, member, place)))
+                if _label(stored) == label:
+                    break
+        else:
+            raise _not_held(folder, member, label)
+        yield stored
+
+
+def _not_held(folder: Path, member: str, label: Label) -> CheckpointError:
+    return CheckpointError(f"{folder}: {member} does not hold step {label.step} any more")
 
 
 def _label(stored: StoredPart) -> Label:
@@ -204,5 +232,5 @@ def _label(stored: StoredPart) -> Label:
     return Label(generation, step)
 
 
-def _path(folder: Path, member: str, step: int) -> Path:
-    return folder / f"{step % 2}-{file_name(member)}"
+def _path(folder: Path, member: str, place: int) -> Path:
+    return folder / f"{place}-{file_name(member)}"

@@ -122,9 +122,11 @@ def manifest_of(job: Job, plan: Plan, step: int, files: Mapping[str, PartFile]) 
     )
 
 
-def held_steps_of(job: Job, member: str, generation: int, plan: Plan, *, threads: int = 1) -> HeldSteps | None:
-    """The memory for the last steps of a member of a run that goes by `plan`; None where it holds none."""
+def held_steps_of(
+    job: Job, member: str, generation: int, plan: Plan, *, steps: int = 2, threads: int = 1
+) -> HeldSteps | None:
+    """The memory for the last `steps` of a member of a run that goes by `plan`; None where it holds none."""
     memory = memory_of(job)
     if memory is None or member not in keepers(job):
         return None
-    return HeldSteps(memory, member, generation, manifest_of(job, plan, 0, {}), threads=threads)
+    return HeldSteps(memory, member, generation, manifest_of(job, plan, 0, {}), steps=steps, threads=threads)

@@ -23,9 +23,11 @@ from taihu.core.base.errors import (
     StaleError,
     TaihuError,
 )
+from taihu.core.base.words import one_line
 from taihu.core.checkpoint.ended import ENDED, EndedRun
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.keepers import checkpoint_folder, ended_run, recovers
+from taihu.core.checkpoint.salvage import OwnSteps, tell_lost
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
 from taihu.core.coordination.checkpoints import Decision
 from taihu.core.coordination.hearing import End, hear_end
@@ -123,8 +125,10 @@ class CoordinatorClient:
         self._channel = self._open_channel()
         self._stub = CoordinatorServiceStub(self._channel)
 
-    def begin(self) -> Begun:
+    def begin(self, own: OwnSteps | None = None) -> Begun:
         """Ask until this member may join; the generation to be joined.
+
+        Where others need what its place holds, `own` steps, this member writes its part of a checkpoint.
 
         Raises:
             PeerUnreachableError: the coordinator did not answer, or the last generation did not end, in time.
@@ -133,7 +137,8 @@ class CoordinatorClient:
             RunError: the run has ended otherwise.
         """
         timeout_s, until_s = self._connect_timeout_s, self._clock.now() + self._connect_timeout_s
-        request = pb.BeginRequest(job=self._job.name, member=self._member())
+        held = frozenset() if own is None else own.labels()
+        request = pb.BeginRequest(job=self._job.name, member=self._member(), held=messages.held_to_message(held))
         while (left_s := until_s - self._clock.now()) > 0:
             response = call_until_reachable(
                 lambda remaining_s: self._ask_to_begin(request, remaining_s),
@@ -143,7 +148,11 @@ class CoordinatorClient:
             )
             if not response.again:
                 return messages.begun_from_message(response)
-            self._clock.sleep(_ASK_AGAIN_S)
+            if own is not None and response.HasField("wanted"):
+                request.part.CopyFrom(_written(own, response.wanted))
+                until_s = self._clock.now() + timeout_s
+            else:
+                self._clock.sleep(_ASK_AGAIN_S)
         raise PeerUnreachableError(
             f"{self._host}: {self.member} could not take part within {timeout_s:g} s: another process has its place, "
             "or not all members have begun again; see their logs"
@@ -411,6 +420,16 @@ class CoordinatorClient:
 
     def _member(self) -> pb.Member:
         return messages.member_to_message(self.member, self._incarnation)
+
+
+def _written(own: OwnSteps, wanted: pb.HeldStep) -> pb.HeldPart:
+    """The part of a step that others need, which is written, or the reason why it cannot be."""
+    (label,) = messages.held_from_message((wanted,))
+    try:
+        return messages.written_to_message(own.write(label))
+    except (OSError, TaihuError) as error:
+        tell_lost(label.step, error)
+        return pb.HeldPart(of=wanted, left_out=one_line(str(error)))
 
 
 @contextmanager

@@ -24,9 +24,19 @@ from taihu.core.checkpoint.keepers import (
     newest_of,
     recovers,
 )
-from taihu.core.checkpoint.salvage import discard_memory, prepare_memory, salvage
+from taihu.core.checkpoint.salvage import (
+    OwnSteps,
+    are_all_here,
+    discard_memory,
+    have_memory,
+    leave_memory,
+    memory_of,
+    prepare_memory,
+    salvage,
+)
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
+from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
 from taihu.core.coordination.plans.choosing import Choosing, trial
 from taihu.core.coordination.restarts import Restarts
@@ -34,6 +44,7 @@ from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.job.chosen import table_of, with_compression
 from taihu.core.process.entry import LeavingError
+from taihu.core.wire.serving.server import RpcServer
 
 __all__ = ["ONLY", "Generation", "in_generations"]
 
@@ -73,11 +84,17 @@ ONLY: Final = Generation()
 """That of a run that does not recover."""
 
 
-def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation], T]) -> T:
+def in_generations(
+    job: Job,
+    member: MemberId,
+    live: Callable[[Job, Generation], T],
+    between: Callable[[Callable[[RpcServer], None]], None],
+) -> T:
     """Call `live` for one generation after another; returns its result of the one in which the run ends.
 
     It is given the job as it goes on from the generation's checkpoint. A job that chooses its compression begins with
-    a generation whose steps are measured.
+    a generation whose steps are measured. The member that hosts the coordinator serves others `between` generations,
+    too: that is given whoever uses a server at the coordinator's address, which is closed behind it.
 
     Raises:
         TaihuError: what ended the run otherwise.
@@ -88,12 +105,21 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     choosing = Choosing(job) if chooses else None
+
+    def prepare(own: Job) -> None:
+        may_be_held = prepare_memory(own)
+        salvage(own)
+        if may_be_held and not are_all_here(own):
+            between(lambda rpc: gather(own, str(member), rpc))
+
     while True:
-        if hosts:
-            of_host = _next_hosted(job, restarts) if choosing is None else _next_chosen(job, restarts, choosing)
-            own, generation = of_host
+        if hosts and choosing is not None:
+            own, generation = _next_chosen(job, restarts, choosing, prepare)
+        elif hosts:
+            own, generation = _next_hosted(job, restarts, prepare)
         else:
             own, generation = _asked_for(job, member)
+        memory = have_memory(own)
         try:
             result = live(going_on(own, generation.step), generation)
         except RecoveringError as error:
@@ -106,6 +132,7 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
         else:
             if hosts:
                 discard_memory(own)
+            leave_memory(memory)
             return result
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
@@ -113,7 +140,9 @@ def in_generations(job: Job, member: MemberId, live: Callable[[Job, Generation],
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 
 
-def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job, Generation]:
+def _next_chosen(
+    job: Job, restarts: Restarts, choosing: Choosing, prepare: Callable[[Job], None]
+) -> tuple[Job, Generation]:
     """The next generation of a run that chooses its compression: a trial as long as there is no choice.
 
     Raises:
@@ -128,15 +157,16 @@ def _next_chosen(job: Job, restarts: Restarts, choosing: Choosing) -> tuple[Job,
         table = {} if choosing.tried is None else table_of(choosing.tried.job.compression)
         begun = Begun(new_incarnation(), compression=table, is_trial=True)
         return choosing.begin(), Generation(begun, recovers=True, choosing=choosing)
-    own, generation = _next_hosted(own, restarts)
+    own, generation = _next_hosted(own, restarts, prepare)
     begun = replace(generation.begun, compression=table_of(own.compression), because=because)
     return own, replace(generation, begun=begun)
 
 
-def _next_hosted(job: Job, restarts: Restarts) -> tuple[Job, Generation]:
+def _next_hosted(job: Job, restarts: Restarts, prepare: Callable[[Job], None]) -> tuple[Job, Generation]:
     """The job, and its generation that begins from the newest checkpoint that is whole and has steps left.
 
-    Where the run goes on by itself, that is the newest that is whole: this process decides for all.
+    Where the run goes on by itself, that is the newest that is whole: this process decides for all. What members held
+    is one when `prepare` returns.
 
     Raises:
         CheckpointError: there are some, damaged or of another job: to begin anew would lose them.
@@ -144,8 +174,7 @@ def _next_hosted(job: Job, restarts: Restarts) -> tuple[Job, Generation]:
     """
     if (ended := ended_run(job)) is not None:
         raise FinishedError(told_of(ended, job))
-    prepare_memory(job)
-    salvage(job)
+    prepare(job)
     folder, found = checkpoint_folder(job), None
     if job.checkpoint.resumes_auto:
         found = newest_of(job)
@@ -168,6 +197,11 @@ def _asked_for(job: Job, member: MemberId) -> tuple[Job, Generation]:
     if job.compression.method.is_chosen:
         job = with_compression(job, kept_compression(job))
     with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
-        begun = client.begin()
+        memory = memory_of(job)
+        try:
+            begun = client.begin(OwnSteps(job, str(member)))
+        except FinishedError:
+            leave_memory(memory)
+            raise
     own = with_compression(job, begun.compression)
     return trial(own) if begun.is_trial else own, Generation(begun)

@@ -16,12 +16,10 @@ from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_f
 from taihu.core.coordination.checkpointing import Checkpointing
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.generations import ONLY, Generation
-from taihu.core.coordination.membership.agreement import Agreement
-from taihu.core.coordination.membership.liveness import TICK_S, Waits
+from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
-from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.plans.choosing import Choosing
 from taihu.core.coordination.plans.planning import Planning
 from taihu.core.coordination.service import CoordinatorServicer
@@ -42,19 +40,12 @@ _AGAIN: Final = "the same commands and --resume auto"
 def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) -> Iterator[Coordinator]:
     """A coordinator of `job` on `rpc`, which is started afterwards; leaving waits until the others know the end."""
     cluster = job.cluster
-    roster = Roster(job.name, servers=job.world.servers, workers=job.world.workers, workers_meet=job.workers_meet)
-    membership = Membership(
-        roster,
-        Agreement(str(roster.host), job.digest, job.shared_settings),
-        Waits(cluster.lost_after_s, cluster.connect_timeout_s, cluster.heartbeat_s, job.patience.still_after_s),
-        Terms(
-            recovers=generation.recovers,
-            remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
-            keeps_end=recovers(job),
-        ),
-        generation=generation.number,
-        layout_follows=job.layout_follows,
+    terms = Terms(
+        recovers=generation.recovers,
+        remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
+        keeps_end=recovers(job),
     )
+    membership = Membership.of(job, terms, generation.number)
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
     clock = SystemClock()

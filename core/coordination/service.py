@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 import grpc
 
 from taihu.core.base.errors import ConfigError, FrameError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.base.words import told
-from taihu.core.checkpoint.files import PartFile, file_name
+from taihu.core.checkpoint.gathering import Gathering
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership import messages
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
@@ -29,7 +27,6 @@ from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceServicer
 __all__ = ["COORDINATOR_SERVICE", "CoordinatorServicer", "new_incarnation"]
 
 COORDINATOR_SERVICE = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def new_incarnation() -> int:
@@ -38,11 +35,17 @@ def new_incarnation() -> int:
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):
-    """Converts messages, calls the coordinator, turns errors into statuses."""
+    """Converts messages, calls the coordinator, turns errors into statuses.
 
-    def __init__(self, coordinator: Coordinator, begun: Begun | None = None) -> None:
+    Those who ask to begin are told what has `begun` or, while steps that members hold are `gathered`, to ask again.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, begun: Begun | None = None, *, gathered: Gathering | None = None
+    ) -> None:
         self._coordinator = coordinator
         self._begun = begun
+        self._gathered = gathered
         self._refusals = RefusalLog()
 
     def Begin(self, request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:  # noqa: N802
@@ -55,6 +58,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             member, incarnation = messages.member_from_message(request.member)
             if not membership.admission.admits(member, incarnation, job=request.job, now=now):
                 return pb.BeginResponse(again=True)
+            if self._gathered is not None:
+                return _gather(self._gathered, str(member), incarnation, request, now)
             return messages.begun_to_message(self._begun or Begun(membership.admission.generation))
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
@@ -189,10 +194,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if request.left_out:
                 self._coordinator.checkpointing.left_out(str(member), request.step, request.left_out)
                 return pb.StoredResponse()
-            expected = file_name(str(member))
-            if request.name != expected or not _SHA256.fullmatch(request.sha256):
-                raise FrameError(f"{member} has stored {request.name!r}: expected {expected} and its SHA-256")
-            file = PartFile(request.name, request.size_bytes, request.sha256)
+            file = messages.file_from_message(str(member), request)
             plan = self._coordinator.plan(remaining_s(context))
             self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
         return pb.StoredResponse()
@@ -307,6 +309,21 @@ def _errors_as_status(context: grpc.ServicerContext) -> Iterator[None]:
         yield
     except TaihuError as error:
         abort(context, error)
+
+
+def _gather(
+    gathered: Gathering, member: str, incarnation: int, request: pb.BeginRequest, now: float
+) -> pb.BeginResponse:
+    """Take in what a member's place holds, and say which part of it is to be written."""
+    gathered.holds(member, incarnation, messages.held_from_message(request.held), now)
+    if request.part.left_out:
+        (label,) = messages.held_from_message((request.part.of,))
+        gathered.left_out(member, incarnation, label)
+    elif request.HasField("part"):
+        gathered.written(member, incarnation, messages.written_from_message(member, request.part))
+    wanted = gathered.wanted_of(member, incarnation)
+    (held,) = (None,) if wanted is None else messages.held_to_message((wanted,))
+    return pb.BeginResponse(again=True, wanted=held)
 
 
 def _by_role_and_rank(item: tuple[MemberId, object]) -> tuple[str, int]:

@@ -231,7 +231,7 @@ def server_memory(job: MemoryJob) -> MemoryUse:
 
 
 def held_bytes(job: MemoryJob) -> tuple[int, int]:
-    """Bytes of /dev/shm in which a worker and a server hold the last two steps, each of the one that holds the most.
+    """Bytes of /dev/shm in which a worker holds its last three steps and a server two, each of who holds the most.
 
     That is all that a checkpoint has of them: parameters in fp32 and optimizer state of who updates, in a ring
     without ZeRO worker 0 alone, and what a worker has for itself.
@@ -241,7 +241,7 @@ def held_bytes(job: MemoryJob) -> tuple[int, int]:
     own = _FP32_BYTES * (job.residual_arrays + max(0, job.local_arrays - 1)) * job.elements
     worker = own + of_update * (updated + sum(job.spread_elements))
     owned = job.largest_share(job.servers) if job.servers and job.stage.divides_optimizer else 0
-    return 2 * worker, 2 * (of_update + _FP32_BYTES * job.server_residual_arrays) * owned
+    return 3 * worker, 2 * (of_update + _FP32_BYTES * job.server_residual_arrays) * owned
 
 
 def job_memory(job: MemoryJob) -> MemoryUse:

@@ -27,8 +27,7 @@ class CheckpointSettings(Section):
     same command begins a run and goes on with it. Where a process is lost, all begin again from the newest one in
     `dir` as soon as another process has taken its place, at most `restarts` times within an hour. Processes that are
     started when `dir` holds a checkpoint with steps left go on from there. With `in_memory` members hold their last
-    two steps in memory of the host that outlives a process, so that no step is made again where all of them are on
-    one host.
+    steps in memory of their hosts that outlives a process, so that none is made again.
     """
 
     dir: PathOrUrl | None = Field(default=None, description="the folder that all processes write to, or none")
@@ -39,7 +38,7 @@ class CheckpointSettings(Section):
         default=3, description="how often within an hour a run goes on by itself after a process was lost"
     )
     in_memory: bool = Field(
-        default=True, description="whether the last two steps are held in memory that outlives a process"
+        default=True, description="whether the last steps are held in memory that outlives a process"
     )
     resume: PathOrUrl | None = Field(default=None, description="the folder of a checkpoint to go on from, or auto")
 

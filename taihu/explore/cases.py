@@ -50,8 +50,8 @@ _SIZES: Final = (
 )
 # The share of jobs on one host, of those whose settings go together with that.
 _SHARING: Final = 0.25
-# The share of jobs with no checkpoint but the last, of those that hold their steps.
-_KEPT_RARELY: Final = 0.5
+# The share of jobs with no checkpoint but the last, of those that hold their steps: on one host, and on several.
+_KEPT_RARELY: Final = (0.5, 0.25)
 # The share of jobs with local steps, of those likewise.
 _STEPPING_LOCALLY: Final = 0.15
 # The share of jobs whose rate rises, of those that hold something back.
@@ -93,8 +93,8 @@ class Shape:
 
     @property
     def holds_steps(self) -> bool:
-        """Whether the members hold their last steps in memory of the one host."""
-        return self.is_on_one_host and self.settings["train"].get("precision") != "fp16"
+        """Whether the members hold their last steps in memory."""
+        return self.settings["train"].get("precision") != "fp16"
 
     def __str__(self) -> str:
         route = f"{self.servers} servers" if self.servers else "a ring"
@@ -167,7 +167,8 @@ def brought_together(shape: Shape) -> Shape:
 
 def kept_rarely(shape: Shape) -> Shape:
     """The job, or the same with no checkpoint but the last, where its members hold their steps."""
-    if not shape.holds_steps or Random(f"rarely {shape}").random() >= _KEPT_RARELY:  # noqa: S311
+    share = _KEPT_RARELY[not shape.is_on_one_host]
+    if not shape.holds_steps or Random(f"rarely {shape}").random() >= share:  # noqa: S311
         return shape
     return replace(shape, every_steps=1000)
 

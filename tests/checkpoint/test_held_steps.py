@@ -1,4 +1,4 @@
-"""The last two steps of a member in memory: whole ones alone count, whenever its process is killed."""
+"""The last steps of a member in memory: whole ones alone count, whenever its process is killed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hold(held: HeldSteps, step: int, state: State) -> None:
     held.begin(step, lambda: state)
     size = len(state.shared.arrays["parameters"])
     for start in range(0, size, 4):
-        held.put_range(step, state.shared.arrays, start, min(start + 4, size))
+        held.put_range(step, {name: each[start : start + 4] for name, each in state.shared.arrays.items()}, start)
     held.put_own(step, state.own)
     held.end(step)
 
@@ -69,17 +69,17 @@ def test_nothing_is_held_before_a_step(tmp_path: Path) -> None:
     assert labels_of(tmp_path, "server 0") == frozenset()
 
 
-@given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(0, 5), min_size=6, max_size=6))
-def test_the_last_two_steps_are_held(first: int, steps: int, units: list[int]) -> None:
+@given(st.integers(1, 30), st.integers(1, 6), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(2, 3))
+def test_the_last_steps_are_held(first: int, steps: int, units: list[int], at_once: int) -> None:
     """Their arrays may have other shapes after another plan, and facts other values."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        held = HeldSteps(folder, "server 0", 7, RUN)
+        held = HeldSteps(folder, "server 0", 7, RUN, steps=at_once)
         last = first + steps - 1
         for step in range(first, last + 1):
             held.adopt(RUN)
             hold(held, step, state_of(step, units=units[step % 6], facts=units[step % 5]))
-            expected = {Label(7, each) for each in (step - 1, step) if each >= first}
+            expected = {Label(7, each) for each in range(max(first, step - at_once + 1), step + 1)}
             assert labels_of(folder, "server 0") == expected
         for label in labels_of(folder, "server 0"):
             state = read_held(folder, "server 0", label)

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from support.cluster import layout_of
+from support.held import LAYOUT, TOTAL, hold, job_in, run_of, state_of
 
 from taihu.core.checkpoint import salvage as salvaging
 from taihu.core.checkpoint.held_steps import HeldSteps, read_held
-from taihu.core.checkpoint.keepers import keepers
-from taihu.core.checkpoint.manifest import MANIFEST, Manifest
-from taihu.core.checkpoint.part import NOTHING, Elements, State
+from taihu.core.checkpoint.manifest import MANIFEST
 from taihu.core.checkpoint.salvage import (
     discard_memory,
     holds_steps,
@@ -27,11 +25,6 @@ from taihu.core.checkpoint.salvage import (
     salvage,
 )
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.job import Job
-from taihu.core.planner.partition import Shard
-
-LAYOUT = layout_of(5, 70)
-TOTAL = 9
 
 
 @pytest.fixture
@@ -40,49 +33,6 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(salvaging, "SHARED_MEMORY", folder)
     return folder
-
-
-def job_in(folder: Path, **sections: Mapping[str, Any]) -> Job:
-    given: dict[str, Mapping[str, Any]] = {
-        "cluster": {"servers": 2, "workers": 2},
-        "compression": {"method": "topk"},
-        **sections,
-    }
-    return Job.model_validate({**given, "checkpoint": {"dir": str(folder), **given.get("checkpoint", {})}})
-
-
-def run_of(job: Job) -> Manifest:
-    return Manifest(
-        job=job.name,
-        settings=job.shared_settings,
-        step=0,
-        total_steps=TOTAL,
-        servers=2,
-        workers=2,
-        layers=Manifest.layers_of(LAYOUT),
-        groups=[(0, 1)],
-        files={},
-    )
-
-
-def state_of(member: str, step: int) -> State:
-    role, _, index = member.partition(" ")
-    if role == "server":
-        shard = Shard(LAYOUT, 2, int(index))
-        values = np.full(shard.elements, step, dtype=np.float32)
-        return State(Elements(shard.bounds, {"parameters": values}))
-    return State(NOTHING, {"residual": np.full(LAYOUT.elements, step, dtype=np.float32)})
-
-
-def hold(job: Job, *steps: int, members: tuple[str, ...] = (), generation: int = 7) -> None:
-    folder = memory_of(job)
-    assert folder is not None
-    for member in members or keepers(job):
-        held = HeldSteps(folder, member, generation, run_of(job))
-        for step in steps:
-            held.begin(step, lambda: state_of(member, 0))  # noqa: B023 - called at once
-            held.put(step, state_of(member, step))
-            held.end(step)
 
 
 def test_the_newest_step_that_all_hold_becomes_a_checkpoint(tmp_path: Path, memory: Path) -> None:

@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import ConfigError, FrameError
+from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.gathering import WrittenPart
+from taihu.core.checkpoint.held_steps import MOST_HELD, Label
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.messages import (
+    held_from_message,
+    held_to_message,
     member_from_message,
     member_to_message,
     progress_from_message,
     progress_to_message,
     state_from_message,
     state_to_message,
+    written_from_message,
+    written_to_message,
 )
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.plans.plan_messages import plan_from_message, plan_to_message
@@ -155,3 +162,32 @@ def test_a_plan_with_a_negative_dimension_is_refused() -> None:
     message.layout.layers[0].tensors[0].shape[1] = -3
     with pytest.raises(FrameError, match="fc/weight has a negative dimension"):
         plan_from_message(message)
+
+
+LABELS_HELD = st.frozensets(st.builds(Label, UINT64, UINT64), max_size=MOST_HELD)
+
+
+@quick
+@given(LABELS_HELD)
+def test_held_steps_survive_the_wire(labels: frozenset[Label]) -> None:
+    request = pb.BeginRequest.FromString(pb.BeginRequest(held=held_to_message(labels)).SerializeToString())
+    assert held_from_message(request.held) == labels
+
+
+@quick
+@given(st.builds(Label, UINT64, UINT64), UINT64, st.text("0123456789abcdef", min_size=64, max_size=64), NAMES)
+def test_parts_of_held_steps_survive_the_wire(label: Label, size: int, sha256: str, run: str) -> None:
+    part = WrittenPart(label, PartFile("server-1.safetensors", size, sha256), run)
+    told = pb.HeldPart.FromString(written_to_message(part).SerializeToString())
+    assert written_from_message("server 1", told) == part
+    with pytest.raises(FrameError, match=r"worker 1 has stored .*: expected worker-1\.safetensors and its SHA-256"):
+        written_from_message("worker 1", told)
+    told.sha256 = sha256[1:]
+    with pytest.raises(FrameError, match="and its SHA-256"):
+        written_from_message("server 1", told)
+
+
+def test_more_steps_than_a_member_can_hold_are_refused() -> None:
+    held = [pb.HeldStep(generation=1, step=step) for step in range(MOST_HELD + 1)]
+    with pytest.raises(FrameError, match="4 held steps: expected at most 3"):
+        held_from_message(held)

@@ -471,4 +471,4 @@ def test_what_is_held_is_two_of_what_a_checkpoint_has(
     elif not servers:
         at_worker += updated * largest
     at_server = (updated + server_arrays) * largest if servers and divides else 0
-    assert held_bytes(job) == (2 * 4 * at_worker, 2 * 4 * at_server)
+    assert held_bytes(job) == (3 * 4 * at_worker, 2 * 4 * at_server)

@@ -15,6 +15,8 @@ from typing_extensions import override
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks
 from taihu.core.chaos.points import Chaos, Point
+from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.part import State
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.partition import FrameSpec
@@ -92,6 +94,10 @@ class DisturbedRoute(Route):
         return self._route.held()
 
     @override
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        return self._route.hold(held, make_state)
+
+    @override
     def keep(self, step: int, *, until_durable: bool) -> None:
         self._route.keep(step, until_durable=until_durable)
 
@@ -144,6 +150,10 @@ class DisturbedUpdates(RingUpdates):
     @override
     def held(self) -> Held:
         return self._updates.held()
+
+    @override
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        return self._updates.hold(held, make_state)
 
     @override
     def agree(self, flags: NDArray[np.float64]) -> None:

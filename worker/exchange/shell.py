@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import ExchangeError, StaleError, TaihuError
 from taihu.core.checkpoint.held_back import held_back_by
+from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.compression import CompressionState, GroupCompressor, Outcome
@@ -113,7 +114,7 @@ class Exchange:
         self._failure: TaihuError | None = None
         # The group that the training thread waits for; -1 for none.
         self._awaited = -1
-        # Groups of the step that have not ended, and whether `behind_steps` is being told of it.
+        # Groups of the step that have not ended, and whether it is being held.
         self._behind: Callable[[int], None] | None = None
         self._left = 0
         self._tells = False
@@ -331,15 +332,23 @@ class Exchange:
         else:
             self._own.put(lambda: take(compressor.state.arrays()))
 
-    def behind_steps(self, take: Callable[[int], None]) -> None:
-        """Call `take` with each step all of whose groups have ended, from the next one on.
+    def hold_steps(self, held: HeldSteps, make_state: Callable[[], State]) -> None:
+        """Have `held` take what each step leads to here, from the next one on; `make_state` tells all that it holds.
 
-        The exchange's own thread does so while the training thread goes on; `begin` and `settle` wait for it.
+        What this worker alone updates is held before others get it. What all workers have alike is held when all
+        groups have ended, by the exchange's own thread while the training thread goes on; `begin` and `settle` wait
+        for that.
         """
-        self._behind = take
+        if not self._route.hold(held, make_state):
+            self._behind = partial(self._hold, held, make_state)
+
+    def _hold(self, held: HeldSteps, make_state: Callable[[], State], step: int) -> None:
+        held.begin(step, make_state)
+        held.put(step, self.state(is_first=True))
+        held.end(step)
 
     def settle(self) -> None:
-        """Return when nobody is being told of the step behind which this is called, see `behind_steps`.
+        """Return when the step behind which this is called is held, see `hold_steps`.
 
         Raises:
             TaihuError: the exchange has failed meanwhile.

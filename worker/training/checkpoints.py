@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ModelError
-from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.held_steps import MOST_HELD, HeldSteps
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.writer import PartWriter
@@ -67,12 +67,13 @@ class Keeper:
         self._writer = writer
         self._local = local
         self._job = job
-        # Where workers update parameters themselves, a step has led to something here when all its groups have ended.
-        self._updates_here = job.workers_update
+        # What this worker updates for the run is brought by the exchange, what it changes by itself here.
+        self._updates_here = job.workers_update and (self._is_first or job.stage.divides_optimizer)
+        # Another worker may have begun two steps behind the last one that has led to all here: neither waits longer.
         threads = 2 if self._updates_here else 1
-        self._held = held_steps_of(job, self._member, generation, exchange.plan, threads=threads)
+        self._held = held_steps_of(job, self._member, generation, exchange.plan, steps=MOST_HELD, threads=threads)
         if self._held is not None and self._updates_here:
-            exchange.behind_steps(partial(self._hold_updated, self._held))
+            exchange.hold_steps(self._held, self._state)
         self._next_step = -1 if writer is None else client.decide_checkpoint(begun_after).next_step
 
     def asks_behind(self, step: int, *, is_last: bool) -> bool:
@@ -115,12 +116,6 @@ class Keeper:
     @staticmethod
     def _hold_compression(held: HeldSteps, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         held.put_own(step, arrays)
-        held.end(step)
-
-    def _hold_updated(self, held: HeldSteps, step: int) -> None:
-        """Hold what all groups of a step have led to; a thread of the exchange calls, before the next step begins."""
-        held.begin(step, self._state)
-        held.put(step, self._exchange.state(is_first=self._is_first))
         held.end(step)
 
     def _state(self) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from taihu.core.coordination.membership.admission import Admission
 from taihu.core.coordination.membership.farewells import CrossedWaits, left_behind
@@ -12,6 +12,7 @@ from taihu.core.coordination.membership.members import MemberId, Progress, RunSt
 from taihu.core.coordination.membership.outcome import Outcome
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.membership.standstill import Standstill, stall_of
+from taihu.core.job import Job
 
 __all__ = ["TICK_S", "Liveness", "Waits"]
 
@@ -39,6 +40,12 @@ class Waits:
     join_timeout_s: float
     heartbeat_s: float = 0.5
     still_after_s: float = math.inf
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Those of a job's members."""
+        cluster = job.cluster
+        return cls(cluster.lost_after_s, cluster.connect_timeout_s, cluster.heartbeat_s, job.patience.still_after_s)
 
     @property
     def replaced_after_s(self) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from taihu.core.coordination.membership.admission import Admission
 from taihu.core.coordination.membership.agreement import Agreement
 from taihu.core.coordination.membership.liveness import Liveness, Waits
 from taihu.core.coordination.membership.outcome import Outcome, Terms
 from taihu.core.coordination.membership.roster import Roster
+from taihu.core.job import Job
 
 __all__ = ["Membership"]
 
@@ -52,3 +55,17 @@ class Membership:
             layout_follows=layout_follows,
         )
         self.liveness = Liveness(roster, self.admission, self.outcome, waits)
+
+    @classmethod
+    def of(cls, job: Job, terms: Terms, generation: int) -> Self:
+        """The places of a job's members, which nobody has taken yet."""
+        world = job.world
+        roster = Roster(job.name, servers=world.servers, workers=world.workers, workers_meet=job.workers_meet)
+        return cls(
+            roster,
+            Agreement(str(roster.host), job.digest, job.shared_settings),
+            Waits.of(job),
+            terms,
+            generation=generation,
+            layout_follows=job.layout_follows,
+        )

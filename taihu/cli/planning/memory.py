@@ -80,7 +80,7 @@ def _held(job: Job, memory: MemoryJob) -> Iterator[str]:
     if job.may_hold_steps:
         worker, server = map(human_bytes, held_bytes(memory))
         servers = f", a server {server}" if job.servers else ""
-        yield f"The last two steps lie in /dev/shm beside that: a worker {worker}{servers} (checkpoint.in_memory)"
+        yield f"The last steps lie in /dev/shm beside that: a worker {worker}{servers} (checkpoint.in_memory)"
 
 
 @dataclass(frozen=True)

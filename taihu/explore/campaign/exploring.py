@@ -104,6 +104,7 @@ def _made_smaller(shape: Shape, smaller: Smaller) -> Shape:
     return replace(
         shape,
         steps=shape.steps if smaller.steps is None else smaller.steps,
+        every_steps=shape.every_steps if smaller.every_steps is None else smaller.every_steps,
         workers=shape.workers if smaller.workers is None else smaller.workers,
         servers=shape.servers if smaller.servers is None else smaller.servers,
     )

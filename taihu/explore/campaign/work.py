@@ -21,6 +21,7 @@ class Smaller:
         servers: how many, 0 for a ring; None for the drawn ones.
         supervisor: who starts processes again; None for the drawn one.
         holds: points at which tasks are held up, of the first ones; None for all.
+        every_steps: between two checkpoints; None for the drawn ones.
     """
 
     faults: Sequence[str] | None = None
@@ -29,6 +30,7 @@ class Smaller:
     servers: int | None = None
     holds: int | None = None
     supervisor: str | None = None
+    every_steps: int | None = None
 
     def __str__(self) -> str:
         holds = "as often as drawn" if self.holds is None else f"{self.holds} times"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -27,7 +27,7 @@ from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.daemon import WorkerDaemon
 from taihu.worker.options import WorkerOptions
 
-__all__ = ["FAILED", "Member"]
+__all__ = ["FAILED", "Member", "took_part"]
 
 FAILED = 1
 """The exit code of a process that an error ends which is none of the project's: a traceback."""
@@ -154,3 +154,22 @@ class Member:
 
     def _tell(self, results: dict[str, Any]) -> None:
         self.results = results
+
+
+def took_part(lives: Sequence[Member]) -> Member:
+    """The life of a member that took part: a launcher may have started two at a time.
+
+    One that has told results is asked first: its twin ends well, too, when it hears that the run has finished. One
+    that was interrupted comes next, as its twin may wait for a run that is over; of those that were to leave one that
+    was there until the run was stopped. Of others the last to end is taken: one that finds its place taken ends at
+    once.
+    """
+    return max(
+        lives,
+        key=lambda each: (
+            each.code == 0 and each.results is not None,
+            each.code == 0,
+            each.code == EXIT_INTERRUPTED and (each.saw_end or not each.leaves),
+            each.ended_s,
+        ),
+    )

@@ -13,7 +13,6 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.history.checking import check_histories
 from taihu.core.history.files import read_histories
 from taihu.core.job import Job, load_job
-from taihu.core.process.entry import EXIT_INTERRUPTED
 from taihu.explore.carriers import Carrier
 from taihu.explore.cases import Case, OrderDraw, Shape
 from taihu.explore.coverage import Coverage
@@ -28,7 +27,7 @@ from taihu.explore.scheduler import BEGUN_S, Scheduler, StandstillError
 from taihu.explore.tasks import Process
 from taihu.explore.watching import Aim, Profile, Story
 from taihu.explore.world.disturbing import Disturbance
-from taihu.explore.world.members import Member
+from taihu.explore.world.members import Member, took_part
 from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.resuming import go_on
 from taihu.explore.world.supervisors import Supervisor
@@ -193,23 +192,8 @@ class _Run:
                 self._damaged.append(str(error))
 
     def _best(self, member: Member) -> Member:
-        """The life of a member that took part: a launcher may have started two at a time.
-
-        One that has told results is asked first: its twin ends well, too, when it hears that the run has finished.
-        One that was interrupted comes next, as its twin may wait for a run that is over; of those that were to leave
-        one that was there until the run was stopped. Of others the last to end is taken: one that finds its place
-        taken ends at once.
-        """
-        lives = [each for each in (*self._processes.former, member) if each.name == member.name]
-        return max(
-            lives,
-            key=lambda each: (
-                each.code == 0 and each.results is not None,
-                each.code == 0,
-                each.code == EXIT_INTERRUPTED and (each.saw_end or not each.leaves),
-                each.ended_s,
-            ),
-        )
+        """The life of a member that took part: a launcher may have started two at a time."""
+        return took_part([each for each in (*self._processes.former, member) if each.name == member.name])
 
     def _outcome(self, standstill: str) -> Outcome:
         scheduler = self._scheduler

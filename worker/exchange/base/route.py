@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.checkpoint.part import NOTHING, Elements
+from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.part import NOTHING, Elements, State
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.frames.headers import At
@@ -154,6 +155,13 @@ class Route(Protocol):
 
     def held(self) -> Held:
         """Parameters and optimizer state that this worker updates, as they are between two steps."""
+
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        """Have `held` take what this worker alone updates, see `Exchange.hold_steps`, before anybody else gets it.
+
+        Returns:
+            False where there is no such thing.
+        """
 
     def keep(self, step: int, *, until_durable: bool) -> None:
         """Have those that update for the workers keep what they hold after `step`; worker 0 alone calls this.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, cut_chunks
 from taihu.core.base.errors import RunError
+from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.part import State
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
@@ -57,6 +59,9 @@ class RingUpdates(Protocol):
 
     def held(self) -> Held:
         """The elements that this worker updates, as `Route.held`."""
+
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        """Have `held` take what this worker alone updates; as `Route.hold`."""
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0; as `Route.agree`."""
@@ -151,6 +156,10 @@ class RingRoute(Route):
     def held(self) -> Held:
         return self._updates.held()
 
+    @override
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        return self._updates.hold(held, make_state)
+
     def keep(self, step: int, *, until_durable: bool) -> None:
         """Workers update for themselves."""
 
@@ -188,6 +197,10 @@ class Undivided(RingUpdates):
     def fetch(self, group: int, step: int, events: RouteEvents) -> None:
         """Refuse: everything stays."""
         raise RunError(f"group {group} was asked for, although its parameters stay")
+
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        """Nobody has anything for itself."""
+        return False
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Do nothing: each reads for itself."""

@@ -9,7 +9,7 @@ owns are summed, and then each updates, with the same factor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -20,7 +20,8 @@ from typing_extensions import override
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
-from taihu.core.checkpoint.part import Elements, named
+from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.part import Elements, State, named
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerState, WholeNorm, in_steps
@@ -77,6 +78,10 @@ class Owners(RingUpdates):
         self._gathers: dict[int, tuple[At, int]] = {}
         self._total: Values = np.empty(0, dtype=np.float32)
         self._updated: dict[int, int] = {}
+        # Takes what is updated here; parts of a step that are still to be.
+        self._held: HeldSteps | None = None
+        self._make_state: Callable[[], State] = State
+        self._left = 0
         self._chunk = summed_by(communicator.rank, communicator.size)
         elements = Shard(plan.layout, communicator.size, self._chunk).elements
         self._state = OptimizerState(in_steps(job.server_optimizer, plan.length), elements)
@@ -107,6 +112,9 @@ class Owners(RingUpdates):
     @override
     def begin(self, at: At) -> None:
         self._attempt = at.attempt
+        self._left = sum(len(chunks[self._chunk]) for chunks in self._chunks)
+        if not self._left:
+            self._end_held(at.step)
 
     @override
     def agree(self, flags: NDArray[np.float64]) -> None:
@@ -121,6 +129,11 @@ class Owners(RingUpdates):
         if not self._fetches:
             parameters = np.concatenate([self._arenas.parameters[start:stop] for start, stop in bounds])
         return Held(Elements(bounds, named(parameters, self._state.arrays)))
+
+    @override
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        self._held, self._make_state = held, make_state
+        return True
 
     @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
@@ -215,7 +228,9 @@ class Owners(RingUpdates):
         if self._updated.get(first) == step:
             return
         self._updated[first] = step
-        half = self._arenas.half
+        half, held = self._arenas.half, self._held
+        if held is not None:
+            held.begin(step, self._make_state)
         taken = frame.offset
         for piece in frame.pieces:
             gradient = self._sum_of(piece)
@@ -227,7 +242,20 @@ class Owners(RingUpdates):
                 self._state.update(taken, parameters, gradient, step, scale)
             if half is not None and half.keeps:
                 to_half(parameters, half.kind, half.parameters[piece.start : piece.stop])
+            if held is not None:
+                stop = taken + len(gradient)
+                own = {name: values[taken:stop] for name, values in self._state.arrays.items()}
+                held.put_range(step, named(parameters, own), taken)
             taken += len(gradient)
+        self._left -= 1
+        if not self._left:
+            self._end_held(step)
+
+    def _end_held(self, step: int) -> None:
+        """All that this worker updates in a step is held, and others have not all of it yet."""
+        if self._held is not None:
+            self._held.begin(step, self._make_state)
+            self._held.end(step)
 
     def _sum_of(self, piece: Piece) -> Values:
         """The complete sum of a range, in fp32; valid until the next call, which comes from the same thread."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,8 @@ from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.core.base.errors import RunError
+from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.part import State
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
@@ -86,6 +88,10 @@ class SparseRoute(Route):
     @override
     def held(self) -> Held:
         return held_by_all(self._optimizer)
+
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        """All workers have the same."""
+        return False
 
     def keep(self, step: int, *, until_durable: bool) -> None:
         """Workers update for themselves."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.checkpoint.held_steps import HeldSteps
+from taihu.core.checkpoint.part import State
 from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
@@ -175,6 +177,10 @@ class ServerRoute(Route):
     @override
     def held(self) -> Held:
         return self._updates.held() if isinstance(self._updates, ByEveryWorker) else Held()
+
+    def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
+        """Servers update, or all workers have the same."""
+        return False
 
     @override
     def keep(self, step: int, *, until_durable: bool) -> None:

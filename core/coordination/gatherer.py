@@ -1,0 +1,109 @@
+"""The coordinator between two generations: what members of several hosts held becomes a checkpoint.
+
+The member that hosts it answers at the coordinator's address, since others ask there, and tell there that the last
+generation is over for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NoReturn
+
+import structlog
+
+from taihu.core.base.errors import CheckpointError, RecoveringError, RunError, StaleError, TaihuError
+from taihu.core.base.words import listed
+from taihu.core.checkpoint.gathering import Gathering, WrittenPart
+from taihu.core.checkpoint.held_steps import Label
+from taihu.core.checkpoint.keepers import keepers
+from taihu.core.checkpoint.manifest import parse_manifest
+from taihu.core.checkpoint.salvage import OwnSteps, commit, tell_lost
+from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.membership.liveness import Waits
+from taihu.core.coordination.membership.members import RunState
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer, new_incarnation
+from taihu.core.coordination.waiting import telling_who_is_awaited
+from taihu.core.job import Job
+from taihu.core.model.layout import Layout
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.serving.absent import AbsentServices
+from taihu.core.wire.serving.server import RpcServer
+from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
+
+__all__ = ["gather"]
+
+# Of the time that members wait for others: who is not there by then may be on its way for as long again.
+_SHARE: Final = 0.5
+
+
+def gather(job: Job, member: str, rpc: RpcServer) -> None:
+    """Have the newest step that all members hold written as a checkpoint, if there is one.
+
+    Returns when it counts; when there is none, for somebody holds nothing or cannot write it; or when nobody has said
+    or written anything for half of `cluster.connect_timeout_s`. `member` hosts the coordinator, on `rpc`.
+
+    Raises:
+        RunError: somebody has ended the run meanwhile.
+    """
+    gathering = Gathering(keepers(job), Waits.of(job).replaced_after_s)
+    own, life = OwnSteps(job, member), new_incarnation()
+    membership = Membership.of(job, Terms(recovers=True), new_incarnation())
+    coordinator = Coordinator(membership, _no_plan, SystemClock())
+    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, gathered=gathering), rpc.grpc_server)
+    rpc.grpc_server.add_generic_rpc_handlers((AbsentServices(RecoveringError("all members begin again")),))
+    with coordinator.changing() as (_, now):
+        gathering.holds(member, life, own.labels(), now)
+    rpc.start((COORDINATOR_SERVICE,), with_reflection=job.cluster.reflection)
+    with telling_who_is_awaited(lambda: listed(gathering.missing)):
+        _await_parts(coordinator, gathering, own, life, _SHARE * job.cluster.connect_timeout_s)
+    with coordinator.changing():
+        if membership.outcome.state is RunState.FAILED:
+            raise RunError(membership.outcome.reason)
+        parts = gathering.parts
+    rpc.retire()
+    if parts is not None:
+        _commit(job, parts)
+
+
+def _await_parts(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, life: int, longest_s: float) -> None:
+    """Write what this host has to, and wait until it is over, or nobody has said anything new for `longest_s`."""
+    while True:
+        with coordinator.changing() as (membership, _):
+            moves, wanted = gathering.moves, gathering.wanted_of(own.member, life)
+            if gathering.is_over or membership.outcome.state.is_final:
+                return
+        if wanted is not None:
+            _write(coordinator, gathering, own, life, wanted)
+        elif not coordinator.wait_for(lambda m: gathering.moves != moves or m.outcome.state.is_final, longest_s):  # noqa: B023
+            structlog.get_logger().warning("held steps are lost", reason=f"nothing of {listed(gathering.awaited)}")
+            return
+
+
+def _write(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, life: int, label: Label) -> None:
+    try:
+        part = own.write(label)
+    except (OSError, TaihuError) as error:
+        tell_lost(label.step, error)
+        with coordinator.changing():
+            gathering.left_out(own.member, life, label)
+    else:
+        with coordinator.changing():
+            gathering.written(own.member, life, part)
+
+
+def _commit(job: Job, parts: Mapping[str, WrittenPart]) -> None:
+    """Have the parts count, where they are of a run with the job's settings."""
+    first = parts[keepers(job)[0]]
+    step = first.label.step
+    try:
+        run = parse_manifest(first.run)
+        if run.settings == dict(job.shared_settings):
+            commit(job, run, step, {member: part.file for member, part in parts.items()})
+    except (OSError, CheckpointError) as error:
+        tell_lost(step, error)
+
+
+def _no_plan(layout: Layout) -> NoReturn:
+    raise StaleError("the members of the run begin again: there is no plan yet")
