@@ -4,7 +4,8 @@
 servers (the coordinator is server 0, in a ring worker 0) and workers, gets SIGKILL, whatever it does: it starts, or
 takes a step, or writes a checkpoint. When so many have been killed, the run is left alone until it ends: it needs
 enough steps for that. Then the same job runs undisturbed. What counts is whether both end with the same parameters,
-to the bit.
+to the bit. With `--hosts` each process of the disturbed run has a host of its own, links between them, and memory that
+nobody else sees; a process that was killed is started again on its host. That needs root and iproute2.
 
 Rows that the file of --json holds are not measured again.
 """
@@ -24,12 +25,14 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, Self
 
 import numpy as np
 
 from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.recovery.on_hosts import OnHosts
+from taihu.core.base.words import parse_rate
 
 __all__ = ["KINDS", "daemons_of", "disturbed", "table"]
 
@@ -61,17 +64,22 @@ KINDS: Final = MappingProxyType(
 """Flags of the runs by what they are."""
 
 
-def disturbed(flags: Sequence[str], *, kills: int, every_s: float, seed: int, folder: Path) -> dict[str, Any]:
-    """One run of which so many processes are killed, `every_s` apart in the mean; its results and what was killed."""
+def disturbed(
+    flags: Sequence[str], *, kills: int, every_s: float, seed: int, folder: Path, rate_bits: float | None = None
+) -> dict[str, Any]:
+    """One run of which so many processes are killed, `every_s` apart in the mean; its results and what was killed.
+
+    Each has a host of its own where these have links of `rate_bits`.
+    """
     generator = np.random.default_rng(seed)
     victims: Counter[str] = Counter()
     killed_s: list[float] = []
     start = time.monotonic()
-    with _training(folder, flags) as process:
-        while process.poll() is None and sum(victims.values()) < kills:
+    with _on_hosts(folder, flags, rate_bits) if rate_bits else _OnOneHost(folder, flags) as run:
+        while run.poll() is None and sum(victims.values()) < kills:
             time.sleep(generator.exponential(every_s))
-            daemons = daemons_of(process.pid)
-            if daemons and process.poll() is None:
+            daemons = run.daemons()
+            if daemons and run.poll() is None:
                 name = str(generator.choice(sorted(daemons)))
                 try:
                     os.kill(daemons[name], signal.SIGKILL)
@@ -79,7 +87,7 @@ def disturbed(flags: Sequence[str], *, kills: int, every_s: float, seed: int, fo
                     continue
                 victims[name] += 1
                 killed_s.append(time.time())
-        code = process.wait()
+        code = run.wait()
     if code:
         raise SystemExit(f"error: the run ended with exit code {code} after {sum(victims.values())} kills")
     events = [json.loads(line) for line in (folder / "run" / "events.jsonl").read_text().splitlines()]
@@ -104,6 +112,37 @@ def recoveries(killed_s: Sequence[float], resumed_s: Sequence[float]) -> list[fl
     return found
 
 
+class _OnOneHost:
+    """A run of `taihu train`; a context manager."""
+
+    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
+        self._process = _training(folder, flags)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.wait()
+
+    def daemons(self) -> dict[str, int]:
+        return daemons_of(self._process.pid)
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+
+def _on_hosts(folder: Path, flags: Sequence[str], rate_bits: float) -> OnHosts:
+    servers = 0 if "ring" in flags else int(flags[flags.index("--servers") + 1])
+    workers = int(_WORLD[_WORLD.index("--workers") + 1])
+    members = [f"server {index}" for index in range(servers)] + [f"worker {rank}" for rank in range(workers)]
+    return OnHosts(folder, (*_MODEL, *_WORLD, *flags), members, rate_bits)
+
+
 def _training(folder: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "taihu", "train", *_MODEL, *_WORLD, *flags]
     command += ["--run-dir", str(folder / "run"), "--json", str(folder / "results.json"), "--quiet"]
@@ -126,7 +165,9 @@ def _results(folder: Path) -> dict[str, Any]:
     return {"steps": results["steps"], "sha256": results["parameters_sha256"]}
 
 
-def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kept: int | None) -> dict[str, Any]:
+def measure(
+    kind: str, *, kills: int, every_s: float, seed: int, steps: int, kept: int | None, hosts: str
+) -> dict[str, Any]:
     """One row: the disturbed run of a kind, and whether the undisturbed one ends with the same parameters."""
     common = (*KINDS[kind], "--steps", str(steps))
     every = () if kept is None else ("--set", f"checkpoint.every_steps={kept}")
@@ -135,13 +176,25 @@ def measure(kind: str, *, kills: int, every_s: float, seed: int, steps: int, kep
         folder = Path(name)
         (folder / "a").mkdir()
         (folder / "b").mkdir()
-        row = disturbed((*common, *keeping), kills=kills, every_s=every_s, seed=seed, folder=folder / "a")
+        own = {"kills": kills, "every_s": every_s, "seed": seed, "folder": folder / "a"}
+        row = disturbed((*common, *keeping), **own, rate_bits=parse_rate(hosts) if hosts else None)
         start = time.monotonic()
         if _training(folder / "b", common).wait():
             raise SystemExit("error: the undisturbed run failed")
         undisturbed = time.monotonic() - start
         same = _results(folder / "b")["sha256"] == row["sha256"]
-    return {"kind": kind, "seed": seed, "every_steps": kept, **row, "undisturbed_s": undisturbed, "same": same}
+    return {
+        "kind": _named(kind, hosts),
+        "seed": seed,
+        "every_steps": kept,
+        **row,
+        "undisturbed_s": undisturbed,
+        "same": same,
+    }
+
+
+def _named(kind: str, hosts: str) -> str:
+    return f"{kind}, on hosts of their own, {hosts}" if hosts else kind
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -175,14 +228,15 @@ def main() -> None:
     parser.add_argument(
         "--kept", type=int, metavar="STEPS", help="from checkpoint to checkpoint (default: a minute, as of any run)"
     )
+    parser.add_argument("--hosts", default="", metavar="RATE", help="each process has one, with links such as 1gbit")
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
     rows = load_rows(options.json)
     for kind in options.kinds.split(","):
-        if kind not in [row["kind"] for row in rows]:
+        if _named(kind, options.hosts) not in [row["kind"] for row in rows]:
             own = {"kills": options.kills, "every_s": options.every, "seed": options.seed}
-            rows.append(measure(kind, **own, steps=options.steps, kept=options.kept))
+            rows.append(measure(kind, **own, steps=options.steps, kept=options.kept, hosts=options.hosts))
             save_rows(options.json, rows)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     publish(table(rows), _PAGE, options.docs)

@@ -34,7 +34,7 @@ class WrittenPart:
 
 @dataclass
 class _Place:
-    """What the process in a member's place has said, and when it has asked last."""
+    """The words of the process in a member's place, and the time at which it has asked last."""
 
     life: int
     labels: frozenset[Label]
