@@ -4,8 +4,8 @@
 servers (the coordinator is server 0, in a ring worker 0) and workers, gets SIGKILL, whatever it does: it starts, or
 takes a step, or writes a checkpoint. When so many have been killed, the run is left alone until it ends: it needs
 enough steps for that. Then the same job runs undisturbed. What counts is whether both end with the same parameters,
-to the bit. With `--hosts` each process of the disturbed run has a host of its own, links between them, and memory that
-nobody else sees; a process that was killed is started again on its host. That needs root and iproute2.
+to the bit. With `--hosts` each process of the disturbed run has a host of its own, links between them, and memory
+that nobody else sees; a process that was killed is started again on its host. That needs root and iproute2.
 
 Rows that the file of --json holds are not measured again.
 """
@@ -176,21 +176,21 @@ def measure(
         folder = Path(name)
         (folder / "a").mkdir()
         (folder / "b").mkdir()
-        own = {"kills": kills, "every_s": every_s, "seed": seed, "folder": folder / "a"}
-        row = disturbed((*common, *keeping), **own, rate_bits=parse_rate(hosts) if hosts else None)
+        row = disturbed(
+            (*common, *keeping),
+            kills=kills,
+            every_s=every_s,
+            seed=seed,
+            folder=folder / "a",
+            rate_bits=parse_rate(hosts) if hosts else None,
+        )
         start = time.monotonic()
         if _training(folder / "b", common).wait():
             raise SystemExit("error: the undisturbed run failed")
         undisturbed = time.monotonic() - start
         same = _results(folder / "b")["sha256"] == row["sha256"]
-    return {
-        "kind": _named(kind, hosts),
-        "seed": seed,
-        "every_steps": kept,
-        **row,
-        "undisturbed_s": undisturbed,
-        "same": same,
-    }
+    named = {"kind": _named(kind, hosts), "seed": seed, "every_steps": kept}
+    return {**named, **row, "undisturbed_s": undisturbed, "same": same}
 
 
 def _named(kind: str, hosts: str) -> str:
