@@ -21,6 +21,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
 from taihu.core.job.environment import environment_overrides, rank_from_environment
 from taihu.core.job.variables import check_variables
+from taihu.core.process.mapped_files import SHARED_MEMORY
 from taihu.launch.kubernetes.manifest import manifest, object_name
 from taihu.launch.kubernetes.options import ManifestOptions, Resources
 
@@ -245,6 +246,9 @@ def test_with_a_volume_for_checkpoints_pods_are_started_again(
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         assert volumes["checkpoints"] == {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "shared"}}
         (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "checkpoints"]
+        # A container that ends leaves its last steps there, and whoever is started in its place finds them.
+        assert volumes["memory"] == {"name": "memory", "emptyDir": {"medium": "Memory"}}
+        assert {"name": "memory", "mountPath": str(SHARED_MEMORY)} in pod["containers"][0]["volumeMounts"]
         assert {"name": "TAIHU_ON_TERM", "value": "leave"} in pod["containers"][0]["env"]
         check_variables({**settings, **{each["name"]: "1" for each in pod["containers"][0]["env"]}})
         assert settings["TAIHU_CHECKPOINT__DIR"].startswith(f"{mount['mountPath']}/")

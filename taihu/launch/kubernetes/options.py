@@ -12,6 +12,7 @@ __all__ = [
     "CONFIG",
     "DATA_FOLDER",
     "GRPC_PORT",
+    "MEMORY",
     "METRICS_PORT",
     "RUNS",
     "Issuer",
@@ -30,6 +31,7 @@ CERTIFICATES: Final = "/certificates"
 DATA_FOLDER: Final = "/data"
 RUNS: Final = "/runs"
 CHECKPOINTS: Final = "/checkpoints"
+MEMORY: Final = "/dev/shm"  # noqa: S108 - a volume of the pod's own
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from taihu.launch.kubernetes.options import (
     CONFIG,
     DATA_FOLDER,
     GRPC_PORT,
+    MEMORY,
     METRICS_PORT,
     RUNS,
     ManifestOptions,
@@ -118,8 +119,13 @@ class Pods:
             container["volumeMounts"].append(mount)
         if self.recovers:
             claim = {"claimName": self.options.checkpoint_claim}
-            volumes = [*volumes, {"name": "checkpoints", "persistentVolumeClaim": claim}]
-            container["volumeMounts"].append({"name": "checkpoints", "mountPath": CHECKPOINTS})
+            # What steps have led to stays when a container ends, and finds more room than a pod has by default.
+            memory = {"name": "memory", "emptyDir": {"medium": "Memory"}}
+            volumes = [*volumes, {"name": "checkpoints", "persistentVolumeClaim": claim}, memory]
+            container["volumeMounts"] += [
+                {"name": "checkpoints", "mountPath": CHECKPOINTS},
+                {"name": "memory", "mountPath": MEMORY},
+            ]
             # An evicted pod is awaited by the others.
             container["env"].append({"name": "TAIHU_ON_TERM", "value": "leave"})
         spec = {
