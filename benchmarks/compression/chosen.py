@@ -1,10 +1,11 @@
 """The choices of `compression.method = auto` beside named ways, over shaped links: `python -m benchmarks chosen`.
 
 One server and three workers on hosts of their own (see `base.network`) train a model on computed data. Each way has a
-run, and another one where it is chosen; its price is the median of their steps, times the steps that it takes to a
-loss (`LEARNS`, see `loss_per_byte`). A row is a cell: the price of what `auto` has chosen beside the best one. Trials
-are not in it. Rates come from the fastest on; a way that costs three times the best one is not run at slower rates,
-where it only costs more. Runs that the file of --json holds are not measured again.
+run, and another one where it is chosen; its price is the median of their steps, times the steps that it takes a
+model of its kind to a loss, as multiples of the dense ones: those of `torch_time_to_loss`, which `auto` does not
+know, for selections; those that it takes for granted for others. A row is a cell: the price of what `auto` has chosen
+beside the best one. Trials are not in it. Rates come from the fastest on; a way that costs three times the best one
+is not run at slower rates, where it only costs more. Runs that the file of --json holds are not measured again.
 
 Examples:
   python -m benchmarks chosen --json benchmarks/results/chosen.json --docs docs/compression.md
@@ -24,6 +25,7 @@ from typing import Any, Final
 
 from benchmarks.base.roles import run_job
 from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.learning.steps_to_loss import DENSE, goal_of, learning, steps_to
 from taihu.core.coordination.plans.choosing import Way, ways
 from taihu.core.job.reading import load_job
 
@@ -52,6 +54,17 @@ _COMPARED: Final = (
     "dlgs 0.01 fp32",
     "dlgs 0.01 int4",
 )
+
+
+_LIKE: Final[Mapping[str, str]] = MappingProxyType(
+    {"resnet20": "resnet20", "vgg16_cifar": "vgg16", "small_gpt": "transformer"}
+)
+"""The model of `torch_time_to_loss` that is of a model's kind."""
+_LEARNT: Final = MappingProxyType(
+    {"dlgs 0.01 fp32": "taihu, dlgs 0.01", "dlgs 0.01 int4": "taihu, dlgs 0.01, int4 both ways"}
+)
+"""The way there of a way here."""
+_RUNS: Final = Path(__file__).parents[1] / "results" / "torch_time_to_loss.json"
 
 
 def _ways() -> dict[str, Way]:
@@ -103,8 +116,20 @@ def chosen(row: Mapping[str, Any]) -> str:
     raise ValueError(f"{table}: none of the ways that a run may choose")
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The cells as Markdown."""
+def _prices(model: str, seconds: Mapping[str, float], learnt: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The price of each way whose steps take so long, with the runs to a loss of all models."""
+    task = _LIKE[model]
+    goal = goal_of(learnt, task)
+    reached = {label: steps_to(learnt, task, way, goal) for label, way in [("none", DENSE), *_LEARNT.items()]}
+    steps = {label: found[0] for label, found in reached.items() if found is not None}
+    return {
+        label: each * (steps[label] / steps["none"] if label in _LEARNT else _ways()[label].steps)
+        for label, each in seconds.items()
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], learnt: Sequence[dict[str, Any]]) -> str:
+    """The cells as Markdown, with the runs to a loss of `learnt`."""
     lines = [
         "| model | links | all, ms | chosen | its step, ms | its price | best | its step, ms | its price | to best |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -115,7 +140,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         seconds, choices = _seconds(of_cell), [chosen(row) for row in of_cell if row["way"] == _AUTO]
         if not choices or len(seconds) == 1:
             continue
-        prices = {label: _ways()[label].steps * each for label, each in seconds.items()}
+        prices = _prices(model, seconds, learnt)
         best, choice = min(prices, key=prices.__getitem__), max(choices, key=prices.__getitem__)
         near += prices[choice] <= _NEAR * prices[best]
         dense = f"{1e3 * seconds[_WHOLE]:,.1f}" if _WHOLE in seconds else "not run"
@@ -158,9 +183,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="behind those that are calibrated by")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each way, all of them in turns")
     parser.add_argument("--json", type=Path, help="rows that the file holds are not measured again")
+    parser.add_argument("--learnt", type=Path, default=_RUNS, metavar="FILE", help="rows of torch_time_to_loss")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
-    rows = load_rows(options.json)
+    rows, learnt = load_rows(options.json), learning(load_rows(options.learnt))
     for model in options.models.split(","):
         among = list(_COMPARED)
         for rate in options.rates.split(","):
@@ -168,9 +194,9 @@ def main() -> None:
                 for label in (_AUTO, *reversed(among)):
                     _run_missing(rows, (model, rate, label), options)
             seconds = _seconds([row for row in rows if (row["model"], row["rate"]) == (model, rate)])
-            prices = {label: _ways()[label].steps * each for label, each in seconds.items()}
+            prices = _prices(model, seconds, learnt)
             among = [label for label in among if prices[label] <= _HOPELESS * min(prices.values())]
-    publish(table(rows), _PAGE, options.docs)
+    publish(table(rows, learnt), _PAGE, options.docs)
 
 
 if __name__ == "__main__":

@@ -23,16 +23,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
 import matplotlib as mpl
 
-from benchmarks.base.curves import first_at
 from benchmarks.base.network import ShapedNetwork, run_torch_workers
 from benchmarks.base.rows import load_rows, publish, save_picture, save_rows
+from benchmarks.learning.steps_to_loss import DENSE, FAST, FP16, WINDOW, goal_of, learning, steps_to
 from benchmarks.pytorch.torch_to_loss import ALONE, TASKS, WAYS
 
 mpl.use("Agg")
@@ -42,13 +41,8 @@ __all__ = ["Cell", "cells", "draw", "measure", "table"]
 
 _PAGE: Final = "measured by benchmarks.pytorch.torch_time_to_loss"
 _WORKERS: Final = 3
-_FAST: Final = 10e9
 _RATES: Final = (1e9, 100e6, 10e6)
 _FACTORS: Final = (0.5, 1.0, 2.0)
-_DENSE: Final = "DDP"
-_FP16: Final = "DDP, fp16 hook"
-_WINDOW: Final = 10
-_GOAL: Final = 0.8
 _TAIHU_PLANS: Final = 28
 """Steps by which taihu's optimizer has measured, and goes by its plan."""
 _HOOK_BEGINS: Final = 3
@@ -71,7 +65,7 @@ class Cell:
     @property
     def is_curve(self) -> bool:
         """Whether it is run for its losses."""
-        return self.rate_bits == _FAST
+        return self.rate_bits == FAST
 
 
 def cells(tasks: Sequence[str], *, is_learning: bool) -> Iterator[Cell]:
@@ -81,8 +75,8 @@ def cells(tasks: Sequence[str], *, is_learning: bool) -> Iterator[Cell]:
             for factor in _FACTORS:
                 for way in WAYS:
                     # What is compared with others' best need not be at its own.
-                    if way != _FP16 and (factor >= 1.0 or way.startswith(_DENSE)):
-                        yield Cell(task, way, factor, _FAST, TASKS[task].steps)
+                    if way != FP16 and (factor >= 1.0 or way.startswith(DENSE)):
+                        yield Cell(task, way, factor, FAST, TASKS[task].steps)
             continue
         elements = sum(each.numel() for each in TASKS[task].model().parameters())
         for rate in _RATES:
@@ -96,7 +90,7 @@ def _warm(way: str) -> int:
 
 def _timed(way: str, elements: int, rate_bits: float) -> int:
     """Fewer steps where a dense exchange, or half of one, takes long."""
-    halves = {_DENSE: 2, _FP16: 1}.get(way, 0)
+    halves = {DENSE: 2, FP16: 1}.get(way, 0)
     expected_s = 0.1 + halves * 16 * 2 * (_WORKERS - 1) / _WORKERS * elements / rate_bits
     return max(_LEAST, min(_MOST, round(_MEASURED_S / expected_s)))
 
@@ -112,24 +106,9 @@ def measure(cell: Cell) -> dict[str, Any]:
         told = {} if way is None else way.environment
         run_torch_workers(network, command, told, has_server=has_server)
         row = json.loads(result.read_text())
-    means = (fmean(row["losses"][start : start + _WINDOW]) for start in range(0, cell.steps, _WINDOW))
+    means = (fmean(row["losses"][start : start + WINDOW]) for start in range(0, cell.steps, WINDOW))
     row["losses"], row["seconds"] = [round(each, 5) for each in means], [round(each, 5) for each in row["seconds"]]
     return {**asdict(cell), **row, "load": os.getloadavg()[0]}
-
-
-def _steps_to(rows: Sequence[dict[str, Any]], task: str, way: str, goal: float) -> tuple[float, float] | None:
-    """The fewest steps to a loss, and the multiple of the usual rate that takes them; None where none gets there."""
-    way = _DENSE if way == _FP16 else way
-    curves = {row["factor"]: row["losses"] for row in rows if (row["task"], row["way"]) == (task, way)}
-    reached = {factor: first_at(list(accumulate(curve, min)), goal) for factor, curve in curves.items()}
-    found = [(_WINDOW * place, factor) for factor, place in reached.items() if place is not None]
-    return min(found) if found else None
-
-
-def _goal_of(rows: Sequence[dict[str, Any]], task: str) -> float:
-    """The best of the dense runs after 80 % of their steps."""
-    curves = [row["losses"] for row in rows if (row["task"], row["way"]) == (task, _DENSE)]
-    return float(min(min(curve[: round(_GOAL * len(curve))]) for curve in curves))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -138,11 +117,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "| task, loss | links | way | rate | steps | step, ms | seconds to it | DDP's to it | best hook's to it |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    curves = [row for row in rows if row["rate_bits"] == _FAST]
+    curves = learning(rows)
     for task in dict.fromkeys(row["task"] for row in curves):
-        goal = _goal_of(curves, task)
-        steps = {way: _steps_to(curves, task, way, goal) for way in WAYS}
-        of_task = [row for row in rows if row["task"] == task and row["rate_bits"] != _FAST]
+        goal = goal_of(curves, task)
+        steps = {way: steps_to(curves, task, way, goal) for way in WAYS}
+        of_task = [row for row in rows if row["task"] == task and row["rate_bits"] != FAST]
         for rate in dict.fromkeys(row["rate_bits"] for row in of_task):
             step_s = _step_seconds(of_task, rate)
             begin = f"| {task}, {goal:.3f} | {rate / 1e6:g} Mbit/s |"
@@ -158,19 +137,19 @@ def _step_seconds(rows: Sequence[dict[str, Any]], rate_bits: float) -> dict[str,
 
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
     """Losses over seconds of training, a row of panels for each task, and one panel for each kind of link."""
-    curves = [row for row in rows if row["rate_bits"] == _FAST]
+    curves = learning(rows)
     tasks = list(dict.fromkeys(row["task"] for row in curves))
     size = 4.2 * len(_RATES), 3.0 * len(tasks)
     figure, panels = plt.subplots(len(tasks), len(_RATES), figsize=size, layout="constrained", squeeze=False)
     for task, of_task in zip(tasks, panels, strict=True):
-        goal = _goal_of(curves, task)
+        goal = goal_of(curves, task)
         for rate, axes in zip(_RATES, of_task, strict=True):
             step_s = _step_seconds([row for row in rows if row["task"] == task], rate)
             for way, each_s in step_s.items():
-                taken = _steps_to(curves, task, way, goal)
+                taken = steps_to(curves, task, way, goal)
                 losses = _curve(curves, task, way, 1.0 if taken is None else taken[1])
                 if losses:
-                    seconds = [each_s * _WINDOW * (place + 0.5) for place in range(len(losses))]
+                    seconds = [each_s * WINDOW * (place + 0.5) for place in range(len(losses))]
                     axes.plot(seconds, losses, linewidth=1.2, label=way)
             axes.axhline(goal, color="gray", linewidth=0.8)
             axes.set(title=f"{task}, {rate / 1e6:g} Mbit/s", xlabel="seconds", ylabel="training loss", xscale="log")
@@ -180,7 +159,7 @@ def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
 
 
 def _curve(rows: Sequence[dict[str, Any]], task: str, way: str, factor: float) -> list[float]:
-    way = _DENSE if way == _FP16 else way
+    way = DENSE if way == FP16 else way
     found = [row["losses"] for row in rows if (row["task"], row["way"], row["factor"]) == (task, way, factor)]
     return list(found[0]) if found else []
 
@@ -190,13 +169,13 @@ def _columns(
 ) -> Iterator[tuple[str, ...]]:
     """Those of each way of a task and rate, by the seconds of a step, and the steps to the loss with their factor."""
     seconds = {way: taken[0] * step_s[way] for way, taken in steps.items() if taken is not None and way in step_s}
-    best_hook = min((each for way, each in seconds.items() if way.startswith(f"{_DENSE},")), default=None)
+    best_hook = min((each for way, each in seconds.items() if way.startswith(f"{DENSE},")), default=None)
     for way, each_s in step_s.items():
         ms, taken = f"{1e3 * each_s:.0f}", steps.get(way)
         if taken is None:
             yield way, "", "" if way == ALONE else "not there", ms, "", "", ""
             continue
-        beside = seconds.get(_DENSE), best_hook
+        beside = seconds.get(DENSE), best_hook
         ratios = ("" if other is None else f"{other / seconds[way]:.2f}" for other in beside)
         yield way, f"x {taken[1]:g}", f"{taken[0]:.0f}", ms, f"{seconds[way]:.1f}", *ratios
 
