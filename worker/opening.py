@@ -9,7 +9,7 @@ from functools import partial
 
 from taihu.core.checkpoint.keepers import resumed_from
 from taihu.core.checkpoint.reading import Checkpoint
-from taihu.core.checkpoint.salvage import memory_of
+from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.coordination.generations import Generation
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.membership.stopping import StopNotice

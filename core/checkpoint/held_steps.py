@@ -51,7 +51,7 @@ class HeldSteps:
     """Holds the last steps of a member in `folder`; any thread may call, one at a time for the same values.
 
     Args:
-        folder: in memory, see `taihu.core.checkpoint.salvage.memory_of`.
+        folder: in memory, see `taihu.core.checkpoint.run_memory.memory_of`.
         member: the name of the member.
         generation: that it takes part in.
         run: of which these steps are.

@@ -1,128 +1,31 @@
 """A checkpoint of what all members held in memory when one of them was lost: no step is made again.
 
 It is written before the next generation begins: by the member that hosts the coordinator, where all that have
-something to keep were on its host, else by each for itself, see `taihu.core.checkpoint.gathering`. A file in the
-folder of checkpoints names the memory: who removes the folder begins anew.
+something to keep were on its host, else by each for itself, see `taihu.core.checkpoint.gathering`.
 """
 
 from __future__ import annotations
 
-import secrets
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
 
 import structlog
 
-from taihu.core.base.errors import CheckpointError, TaihuError, WriteError
-from taihu.core.base.whole_file import make_durably, write_text
+from taihu.core.base.errors import CheckpointError, TaihuError
 from taihu.core.base.words import one_line
 from taihu.core.checkpoint.files import PartFile, write_part
 from taihu.core.checkpoint.gathering import WrittenPart
 from taihu.core.checkpoint.held_steps import Label, labels_of, read_held, read_run
-from taihu.core.checkpoint.keepers import checkpoint_folder, keepers, recovers
+from taihu.core.checkpoint.keepers import checkpoint_folder, keepers
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import Part
-from taihu.core.checkpoint.places import remove_folder
+from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
-from taihu.core.process.mapped_files import SHARED_MEMORY, is_own
-from taihu.core.wire.base.clock import WallClock
 
-__all__ = [
-    "OwnSteps",
-    "are_all_here",
-    "commit",
-    "discard_memory",
-    "have_memory",
-    "holds_steps",
-    "leave_memory",
-    "memory_of",
-    "newest_held",
-    "prepare_memory",
-    "salvage",
-    "tell_lost",
-]
-
-_NAMED_IN: Final = "memory"
-_PREFIX: Final = "taihu-run-"
-_TOKEN_BYTES: Final = 16
-_LEFT_AFTER_S: Final = 3600.0
-
-
-def holds_steps(job: Job) -> bool:
-    """Whether members of the job hold their last steps in memory."""
-    return job.may_hold_steps and recovers(job) and isinstance(checkpoint_folder(job), Path)
-
-
-def memory_of(job: Job) -> Path | None:
-    """The folder in memory of a job's run; None where it has none on this host, or holds no steps."""
-    memory = _named_memory(job)
-    return memory if memory is not None and _is_own(memory) else None
-
-
-def _named_memory(job: Job) -> Path | None:
-    folder = checkpoint_folder(job)
-    if not holds_steps(job) or not isinstance(folder, Path):
-        return None
-    try:
-        token = (folder / _NAMED_IN).read_text()
-    except OSError:
-        return None
-    return SHARED_MEMORY / f"{_PREFIX}{token}" if token.isalnum() else None
-
-
-def prepare_memory(job: Job) -> bool:
-    """Have a folder in memory for a job's run, the same in all its generations, where it holds steps.
-
-    The member that hosts the coordinator calls.
-
-    Returns:
-        Whether an earlier generation, of this process or another one, may have left something in memory.
-    """
-    folder = checkpoint_folder(job)
-    if not holds_steps(job) or not isinstance(folder, Path):
-        return False
-    is_known = _named_memory(job) is not None
-    try:
-        if not is_known:
-            make_durably(folder)
-            write_text(folder / _NAMED_IN, secrets.token_hex(_TOKEN_BYTES))
-    except (OSError, WriteError) as error:
-        structlog.get_logger().info("no step is held in memory", reason=str(error))
-    have_memory(job)
-    return is_known
-
-
-def have_memory(job: Job) -> Path | None:
-    """The folder on this host where members hold steps, which is made if the coordinator's host has named it."""
-    memory = _named_memory(job)
-    try:
-        if memory is not None and not memory.exists():
-            for left in _left_behind():
-                remove_folder(left)
-            memory.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        structlog.get_logger().info("no step is held in memory", reason=str(error))
-    return memory
-
-
-def discard_memory(job: Job) -> None:
-    """The run has ended: nobody goes on from its memory."""
-    folder = checkpoint_folder(job)
-    leave_memory(memory_of(job))
-    if holds_steps(job) and isinstance(folder, Path):
-        with suppress(OSError):  # another run in this folder takes the name that it finds
-            (folder / _NAMED_IN).unlink(missing_ok=True)
-
-
-def leave_memory(memory: Path | None) -> None:
-    """The run has ended, and its name may be gone: nobody on this host goes on from its memory."""
-    if memory is not None and _is_own(memory):
-        remove_folder(memory)
+__all__ = ["OwnSteps", "are_all_here", "commit", "newest_held", "salvage", "tell_lost"]
 
 
 def newest_held(job: Job) -> int:
@@ -231,15 +134,3 @@ def _write(store: CheckpointStore, memory: Path, members: Sequence[str], label: 
     """Write the parts of a step that members hold, one after the other."""
     folder = store.folder_of(label.step)
     return {each: write_part(folder, Part(each, label.step, read_held(memory, each, label))) for each in members}
-
-
-def _left_behind() -> Iterator[Path]:
-    """Folders of this user that nobody has touched for long: those who held steps there were killed."""
-    for path in SHARED_MEMORY.glob(f"{_PREFIX}*"):
-        with suppress(FileNotFoundError):
-            if _is_own(path) and WallClock().now() - path.lstat().st_mtime > _LEFT_AFTER_S:
-                yield path
-
-
-def _is_own(path: Path) -> bool:
-    return is_own(path, stat.S_ISDIR)

@@ -14,7 +14,7 @@ from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.keepers import checkpoint_folder, keepers, resumed_from
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.places import Place
-from taihu.core.checkpoint.salvage import memory_of
+from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.checkpoints import CheckpointBook, Decision
 from taihu.core.coordination.plans.plan import Plan

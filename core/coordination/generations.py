@@ -24,16 +24,8 @@ from taihu.core.checkpoint.keepers import (
     newest_of,
     recovers,
 )
-from taihu.core.checkpoint.salvage import (
-    OwnSteps,
-    are_all_here,
-    discard_memory,
-    have_memory,
-    leave_memory,
-    memory_of,
-    prepare_memory,
-    salvage,
-)
+from taihu.core.checkpoint.run_memory import discard_memory, have_memory, leave_memory, memory_of, prepare_memory
+from taihu.core.checkpoint.salvage import OwnSteps, are_all_here, salvage
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
 from taihu.core.coordination.gatherer import gather

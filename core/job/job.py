@@ -288,6 +288,11 @@ class Job(Section):
         return not (self.servers and self.stage.divides_optimizer)
 
     @property
+    def takes_back(self) -> bool:
+        """Whether workers of a ring hold back again what a sum leaves out, so that this is known behind the step."""
+        return not self.servers and self.downlink == "doublesqueeze"
+
+    @property
     def may_hold_steps(self) -> bool:
         """Whether members may hold their last steps: not in scripts, nor with fp16, whose loss scale comes later."""
         wanted, returns = self.checkpoint.in_memory, self.exchange.returns

@@ -93,7 +93,7 @@ class LocalTraining:
 
     def _discard_memory(self) -> None:
         """All processes have ended: nobody goes on from what they held."""
-        from taihu.core.checkpoint.salvage import discard_memory  # noqa: PLC0415 - most commands need no arrays
+        from taihu.core.checkpoint.run_memory import discard_memory  # noqa: PLC0415 - most commands need no arrays
 
         discard_memory(self.job.model_copy(update={"checkpoint": self._checkpoint_settings()}))
 

@@ -13,17 +13,12 @@ import pytest
 from structlog.testing import capture_logs
 from support.held import LAYOUT, TOTAL, hold, job_in, run_of, state_of
 
+from taihu.core.checkpoint import run_memory
 from taihu.core.checkpoint import salvage as salvaging
 from taihu.core.checkpoint.held_steps import HeldSteps, read_held
 from taihu.core.checkpoint.manifest import MANIFEST
-from taihu.core.checkpoint.salvage import (
-    discard_memory,
-    holds_steps,
-    memory_of,
-    newest_held,
-    prepare_memory,
-    salvage,
-)
+from taihu.core.checkpoint.run_memory import discard_memory, holds_steps, memory_of, prepare_memory
+from taihu.core.checkpoint.salvage import newest_held, salvage
 from taihu.core.checkpoint.store import CheckpointStore
 
 
@@ -31,7 +26,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shm"
     folder.mkdir()
-    monkeypatch.setattr(salvaging, "SHARED_MEMORY", folder)
+    monkeypatch.setattr(run_memory, "SHARED_MEMORY", folder)
     return folder
 
 

@@ -15,11 +15,13 @@ from structlog.testing import capture_logs
 from support.held import hold, job_in
 
 from taihu.core.base.errors import RecoveringError, RunError, TaihuError
+from taihu.core.checkpoint import run_memory
 from taihu.core.checkpoint import salvage as salvaging
 from taihu.core.checkpoint.files import write_part
 from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.places import Place
-from taihu.core.checkpoint.salvage import OwnSteps, prepare_memory
+from taihu.core.checkpoint.run_memory import prepare_memory
+from taihu.core.checkpoint.salvage import OwnSteps
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.coordinator import Coordinator
@@ -45,7 +47,7 @@ OTHERS = (MemberId(Role.SERVER, 1), MemberId(Role.WORKER, 0), MemberId(Role.WORK
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shm"
     folder.mkdir()
-    monkeypatch.setattr(salvaging, "SHARED_MEMORY", folder)
+    monkeypatch.setattr(run_memory, "SHARED_MEMORY", folder)
     return folder
 
 

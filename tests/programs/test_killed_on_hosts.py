@@ -42,7 +42,7 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def steps_of(folder: Path) -> int:
-    """How many the table of the run has."""
+    """The number of lines in the table of the run's steps."""
     path = folder / "run" / "steps.csv"
     return len(path.read_text().splitlines()) if path.exists() else 0
 

@@ -178,8 +178,8 @@ def try_workers(
     return _between_workers(job, plan, work, own_arenas)
 
 
-def take_step(driver: StepDriver, worker: Worker, step: int) -> None:
-    """Read all layers, and have the number of the step for every gradient, layer by layer."""
+def take_step(driver: StepDriver, worker: Worker, step: int, gradients: Values | None = None) -> None:
+    """Read all layers, and bring `gradients`, or the number of the step for every one, layer by layer."""
     layout = worker.exchange.plan.layout
     layers = range(len(layout.layers))
     for layer in reversed(layers):
@@ -187,7 +187,8 @@ def take_step(driver: StepDriver, worker: Worker, step: int) -> None:
     driver.begin(step)
     for layer in layers:
         driver.prepare(layer)
-        worker.arenas.gradients[layout.offsets[layer] : layout.offsets[layer + 1]] = step
+        place = slice(layout.offsets[layer], layout.offsets[layer + 1])
+        worker.arenas.gradients[place] = step if gradients is None else gradients[place]
         driver.ready(layer)
     driver.end_backward()
 

@@ -13,7 +13,7 @@ from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import NOTHING, Elements, State
-from taihu.core.checkpoint.salvage import memory_of
+from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.job import Job
 from taihu.core.planner.partition import Shard
 

@@ -332,19 +332,19 @@ class Exchange:
         else:
             self._own.put(lambda: take(compressor.state.arrays()))
 
-    def hold_steps(self, held: HeldSteps, make_state: Callable[[], State]) -> None:
+    def hold_steps(self, held: HeldSteps, make_state: Callable[[], State], *, is_first: bool) -> None:
         """Have `held` take what each step leads to here, from the next one on; `make_state` tells all that it holds.
 
         What this worker alone updates is held before others get it. What all workers have alike is held when all
-        groups have ended, by the exchange's own thread while the training thread goes on; `begin` and `settle` wait
-        for that.
+        groups have ended, by worker 0, and so is what compression holds back; the exchange's own thread does that
+        while the training thread goes on, and `begin` and `settle` wait for it.
         """
         if not self._route.hold(held, make_state):
-            self._behind = partial(self._hold, held, make_state)
+            self._behind = partial(self._hold, held, make_state, is_first)
 
-    def _hold(self, held: HeldSteps, make_state: Callable[[], State], step: int) -> None:
+    def _hold(self, held: HeldSteps, make_state: Callable[[], State], is_first: bool, step: int) -> None:
         held.begin(step, make_state)
-        held.put(step, self.state(is_first=True))
+        held.put(step, self.state(is_first=is_first))
         held.end(step)
 
     def settle(self) -> None:

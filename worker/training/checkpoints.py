@@ -68,12 +68,13 @@ class Keeper:
         self._local = local
         self._job = job
         # What this worker updates for the run is brought by the exchange, what it changes by itself here.
-        self._updates_here = job.workers_update and (self._is_first or job.stage.divides_optimizer)
+        brings = self._is_first or job.stage.divides_optimizer or job.takes_back
+        self._updates_here = job.workers_update and brings
         # Another worker may have begun two steps behind the last one that has led to all here: neither waits longer.
         threads = 2 if self._updates_here else 1
         self._held = held_steps_of(job, self._member, generation, exchange.plan, steps=MOST_HELD, threads=threads)
         if self._held is not None and self._updates_here:
-            exchange.hold_steps(self._held, self._state)
+            exchange.hold_steps(self._held, self._state, is_first=self._is_first)
         self._next_step = -1 if writer is None else client.decide_checkpoint(begun_after).next_step
 
     def asks_behind(self, step: int, *, is_last: bool) -> bool:

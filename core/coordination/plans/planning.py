@@ -90,7 +90,6 @@ def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkC
     """The sparse allreduce of each group that is predicted to be the fastest; none where none is needed."""
     if job.servers or not job.compression.method.selects:
         return ()
-    allow_gtopk = job.downlink == "doublesqueeze"
     routes = []
     for group in groups:
         workload = SparseWorkload(
@@ -101,7 +100,7 @@ def sparse_routes(job: Job, layout: Layout, groups: Sequence[Group], link: LinkC
             seconds_per_byte=link.up_seconds_per_byte,
             value_bytes=ValueType.named(job.compression.value_type).bytes_each,
         )
-        routes.append(choose(workload, allow_gtopk=allow_gtopk, among=SPARSE_ROUTES))
+        routes.append(choose(workload, allow_gtopk=job.takes_back, among=SPARSE_ROUTES))
     return tuple(routes)
 
 

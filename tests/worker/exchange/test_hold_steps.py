@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.checkpoint.held_steps import HeldSteps, Label, labels_of, read_held
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import State
+from taihu.core.coordination.plans.planning import first_plan
+from taihu.core.planner.sparse_route import SparseAlgorithm
 from taihu.worker.training.step_driver import StepDriver
 
 LAYOUT = layout_of(40, 30, 20)
@@ -75,7 +78,7 @@ def test_each_step_is_held_once_before_the_next_one_begins(kind: str, tmp_path: 
 
         folder = tmp_path / str(worker.rank)
         folder.mkdir()
-        worker.exchange.hold_steps(Watched(folder, "worker 0", ends), state_of(worker))
+        worker.exchange.hold_steps(Watched(folder, "worker 0", ends), state_of(worker), is_first=True)
         for step in range(1, STEPS + 1):
             take_step(driver, worker, step)
             driver.finish()
@@ -97,7 +100,8 @@ def test_what_workers_hold_together_is_what_all_read(kind: str, tmp_path: Path) 
     def work(worker: Worker) -> bytes:
         settle(worker.exchange)
         driver = StepDriver(job, worker.exchange)
-        worker.exchange.hold_steps(HeldSteps(tmp_path, f"worker {worker.rank}", 7, RUN, steps=3), state_of(worker))
+        held = HeldSteps(tmp_path, f"worker {worker.rank}", 7, RUN, steps=3)
+        worker.exchange.hold_steps(held, state_of(worker), is_first=True)
         for step in range(1, STEPS + 1):
             take_step(driver, worker, step)
             driver.finish()
@@ -134,7 +138,7 @@ def test_nobody_gets_what_its_owner_has_not_held(kind: str, tmp_path: Path) -> N
                 raise RunError("killed here")
 
         driver = StepDriver(job, worker.exchange)
-        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker))
+        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
         for step in (1, 2):
             take_step(driver, worker, step)
             driver.finish()
@@ -158,7 +162,7 @@ def test_a_step_does_not_begin_while_the_one_before_is_being_held(tmp_path: Path
             assert goes_on.wait(600)
             order.append(("held", step))
 
-        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker))
+        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
         take_step(driver, worker, 1)
         driver.finish()
         threading.Timer(0.05, goes_on.set).start()
@@ -181,7 +185,7 @@ def test_who_waits_for_that_hears_of_a_failure(tmp_path: Path) -> None:
         def ends(step: int) -> None:
             raise RunError("no room is left")
 
-        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker))
+        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
         driver = StepDriver(job, worker.exchange)
         take_step(driver, worker, 1)
         driver.finish()
@@ -189,3 +193,38 @@ def test_who_waits_for_that_hears_of_a_failure(tmp_path: Path) -> None:
 
     with pytest.raises(TaihuError, match="no room is left"):
         run_workers(job, LAYOUT, work)
+
+
+def test_what_a_sum_leaves_out_is_held_with_the_step(tmp_path: Path) -> None:
+    """It goes back into what the worker holds back when the sum has come, behind the selection."""
+    way = Way("ring", 0, "fp32", "tcp", "topk", "doublesqueeze", route=SparseAlgorithm.GTOPK)
+    job = way.job(1, 3)
+    assert job.takes_back
+    plan = first_plan(job, LAYOUT, one_host=False)
+    plan = replace(plan, routes=(SparseAlgorithm.GTOPK,) * len(plan.groups))
+
+    def work(worker: Worker) -> bool:
+        settle(worker.exchange)
+        driver, selected = StepDriver(job, worker.exchange), []
+
+        def state() -> State:
+            return worker.exchange.state(is_first=False)
+
+        held = HeldSteps(tmp_path, f"worker {worker.rank}", 7, RUN, steps=3)
+        worker.exchange.hold_steps(held, state, is_first=False)
+        for step in range(1, STEPS + 1):
+            gradients = np.random.default_rng([worker.rank, step]).standard_normal(LAYOUT.elements)
+            take_step(driver, worker, step, gradients.astype(np.float32))
+            worker.exchange.behind_compression(lambda arrays: selected.append(arrays["residual"].tobytes()))
+            driver.finish()
+            worker.exchange.settle()
+            residual = worker.exchange.residual.tobytes()
+            assert read_held(tmp_path, f"worker {worker.rank}", Label(7, step)).own["residual"].tobytes() == residual
+        return residual != selected[-1]
+
+    assert any(run_workers(job, LAYOUT, work, plan=plan))  # something was left out
+
+
+def test_only_rings_that_send_less_than_all_take_something_back() -> None:
+    assert not Way("ring", 0, "fp32", "tcp", "topk", "exact").job(1, 3).takes_back
+    assert not Way("server", 1, "fp32", "tcp", "topk", "doublesqueeze").job(1, 3).takes_back
