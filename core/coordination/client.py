@@ -46,6 +46,7 @@ from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
 from taihu.core.process.entry import InterruptedRunError, LeavingError
 from taihu.core.security.identity import member_name
+from taihu.core.security.security import Security
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.base.address import split_address
 from taihu.core.wire.base.clock import Clock, SystemClock
@@ -116,9 +117,12 @@ class CoordinatorClient:
             channel.close()
 
     def _open_channel(self) -> grpc.Channel:
-        own = security_of(self._job, self.member.role.value, self.member.rank)
         host = member_name("server" if self._job.servers else "worker", 0)
-        return open_channel(self._address, self._patience, own, host)
+        return open_channel(self._address, self._patience, self._security(), host)
+
+    def _security(self) -> Security:
+        """The certificates and the token of this member, as they are now."""
+        return security_of(self._job, self.member.role.value, self.member.rank)
 
     def _connect_anew(self) -> None:
         self._former.append(self._channel)
@@ -203,8 +207,7 @@ class CoordinatorClient:
         try:
             with telling_who_is_awaited(self.awaited):
                 response = call_until_reachable(
-                    # The coordinator gives up in the same time, and names who is missing: its answer is awaited.
-                    lambda remaining_s: self._stub.Join(request, timeout=remaining_s + self._patience.answer_s),
+                    lambda remaining_s: self._ask_to_join(request, remaining_s),
                     peer=self._host,
                     timeout_s=self._connect_timeout_s,
                     clock=self._clock,
@@ -216,6 +219,16 @@ class CoordinatorClient:
             raise
         self.worker_incarnations = tuple(response.worker_incarnations)
         return (*response.server_addresses, *response.worker_addresses)
+
+    def _ask_to_join(self, request: pb.JoinRequest, timeout_s: float) -> pb.JoinResponse:
+        try:
+            # The coordinator gives up in the same time, and names who is missing: its answer is awaited.
+            return self._stub.Join(request, timeout=timeout_s + self._patience.answer_s)
+        except grpc.RpcError:
+            # A channel keeps the certificates that it has read, and they may have been renewed since.
+            if self._security().encrypts:
+                self._connect_anew()
+            raise
 
     def vouch(self, caller: MemberId, incarnation: int) -> None:
         """Ask whether somebody who calls this member is one, too.

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
 import pytest
-from support.cluster import make_job
+from support.certificates import TestAuthority
+from support.cluster import layout_of, make_job
 from support.daemons import free_port
+from typing_extensions import override
 
 from taihu.core.base.errors import MemberLostError, StaleError, TaihuError
 from taihu.core.coordination import client as module
 from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import StopNotice
+from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.job import Job
+from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.serving.channel import open_channel
+from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 
 
 @pytest.mark.parametrize(("kind", "host"), [("ring", "worker 0"), ("server", "server 0")])
@@ -131,3 +143,43 @@ def test_a_call_of_a_client_that_has_closed_tells_that_its_member_takes_no_part(
         client.get_plan(5)
     with pytest.raises(StaleError, match="server 1 takes no part any more"):
         client.left_out(4, "the disk is full")
+
+
+class Renewing(SystemClock):
+    """A clock by which `renew` is called once, where somebody waits before it asks again."""
+
+    def __init__(self, renew: Callable[[], None]) -> None:
+        self._renew: Callable[[], None] | None = renew
+
+    @override
+    def sleep(self, seconds: float) -> None:
+        if self._renew is not None:
+            self._renew()
+            self._renew = None
+        super().sleep(seconds)
+
+
+def test_who_was_to_join_by_certificates_that_are_renewed_reads_them_again(tmp_path: Path) -> None:
+    """It was refused until it gave up: its channel kept what it had read before."""
+    former, present = TestAuthority(tmp_path / "own"), TestAuthority(tmp_path / "present")
+    for authority in (former, present):
+        for place in ("server/0", "worker/0"):
+            authority.sign(place)
+    rpc = RpcServer.create(threads=8, security=present.security("server/0"))
+    address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
+    job = make_job(1, 1, security=dict(former.settings()), exchange={"transport": "grpc"})
+    membership = Membership.of(job, Terms(), 0)
+    membership.admission.join(MemberId(Role.SERVER, 0), 1, job=job.name, digest=job.digest, now=0.0, address="here")
+    coordinator = Coordinator(membership, lambda _: pytest.fail("nobody asks for a plan"), SystemClock())
+    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
+    rpc.start((COORDINATOR_SERVICE,))
+
+    def renew() -> None:
+        for path in present.folder.iterdir():
+            shutil.copy(path, former.folder)
+
+    try:
+        with CoordinatorClient(address, job, MemberId(Role.WORKER, 0), 1, Renewing(renew)) as client:
+            assert client.join(layout=layout_of(3)) == ("here",)
+    finally:
+        rpc.stop(0.0)
