@@ -473,16 +473,19 @@ def _named(task: str, images: int) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], picture: Path) -> None:
-    """The curves of each way's best rate over steps and over bytes, means over the seeds."""
+    """The curves of each way's best rate over steps and over bytes, means over the seeds; two settings in a row."""
     import matplotlib as mpl  # noqa: PLC0415 - only drawing needs it
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
     settings = _by_setting(rows)
-    size = 4.6 * len(settings), 6.8
-    figure, panels = plt.subplots(2, len(settings), figsize=size, layout="constrained", squeeze=False)
-    for over_steps, over_bytes, (setting, of_setting) in zip(*panels, settings.items(), strict=True):
+    rows_of_panels = -(-len(settings) // 2)
+    figure, panels = plt.subplots(rows_of_panels, 4, figsize=(16.0, 3.6 * rows_of_panels), layout="constrained")
+    pairs = panels.reshape(-1, 2)
+    for panel in pairs[len(settings) :].flat:
+        panel.set_axis_off()
+    for (over_steps, over_bytes), (setting, of_setting) in zip(pairs, settings.items(), strict=False):
         task, workers, _, images = setting
         each = _WINDOW if task == "transformer" else 1
         worth, unit = ("training loss", "steps") if task == "transformer" else ("test accuracy, %", "epochs")
