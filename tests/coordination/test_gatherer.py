@@ -160,7 +160,7 @@ def test_who_does_not_come_is_named_and_not_waited_for_any_longer(tmp_path: Path
     with capture_logs() as logs:
         hosts.gather(OTHERS[:1])
     (told,) = [each for each in logs if each["event"] == "held steps are lost"]
-    assert told["reason"] == "nothing of worker 0 and worker 1"
+    assert told["reason"].endswith("worker 0 and worker 1")  # the other one may be late, too
     assert hosts.store.steps() == []
 
 
