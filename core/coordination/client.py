@@ -31,7 +31,7 @@ from taihu.core.checkpoint.salvage import OwnSteps, tell_lost
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
 from taihu.core.coordination.checkpoints import Decision
 from taihu.core.coordination.hearing import End, hear_end
-from taihu.core.coordination.membership import messages
+from taihu.core.coordination.membership import messages, part_messages
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, RunState, error_of
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.plans.plan import Plan
@@ -142,7 +142,7 @@ class CoordinatorClient:
         """
         timeout_s, until_s = self._connect_timeout_s, self._clock.now() + self._connect_timeout_s
         held = frozenset() if own is None else own.labels()
-        request = pb.BeginRequest(job=self._job.name, member=self._member(), held=messages.held_to_message(held))
+        request = pb.BeginRequest(job=self._job.name, member=self._member(), held=part_messages.held_to_message(held))
         while (left_s := until_s - self._clock.now()) > 0:
             response = call_until_reachable(
                 lambda remaining_s: self._ask_to_begin(request, remaining_s),
@@ -437,9 +437,9 @@ class CoordinatorClient:
 
 def _written(own: OwnSteps, wanted: pb.HeldStep) -> pb.HeldPart:
     """The part of a step that others need, which is written, or the reason why it cannot be."""
-    (label,) = messages.held_from_message((wanted,))
+    (label,) = part_messages.held_from_message((wanted,))
     try:
-        return messages.written_to_message(own.write(label))
+        return part_messages.written_to_message(own.write(label))
     except (OSError, TaihuError) as error:
         tell_lost(label.step, error)
         return pb.HeldPart(of=wanted, left_out=one_line(str(error)))

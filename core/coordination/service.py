@@ -13,7 +13,7 @@ from taihu.core.base.errors import ConfigError, FrameError, PeerUnreachableError
 from taihu.core.base.words import told
 from taihu.core.checkpoint.gathering import Gathering
 from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.membership import messages
+from taihu.core.coordination.membership import messages, part_messages
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
 from taihu.core.coordination.plans.plan_messages import plan_to_message
 from taihu.core.wire.base.address import host_of_peer
@@ -194,7 +194,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             if request.left_out:
                 self._coordinator.checkpointing.left_out(str(member), request.step, request.left_out)
                 return pb.StoredResponse()
-            file = messages.file_from_message(str(member), request)
+            file = part_messages.file_from_message(str(member), request)
             plan = self._coordinator.plan(remaining_s(context))
             self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
         return pb.StoredResponse()
@@ -315,14 +315,14 @@ def _gather(
     gathered: Gathering, member: str, incarnation: int, request: pb.BeginRequest, now: float
 ) -> pb.BeginResponse:
     """Take in what a member's place holds, and say which part of it is to be written."""
-    gathered.holds(member, incarnation, messages.held_from_message(request.held), now)
+    gathered.holds(member, incarnation, part_messages.held_from_message(request.held), now)
     if request.part.left_out:
-        (label,) = messages.held_from_message((request.part.of,))
+        (label,) = part_messages.held_from_message((request.part.of,))
         gathered.left_out(member, incarnation, label)
     elif request.HasField("part"):
-        gathered.written(member, incarnation, messages.written_from_message(member, request.part))
+        gathered.written(member, incarnation, part_messages.written_from_message(member, request.part))
     wanted = gathered.wanted_of(member, incarnation)
-    (held,) = (None,) if wanted is None else messages.held_to_message((wanted,))
+    (held,) = (None,) if wanted is None else part_messages.held_to_message((wanted,))
     return pb.BeginResponse(again=True, wanted=held)
 
 

@@ -16,14 +16,16 @@ from taihu.core.checkpoint.gathering import WrittenPart
 from taihu.core.checkpoint.held_steps import MOST_HELD, Label
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.messages import (
-    held_from_message,
-    held_to_message,
     member_from_message,
     member_to_message,
     progress_from_message,
     progress_to_message,
     state_from_message,
     state_to_message,
+)
+from taihu.core.coordination.membership.part_messages import (
+    held_from_message,
+    held_to_message,
     written_from_message,
     written_to_message,
 )

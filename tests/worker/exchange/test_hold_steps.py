@@ -197,32 +197,30 @@ def test_who_waits_for_that_hears_of_a_failure(tmp_path: Path) -> None:
 
 def test_what_a_sum_leaves_out_is_held_with_the_step(tmp_path: Path) -> None:
     """It goes back into what the worker holds back when the sum has come, behind the selection."""
-    way = Way("ring", 0, "fp32", "tcp", "topk", "doublesqueeze", route=SparseAlgorithm.GTOPK)
-    job = way.job(1, 3)
+    job = Way("ring", 0, "fp32", "tcp", "topk", "doublesqueeze").job(1, 3)
     assert job.takes_back
     plan = first_plan(job, LAYOUT, one_host=False)
-    plan = replace(plan, routes=(SparseAlgorithm.GTOPK,) * len(plan.groups))
 
-    def work(worker: Worker) -> bool:
+    def work(worker: Worker) -> bytes:
         settle(worker.exchange)
-        driver, selected = StepDriver(job, worker.exchange), []
-
-        def state() -> State:
-            return worker.exchange.state(is_first=False)
-
-        held = HeldSteps(tmp_path, f"worker {worker.rank}", 7, RUN, steps=3)
-        worker.exchange.hold_steps(held, state, is_first=False)
+        driver, member = StepDriver(job, worker.exchange), f"worker {worker.rank}"
+        held = HeldSteps(tmp_path, member, 7, RUN, steps=3)
+        worker.exchange.hold_steps(held, lambda: worker.exchange.state(is_first=False), is_first=False)
         for step in range(1, STEPS + 1):
             gradients = np.random.default_rng([worker.rank, step]).standard_normal(LAYOUT.elements)
             take_step(driver, worker, step, gradients.astype(np.float32))
-            worker.exchange.behind_compression(lambda arrays: selected.append(arrays["residual"].tobytes()))
             driver.finish()
             worker.exchange.settle()
             residual = worker.exchange.residual.tobytes()
-            assert read_held(tmp_path, f"worker {worker.rank}", Label(7, step)).own["residual"].tobytes() == residual
-        return residual != selected[-1]
+            assert read_held(tmp_path, member, Label(7, step)).own["residual"].tobytes() == residual
+        return residual
 
-    assert any(run_workers(job, LAYOUT, work, plan=plan))  # something was left out
+    # By an allgather all is taken, and nothing goes back.
+    taken_back, all_taken = (
+        run_workers(job, LAYOUT, work, plan=replace(plan, routes=(route,) * len(plan.groups)))
+        for route in (SparseAlgorithm.GTOPK, SparseAlgorithm.ALLGATHER)
+    )
+    assert taken_back != all_taken
 
 
 def test_only_rings_that_send_less_than_all_take_something_back() -> None:
