@@ -66,7 +66,7 @@ class Cluster:
             if index == 0:
                 cluster = self.job.cluster.model_copy(update={"coordinator": server.address})
                 self.job = self.job.model_copy(update={"cluster": cluster})
-            thread = threading.Thread(target=self._run, args=(index, server))
+            thread = threading.Thread(target=self._run, args=(index, server), name=f"server {index}")
             thread.start()
             self._threads.append(thread)
         return self

@@ -21,6 +21,8 @@ from taihu.worker.training.step_driver import StepDriver
 
 ROOT = Path(__file__).parents[3]
 LAYOUT = layout_of(32, 32)
+# They look at members by a clock of their own, and once in a while within a step: no value passes them.
+CLOCKS = frozenset({"membership", "server 0"})
 # Here a test is in the place of the trainer.
 NOT_HERE = "worker/training/trainer.py"
 ROOMS = ("worker", "allreduce", "ps_server", "core", "taihu", "kernels")
@@ -67,7 +69,7 @@ def files_run(way: Way) -> set[str]:
     listening = False
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if listening and event == "call":
+        if listening and event == "call" and threading.current_thread().name not in CLOCKS:
             seen.add(frame.f_code.co_filename)
 
     def listen(on: bool) -> None:
@@ -154,8 +156,7 @@ def test_a_way_passes_the_files_that_are_listed_and_no_more_than_before(name: st
     assert not expected - seen
     for _ in range(3):
         if len(seen) > MOST[name]:
-            # Whoever is the first in a process loads kernels; and on a busy machine the coordinator looks at its
-            # members while a step is listened to. What belongs to the way is there each time.
+            # Whoever is the first in a process loads kernels. What belongs to the way is there each time.
             seen &= files_run(way)
     assert len(seen) <= MOST[name], sorted(seen - expected)
 
