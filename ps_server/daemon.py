@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -158,9 +159,11 @@ class ServerDaemon:
             self._listen_again()
             raise
 
-    def _between(self, use: Callable[[RpcServer], None]) -> None:
+    @contextmanager
+    def _between(self) -> Iterator[RpcServer]:
+        """A server at this one's address, between two generations."""
         try:
-            use(self._listener.rpc)
+            yield self._listener.rpc
         finally:
             self._listen_again()
 

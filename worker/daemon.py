@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -91,12 +91,16 @@ class WorkerDaemon:
             self._listen_again()
             raise
 
-    def _between(self, use: Callable[[RpcServer], None]) -> None:
-        if self._options.listener is not None:
-            try:
-                use(self._options.listener.rpc)
-            finally:
-                self._listen_again()
+    @contextmanager
+    def _between(self) -> Iterator[RpcServer]:
+        """A server at this worker's address, between two generations; without servers each has one."""
+        listener = self._options.listener
+        if listener is None:
+            raise ConfigError("this worker does not listen, and hosts no coordinator")
+        try:
+            yield listener.rpc
+        finally:
+            self._listen_again()
 
     def _listen_again(self) -> None:
         if self._options.listener is not None:

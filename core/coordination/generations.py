@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -80,13 +81,13 @@ def in_generations(
     job: Job,
     member: MemberId,
     live: Callable[[Job, Generation], T],
-    between: Callable[[Callable[[RpcServer], None]], None],
+    between: Callable[[], AbstractContextManager[RpcServer]],
 ) -> T:
     """Call `live` for one generation after another; returns its result of the one in which the run ends.
 
     It is given the job as it goes on from the generation's checkpoint. A job that chooses its compression begins with
-    a generation whose steps are measured. The member that hosts the coordinator serves others `between` generations,
-    too: that is given whoever uses a server at the coordinator's address, which is closed behind it.
+    a generation whose steps are measured. `between` generations the member that hosts the coordinator has a server at
+    its address, too.
 
     Raises:
         TaihuError: what ended the run otherwise.
@@ -102,7 +103,8 @@ def in_generations(
         may_be_held = prepare_memory(own)
         salvage(own)
         if may_be_held and not are_all_here(own):
-            between(lambda rpc: gather(own, str(member), rpc))
+            with between() as rpc:
+                gather(own, str(member), rpc)
 
     while True:
         if hosts and choosing is not None:

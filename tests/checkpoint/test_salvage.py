@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from structlog.testing import capture_logs
-from support.held import LAYOUT, TOTAL, hold, job_in, run_of, state_of
+from support.held import LAYOUT, TOTAL, hold, job_in, memory_in, run_of, state_of
 
-from taihu.core.checkpoint import run_memory
 from taihu.core.checkpoint import salvage as salvaging
 from taihu.core.checkpoint.held_steps import HeldSteps, read_held
 from taihu.core.checkpoint.manifest import MANIFEST
@@ -24,10 +23,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    monkeypatch.setattr(run_memory, "SHARED_MEMORY", folder)
-    return folder
+    return memory_in(tmp_path, monkeypatch)
 
 
 def test_the_newest_step_that_all_hold_becomes_a_checkpoint(tmp_path: Path, memory: Path) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 import grpc
 import pytest
 from structlog.testing import capture_logs
-from support.held import hold, job_in
+from support.held import hold, job_in, memory_in
 
 from taihu.core.base.errors import RecoveringError, RunError, TaihuError
-from taihu.core.checkpoint import run_memory
 from taihu.core.checkpoint import salvage as salvaging
 from taihu.core.checkpoint.files import write_part
 from taihu.core.checkpoint.part import Part
@@ -45,10 +44,7 @@ OTHERS = (MemberId(Role.SERVER, 1), MemberId(Role.WORKER, 0), MemberId(Role.WORK
 
 @pytest.fixture
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    monkeypatch.setattr(run_memory, "SHARED_MEMORY", folder)
-    return folder
+    return memory_in(tmp_path, monkeypatch)
 
 
 def job_at(tmp_path: Path, port: int, connect_timeout_s: float = 120.0) -> Job:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from support.cluster import layout_of
+from taihu.core.checkpoint import run_memory
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.manifest import Manifest
@@ -17,10 +19,18 @@ from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.job import Job
 from taihu.core.planner.partition import Shard
 
-__all__ = ["LAYOUT", "TOTAL", "hold", "job_in", "run_of", "state_of"]
+__all__ = ["LAYOUT", "TOTAL", "hold", "job_in", "memory_in", "run_of", "state_of"]
 
 LAYOUT = layout_of(5, 70)
 TOTAL = 9
+
+
+def memory_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of the memory of this host."""
+    memory = folder / "shm"
+    memory.mkdir()
+    monkeypatch.setattr(run_memory, "SHARED_MEMORY", memory)
+    return memory
 
 
 def job_in(folder: Path, **sections: Mapping[str, Any]) -> Job:

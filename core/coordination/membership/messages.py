@@ -37,7 +37,6 @@ __all__ = [
     "updates_to_message",
 ]
 
-
 M = TypeVar("M", bound=Message)
 
 

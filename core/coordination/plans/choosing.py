@@ -30,8 +30,9 @@ __all__ = ["LEARNS", "Choice", "Choosing", "Way", "trial", "ways"]
 LEARNS: Final = MappingProxyType({1.0: 1.01, 0.05: 1.05, 0.01: 1.05, 0.001: 2.0})
 """Steps to a loss as multiples of those that the whole gradient takes, by the share of it that is sent at a time.
 
-1.0, 0.05 and 0.01 are above the means of the transformer, Cifar10-quick, ResNet-20 and VGG-16 with three workers:
-`python -m benchmarks loss_per_byte` and `torch_time_to_loss`. 0.001 is a guess.
+Each is above the mean of what was measured with three workers, by `python -m benchmarks loss_per_byte` and
+`torch_time_to_loss`: 0.01 of the transformer, Cifar10-quick, ResNet-20 and VGG-16, 0.05 of the transformer and
+ResNet-20, 1.0 of the transformer alone. 0.001 is a guess.
 """
 
 _LEAST_DENSITY: Final = 0.01
