@@ -177,7 +177,10 @@ class BeginRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    agent: _builtins.int
+    """The life of the agent that runs this process, 0 for none."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -195,14 +198,85 @@ class BeginRequest(_message.Message):
         member: Global___Member | None = ...,
         held: _abc.Iterable[Global___HeldStep] | None = ...,
         part: Global___HeldPart | None = ...,
+        agent: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "job", b"job", "member", b"member", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "held", b"held", "job", b"job", "member", b"member", "part", b"part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
+
+@_typing.final
+class AttendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    agent: _builtins.int
+    """The life of this agent."""
+    name: _builtins.str
+    """As people know it: its host and process."""
+    leaves: _builtins.bool
+    """It wants to run none, and to end."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks of the workers that it runs."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        agent: _builtins.int = ...,
+        name: _builtins.str = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+        leaves: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "job", b"job", "leaves", b"leaves", "name", b"name", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendRequest: _TypeAlias = AttendRequest  # noqa: Y015
+
+@_typing.final
+class AttendResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    AWAITED_FIELD_NUMBER: _builtins.int
+    state: Global___RunState.ValueType
+    reason: _builtins.str
+    """Why the run has ended, or its members begin again."""
+    awaited: _builtins.str
+    """What the run waits for before it begins; empty where it has."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks of the workers that it is to run."""
+
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        state: Global___RunState.ValueType = ...,
+        reason: _builtins.str = ...,
+        awaited: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "ranks", b"ranks", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttendResponse: _TypeAlias = AttendResponse  # noqa: Y015
 
 @_typing.final
 class HeldStep(_message.Message):

@@ -90,6 +90,11 @@ class CoordinatorServiceStub:
                 request_serializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
                 response_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileResponse.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Attend',
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.AttendResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetStatus',
                 request_serializer=taihu_dot_protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -195,6 +200,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request, context):
+        """An agent says which workers it runs, and is told which it is to run: soon, or as soon as these are others.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """The state of every member.
         """
@@ -280,6 +292,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.GetProfile,
                     request_deserializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileRequest.FromString,
                     response_serializer=taihu_dot_protos_dot_coordinator__pb2.GetProfileResponse.SerializeToString,
+            ),
+            'Attend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.AttendRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.AttendResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -600,6 +617,33 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/GetProfile',
             taihu_dot_protos_dot_coordinator__pb2.GetProfileRequest.SerializeToString,
             taihu_dot_protos_dot_coordinator__pb2.GetProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Attend',
+            taihu_dot_protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,

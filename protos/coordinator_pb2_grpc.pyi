@@ -59,6 +59,8 @@ class CoordinatorServiceStub:
     """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]
     """The costs that the present plan was computed from."""
+    Attend: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendResponse]
+    """An agent says which workers it runs, and is told which it is to run: soon, or as soon as these are others."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
     """The state of every member."""
     FixLastStep: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]
@@ -99,6 +101,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]  # type: ignore[assignment]
     """The costs that the present plan was computed from."""
+    Attend: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendResponse]  # type: ignore[assignment]
+    """An agent says which workers it runs, and is told which it is to run: soon, or as soon as these are others."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
     """The state of every member."""
     FixLastStep: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]  # type: ignore[assignment]
@@ -202,6 +206,14 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.GetProfileResponse, _abc.Awaitable[_coordinator_pb2.GetProfileResponse]]:
         """The costs that the present plan was computed from."""
+
+    @_abc_1.abstractmethod
+    def Attend(
+        self,
+        request: _coordinator_pb2.AttendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.AttendResponse, _abc.Awaitable[_coordinator_pb2.AttendResponse]]:
+        """An agent says which workers it runs, and is told which it is to run: soon, or as soon as these are others."""
 
     @_abc_1.abstractmethod
     def GetStatus(

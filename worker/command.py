@@ -70,6 +70,7 @@ def worker(
     log_format: LogFormatOption = "auto",
     verbose: VerboseOption = False,
     supervisor: SupervisorOption = None,
+    agent: Annotated[int, typer.Option("--agent", hidden=True, help="The life of the agent that runs it.")] = 0,
     run_dir_is_made: Annotated[bool, typer.Option("--run-dir-is-made", hidden=True)] = False,
     flags: JobFlags,
 ) -> int:
@@ -139,6 +140,7 @@ def worker(
 
     options = WorkerOptions(
         rank=place,
+        agent=agent,
         metrics_port=metrics_port,
         linger_s=linger,
         health=health,

@@ -74,7 +74,8 @@ class WorkerDaemon:
             dataset = load_dataset(self._job.data, self._job.model.name)
             try:
                 member = MemberId(Role.WORKER, self._options.rank)
-                return in_generations(self._job, member, partial(self._live, dataset), self._between)
+                live = partial(self._live, dataset)
+                return in_generations(self._job, member, live, self._between, agent=self._options.agent)
             finally:
                 if page is not None:
                     page.lingers = not self._stop.expected

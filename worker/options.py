@@ -23,6 +23,7 @@ __all__ = ["WorkerOptions"]
 class WorkerOptions:
     """Options that differ between the workers of a job, and what SIGTERM and SIGINT lead to.
 
+    `agent` is the life of that one which runs this process, 0 where none does.
     `listen` says where this process listens, `listener` is where peers reach a worker without servers, `health` where
     others may ask whether it lives; the page of metrics stays for `linger_s` after the end; `files` are those that
     worker 0 writes; `trace` is where this process's part of the trace is written at the end; `tell` gets the results,
@@ -32,6 +33,7 @@ class WorkerOptions:
     """
 
     rank: int
+    agent: int = 0
     metrics_port: int | None = None
     linger_s: float = 0.0
     listen: ListenOptions = field(default_factory=ListenOptions)

@@ -129,10 +129,11 @@ class CoordinatorClient:
         self._channel = self._open_channel()
         self._stub = CoordinatorServiceStub(self._channel)
 
-    def begin(self, own: OwnSteps | None = None) -> Begun:
+    def begin(self, own: OwnSteps | None = None, agent: int = 0) -> Begun:
         """Ask until this member may join; the generation to be joined.
 
-        Where others need what its place holds, `own` steps, this member writes its part of a checkpoint.
+        Where others need what its place holds, `own` steps, this member writes its part of a checkpoint. `agent` is
+        the life of that one which runs this process.
 
         Raises:
             PeerUnreachableError: the coordinator did not answer, or the last generation did not end, in time.
@@ -142,7 +143,9 @@ class CoordinatorClient:
         """
         timeout_s, until_s = self._connect_timeout_s, self._clock.now() + self._connect_timeout_s
         held = frozenset() if own is None else own.labels()
-        request = pb.BeginRequest(job=self._job.name, member=self._member(), held=part_messages.held_to_message(held))
+        request = pb.BeginRequest(
+            job=self._job.name, member=self._member(), held=part_messages.held_to_message(held), agent=agent
+        )
         while (left_s := until_s - self._clock.now()) > 0:
             response = call_until_reachable(
                 lambda remaining_s: self._ask_to_begin(request, remaining_s),

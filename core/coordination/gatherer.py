@@ -18,6 +18,7 @@ from taihu.core.checkpoint.held_steps import Label
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.manifest import parse_manifest
 from taihu.core.checkpoint.salvage import OwnSteps, commit, tell_lost
+from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import RunState
@@ -38,11 +39,12 @@ __all__ = ["gather"]
 _SHARE: Final = 0.5
 
 
-def gather(job: Job, member: str, rpc: RpcServer) -> None:
+def gather(job: Job, member: str, rpc: RpcServer, agents: Agents) -> None:
     """Have the newest step that all members hold written as a checkpoint, if there is one.
 
     Returns when it counts; when there is none, for somebody holds nothing or cannot write it; or when nobody has said
-    or written anything for half of `cluster.connect_timeout_s`. `member` hosts the coordinator, on `rpc`.
+    or written anything for half of `cluster.connect_timeout_s`. `member` hosts the coordinator, on `rpc`; workers of
+    lost `agents` get others meanwhile.
 
     Raises:
         RunError: somebody has ended the run meanwhile.
@@ -51,12 +53,13 @@ def gather(job: Job, member: str, rpc: RpcServer) -> None:
     own, life = OwnSteps(job, member), new_incarnation()
     membership = Membership.of(job, Terms(recovers=True), new_incarnation())
     coordinator = Coordinator(membership, _no_plan, SystemClock())
-    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, gathered=gathering), rpc.grpc_server)
+    servicer = CoordinatorServicer(coordinator, gathered=gathering, agents=agents)
+    add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)
     rpc.grpc_server.add_generic_rpc_handlers((AbsentServices(RecoveringError("all members begin again")),))
     with coordinator.changing() as (_, now):
         gathering.holds(member, life, own.labels(), now)
     rpc.start((COORDINATOR_SERVICE,), with_reflection=job.cluster.reflection)
-    with telling_who_is_awaited(lambda: listed(gathering.missing)):
+    with telling_who_is_awaited(lambda: listed(gathering.missing)), agents.watched(coordinator):
         _await_parts(coordinator, gathering, own, life, _SHARE * job.cluster.connect_timeout_s)
     with coordinator.changing():
         if membership.outcome.state is RunState.FAILED:

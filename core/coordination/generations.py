@@ -28,6 +28,7 @@ from taihu.core.checkpoint.keepers import (
 from taihu.core.checkpoint.run_memory import discard_memory, have_memory, leave_memory, memory_of, prepare_memory
 from taihu.core.checkpoint.salvage import OwnSteps, are_all_here, salvage
 from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
 from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
@@ -56,11 +57,13 @@ class Generation:
         begun: the generation, as those who ask are told of it.
         recovers: whether another one may follow; for the member that hosts the coordinator.
         choosing: chooses, in a trial of the member that hosts the coordinator.
+        agents: of the run, for the member that hosts the coordinator.
     """
 
     begun: Begun = field(default_factory=lambda: Begun(0))
     recovers: bool = False
     choosing: Choosing | None = None
+    agents: Agents | None = None
 
     @property
     def number(self) -> int:
@@ -82,12 +85,14 @@ def in_generations(
     member: MemberId,
     live: Callable[[Job, Generation], T],
     between: Callable[[], AbstractContextManager[RpcServer]],
+    *,
+    agent: int = 0,
 ) -> T:
     """Call `live` for one generation after another; returns its result of the one in which the run ends.
 
     It is given the job as it goes on from the generation's checkpoint. A job that chooses its compression begins with
     a generation whose steps are measured. `between` generations the member that hosts the coordinator has a server at
-    its address, too.
+    its address, too. `agent` is the life of that one which runs this process, 0 where none does.
 
     Raises:
         TaihuError: what ended the run otherwise.
@@ -98,13 +103,14 @@ def in_generations(
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     choosing = Choosing(job) if chooses else None
+    agents = Agents.of(job)
 
     def prepare(own: Job) -> None:
         may_be_held = prepare_memory(own)
         salvage(own)
         if may_be_held and not are_all_here(own):
             with between() as rpc:
-                gather(own, str(member), rpc)
+                gather(own, str(member), rpc, agents)
 
     while True:
         if hosts and choosing is not None:
@@ -112,7 +118,9 @@ def in_generations(
         elif hosts:
             own, generation = _next_hosted(job, restarts, prepare)
         else:
-            own, generation = _asked_for(job, member)
+            own, generation = _asked_for(job, member, agent)
+        if hosts:
+            generation = replace(generation, agents=agents)
         memory = have_memory(own)
         try:
             result = live(going_on(own, generation.step), generation)
@@ -130,7 +138,8 @@ def in_generations(
             return result
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
-        if hosts and not generation.begun.is_trial:
+        has_moved = agents.settle()
+        if hosts and not generation.begun.is_trial and not has_moved:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 
 
@@ -186,14 +195,14 @@ def _next_hosted(job: Job, restarts: Restarts, prepare: Callable[[Job], None]) -
     return job, Generation(Begun(new_incarnation(), step), restarts.left(time.monotonic()) > 0)
 
 
-def _asked_for(job: Job, member: MemberId) -> tuple[Job, Generation]:
+def _asked_for(job: Job, member: MemberId, agent: int) -> tuple[Job, Generation]:
     """The job, with the compression that was chosen for it, and the generation that the coordinator tells of."""
     if job.compression.method.is_chosen:
         job = with_compression(job, kept_compression(job))
     with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
         memory = memory_of(job)
         try:
-            begun = client.begin(OwnSteps(job, str(member)))
+            begun = client.begin(OwnSteps(job, str(member)), agent)
         except FinishedError:
             leave_memory(memory)
             raise

@@ -13,6 +13,7 @@ import structlog
 from taihu.core.base.errors import ModelError
 from taihu.core.checkpoint.ended import EndedRun, keep_end
 from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
+from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.checkpointing import Checkpointing
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.generations import ONLY, Generation
@@ -58,9 +59,13 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         partial(_keep_end, job, generation.number),
         choosing=generation.choosing,
     )
-    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, generation.begun), rpc.grpc_server)
+    agents = generation.agents
+    servicer = CoordinatorServicer(coordinator, generation.begun, agents=agents)
+    add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)
     closed = threading.Event()
-    watch = threading.Thread(target=_let_time_pass, args=(coordinator, closed), name="membership", daemon=True)
+    watch = threading.Thread(
+        target=_let_time_pass, args=(coordinator, agents, closed), name="membership", daemon=True
+    )
     watch.start()
     try:
         yield coordinator
@@ -116,11 +121,15 @@ def _on_one_host(membership: Membership) -> bool:
     return addresses is not None and all(map(is_loopback, addresses))
 
 
-def _let_time_pass(coordinator: Coordinator, closed: threading.Event) -> None:
+def _let_time_pass(coordinator: Coordinator, agents: Agents | None, closed: threading.Event) -> None:
     said = ""
+    if agents is not None:
+        agents.opens(coordinator)
     while not closed.wait(TICK_S):
         with coordinator.changing() as (members, now):
             members.liveness.look(now)
+            if agents is not None:
+                agents.look(members, now)
             stall = members.liveness.stall
         if stall and not said:
             structlog.get_logger().warning("stall", seen=stall)

@@ -12,6 +12,8 @@ import grpc
 from taihu.core.base.errors import ConfigError, FrameError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.base.words import told
 from taihu.core.checkpoint.gathering import Gathering
+from taihu.core.coordination.agents.answering import NEEDED_BY_AGENTS, attend
+from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership import messages, part_messages
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
@@ -38,12 +40,19 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     """Converts messages, calls the coordinator, turns errors into statuses.
 
     Those who ask to begin are told what has `begun` or, while steps that members hold are `gathered`, to ask again.
+    `agents` are told what to run; None where a lost worker ends the run.
     """
 
     def __init__(
-        self, coordinator: Coordinator, begun: Begun | None = None, *, gathered: Gathering | None = None
+        self,
+        coordinator: Coordinator,
+        begun: Begun | None = None,
+        *,
+        gathered: Gathering | None = None,
+        agents: Agents | None = None,
     ) -> None:
         self._coordinator = coordinator
+        self._agents = agents
         self._begun = begun
         self._gathered = gathered
         self._refusals = RefusalLog()
@@ -56,11 +65,27 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             self._coordinator.changing() as (membership, now),
         ):
             member, incarnation = messages.member_from_message(request.member)
+            if not self._takes_place(member, request.agent):
+                return pb.BeginResponse(again=True)
             if not membership.admission.admits(member, incarnation, job=request.job, now=now):
                 return pb.BeginResponse(again=True)
             if self._gathered is not None:
                 return _gather(self._gathered, str(member), incarnation, request, now)
             return messages.begun_to_message(self._begun or Begun(membership.admission.generation))
+
+    def _takes_place(self, member: MemberId, agent: int) -> bool:
+        """Whether a process is that one which runs as `member`: of a worker, its agent says so."""
+        if self._agents is None or member.role is not Role.WORKER:
+            return True
+        with self._agents.changing() as attendance:
+            return attendance.takes_place(member.rank, agent)
+
+    def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> pb.AttendResponse:  # noqa: N802
+        """Note that an agent is there; hold it for a heartbeat, or until it is to run others."""
+        with _errors_as_status(context):
+            if self._agents is None:
+                raise ConfigError(f"a lost worker ends this run; {NEEDED_BY_AGENTS}")
+            return attend(self._coordinator, self._agents, request, context)
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinResponse:  # noqa: N802
         """Admit the member, and hold a worker until everybody is there whom it exchanges with."""

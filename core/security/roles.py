@@ -42,6 +42,7 @@ RULES: Final[Mapping[str, Rule]] = dict(
         *_of(
             "taihu.v1.CoordinatorService",
             {
+                "Attend": Rule(_WORKER),
                 "Begin": Rule(_MEMBERS, "member"),
                 "Join": Rule(_MEMBERS, "member"),
                 "Vouch": Rule(_MEMBERS, "member"),

@@ -43,6 +43,9 @@ class ClusterSettings(Section):
         default=0.5, description="time between two signs of life of a member, in seconds"
     )
     lost_after_s: Seconds = Field(default=15.0, description="silence after which a member is given up, in seconds")
+    min_agents: Members = Field(
+        default=1, description="with fewer agents (`taihu agent`) a run waits for others, which may come at any time"
+    )
     threads: Annotated[int, Field(ge=0, le=4096)] = Field(
         default=0, description="threads that a worker computes with; 0 takes all cores"
     )

@@ -74,6 +74,11 @@ _MORE: Final = (
     ("server", "taihu.ps_server.command:server", "Run one parameter server until its run has ended."),
     ("worker", "taihu.worker.command:worker", "Run one worker until its run has ended."),
     (
+        "agent",
+        "taihu.cli.agent:agent",
+        "Run the workers that a run assigns to this machine, as agents come and go, until the run has ended.",
+    ),
+    (
         "node",
         "taihu.cli.node:node",
         "Take one role of a run, a server's or a worker's, by the rank that mpirun, srun or torchrun gave.",

@@ -230,6 +230,14 @@ class LocalProcesses:
         self.kill(name)
         next(daemon for daemon in self._daemons if daemon.name == name).is_settled = True
 
+    def dismiss(self, name: str) -> None:
+        """End a daemon at once, if it has not ended, and forget it."""
+        former = next(daemon for daemon in self._daemons if daemon.name == name)
+        former.process.kill()
+        former.process.wait()
+        self._daemons.remove(former)
+        _close(former)
+
     def replace(self, name: str) -> None:
         """Start a daemon again that has ended, with the same arguments; its log goes on."""
         former = next(daemon for daemon in self._daemons if daemon.name == name)

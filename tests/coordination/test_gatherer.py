@@ -22,6 +22,7 @@ from taihu.core.checkpoint.places import Place
 from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.salvage import OwnSteps
 from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.gatherer import gather
@@ -85,7 +86,7 @@ class Hosts:
         with ThreadPoolExecutor(len(OTHERS)) as pool:
             asking = [pool.submit(begin, self.job, member) for member in members]
             try:
-                gather(self.job, "server 0", self.rpc)
+                gather(self.job, "server 0", self.rpc, Agents.of(self.job))
             finally:
                 self.rpc.stop(0.0)
             again = RpcServer.create(threads=16)
@@ -167,7 +168,7 @@ def test_a_run_may_be_stopped_meanwhile(tmp_path: Path, memory: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         stopped = pool.submit(stop_run, address, hosts.job.name, "enough", 120.0)
         with pytest.raises(RunError, match="enough"):
-            gather(hosts.job, "server 0", hosts.rpc)
+            gather(hosts.job, "server 0", hosts.rpc, Agents.of(hosts.job))
         hosts.rpc.stop(1.0)
         stopped.result(timeout=120)
 
@@ -177,7 +178,7 @@ def test_calls_to_what_is_served_there_else_hear_that_all_begin_again(tmp_path: 
     hosts = Hosts(tmp_path)
     hold(hosts.job, 4)
     with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(gather, hosts.job, "server 0", hosts.rpc)
+        gathered = pool.submit(gather, hosts.job, "server 0", hosts.rpc, Agents.of(hosts.job))
         with grpc.insecure_channel(hosts.job.cluster.coordinator or "") as channel:
             stub = ParameterServerServiceStub(channel)
             for call in (partial(stub.Keep, pb.KeepRequest()), lambda: next(stub.Exchange(iter(())))):

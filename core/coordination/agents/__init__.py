@@ -1,0 +1,1 @@
+"""Agents: processes that run the workers which a run assigns to their machines, and that come and go."""

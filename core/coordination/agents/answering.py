@@ -1,0 +1,62 @@
+"""Answers to agents, by the coordinator."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+
+from taihu.core.base.errors import StaleError
+from taihu.core.base.words import told
+from taihu.core.coordination.agents.hosting import Agents
+from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.membership import messages
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.wire.serving.server import remaining_s
+from taihu.protos import coordinator_pb2 as pb
+
+__all__ = ["NEEDED_BY_AGENTS", "attend"]
+
+NEEDED_BY_AGENTS: Final = "agents need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
+
+# An answer that tells nothing new comes in this share of the caller's patience.
+_SHARE: Final = 0.5
+
+
+def attend(
+    coordinator: Coordinator, agents: Agents, request: pb.AttendRequest, context: grpc.ServicerContext
+) -> pb.AttendResponse:
+    """Note that an agent is there; answer as soon as it is to run other ranks or the run has ended, or in a while.
+
+    Raises:
+        StaleError: it belongs to another job.
+    """
+    life, runs = request.agent, tuple(sorted(request.runs))
+    with coordinator.changing() as (membership, now):
+        if request.job != membership.roster.job:
+            raise StaleError(f"this is job {membership.roster.job!r}, not {request.job!r}; check the address")
+        with agents.changing() as attendance:
+            call = attendance.attends(life, told(request.name), runs, leaves=request.leaves, now=now)
+        agents.look(membership, now)
+    is_answered = False
+
+    def ended() -> None:
+        if not is_answered:
+            with coordinator.changing() as (_, now), agents.changing() as attendance:
+                attendance.hung_up(life, call, now)
+
+    context.add_callback(ended)
+
+    def has_news(membership: Membership) -> bool:
+        with agents.changing() as attendance:
+            return attendance.ranks_of(life) != runs or membership.outcome.state.is_final
+
+    coordinator.wait_for(has_news, _SHARE * remaining_s(context))
+    with coordinator.changing() as (membership, _), agents.changing() as attendance:
+        is_answered = True
+        return pb.AttendResponse(
+            ranks=attendance.ranks_of(life),
+            state=messages.state_to_message(membership.outcome.state),
+            reason=membership.outcome.reason,
+            awaited=attendance.awaited,
+        )

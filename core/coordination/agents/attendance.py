@@ -1,0 +1,238 @@
+"""The agents of a run: who is there, and which workers each is to run. Pure, time comes in as an argument.
+
+A rank without an agent gets another one at once. Others change their agents between two generations alone: who wants
+them moved has the present one end in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, NamedTuple
+
+from taihu.core.base.words import counted
+from taihu.core.coordination.agents.assignment import balanced, filled, longest_s
+
+__all__ = ["Attendance", "Attending", "Lost"]
+
+# Who has come as the last one may be followed by others: each is waited for before the first step, and for a move.
+_BEGINS_AFTER_S: Final = 3.0
+_MOVES_AFTER_S: Final = 1.0
+# A move takes about as long as a hundred steps gain that are shorter by so much; less than this share may be chance.
+_LEAST_GAIN_S: Final = 0.03
+_LEAST_GAIN: Final = 0.1
+_MEASURED_OVER: Final = 50
+_ANY_S: Final = 1.0
+# Who lives calls again at once.
+_HUNG_UP: Final = 8
+
+
+class Lost(NamedTuple):
+    """A rank whose agent is gone, by its name."""
+
+    rank: int
+    agent: str
+
+
+class Attending(NamedTuple):
+    """An agent, as those who look on see it."""
+
+    name: str
+    ranks: tuple[int, ...]
+    seconds_since: float
+    leaves: bool
+
+
+@dataclass
+class _Agent:
+    """An agent that is there.
+
+    `calls` counts what it has said, the last at `seen_s`; `hung_up_s` is when that broke off. `has_run` any rank yet.
+    """
+
+    name: str
+    came_s: float
+    seen_s: float
+    calls: int = 0
+    leaves: bool = False
+    hung_up_s: float | None = None
+    has_run: bool = False
+
+
+class Attendance:
+    """Knows the agents of a run, over all its generations.
+
+    Args:
+        ranks: of the workers that agents may run.
+        least: with fewer agents no rank gets one.
+        silent_after_s: an agent that says nothing for so long is gone; sooner where its call has broken off.
+    """
+
+    def __init__(self, ranks: Iterable[int], *, least: int, silent_after_s: float) -> None:
+        self._ranks = set(ranks)
+        self._least = least
+        self._silent_after_s = silent_after_s
+        self._agents: dict[int, _Agent] = {}
+        self._held: dict[int, int] = {}
+        self._measured_s: dict[int, float] = {}
+        self._step = 0
+        self._moved_at = 0
+        self._has_begun = False
+        self._first_s: float | None = None
+
+    def attends(self, life: int, name: str, runs: Iterable[int] = (), *, leaves: bool = False, now: float) -> int:
+        """An agent says that it is there, and which ranks it runs; the number of this call.
+
+        Ranks that nobody is known to have are its own: the coordinator may have been lost, and know of none.
+        """
+        agent = self._agents.get(life)
+        if agent is None:
+            agent = self._agents[life] = _Agent(name, now, now)
+        self._first_s = now if self._first_s is None else self._first_s
+        agent.calls += 1
+        agent.seen_s, agent.hung_up_s, agent.leaves = now, None, leaves
+        for rank in runs:
+            if rank in self._ranks and rank not in self._held:
+                self._hold(self._held | {rank: life})
+                self._has_begun = True
+        return agent.calls
+
+    def hung_up(self, life: int, call: int, now: float) -> None:
+        """A call of an agent has broken off; if it makes no other one, it is gone."""
+        agent = self._agents.get(life)
+        if agent is not None and agent.calls == call:
+            agent.hung_up_s = now
+
+    def opens(self, now: float) -> None:
+        """Nobody could be heard until now: whoever was there is."""
+        for agent in self._agents.values():
+            agent.seen_s, agent.hung_up_s = now, None
+
+    def look(self, now: float) -> list[Lost]:
+        """Give up agents that are gone, and find others for ranks that have none; the ranks of those given up."""
+        gone = {life: agent.name for life, agent in self._agents.items() if self._is_gone(agent, now)}
+        lost = sorted(Lost(rank, gone[life]) for rank, life in self._held.items() if life in gone)
+        for life in gone:
+            del self._agents[life]
+            self._measured_s.pop(life, None)
+        for each in lost:
+            del self._held[each.rank]
+        if self._may_fill(now):
+            self._hold(filled(self._ranks, self._held, self._able, self._costs))
+            self._has_begun = True
+        return lost
+
+    def measured(self, work_s: Mapping[int, float], step: int) -> None:
+        """Take in the seconds that the work of each rank takes of a step, while it shares its agent's machine.
+
+        They are means of some steps before `step`: those soon behind a move tell of both sides of it.
+        """
+        self._step = step
+        if step - self._moved_at < _MEASURED_OVER or not set(self._held) <= set(work_s) or not all(work_s.values()):
+            return
+        by_agent: dict[int, list[float]] = {}
+        for rank, life in self._held.items():
+            by_agent.setdefault(life, []).append(work_s[rank])
+        self._measured_s = {life: sum(each) / len(each) ** 2 for life, each in by_agent.items()}
+
+    def takes_place(self, rank: int, life: int) -> bool:
+        """Whether a process may be the worker `rank` now; `life` is that of its agent, 0 where it has none.
+
+        One without an agent keeps the rank: no agent gets it then.
+        """
+        if not life and rank not in self._held:
+            self._ranks.discard(rank)
+            return True
+        return self._held.get(rank) == life
+
+    def ranks_of(self, life: int) -> tuple[int, ...]:
+        """The ranks that an agent is to run."""
+        return tuple(sorted(rank for rank, holder in self._held.items() if holder == life))
+
+    def move(self, now: float) -> str:
+        """The reason for which ranks are to change their agents behind the next steps; "" where they stay."""
+        if not self._has_begun:
+            return ""
+        leaving = {self._agents[life].name for life in self._held.values() if self._agents[life].leaves}
+        if leaving:
+            return f"agent {', '.join(sorted(leaving))} leaves"
+        newest_s = max((agent.came_s for agent in self._agents.values()), default=0.0)
+        if now - newest_s < _MOVES_AFTER_S or not self._target_gains:
+            return ""
+        fresh = sorted(self._agents[life].name for life in self._target.values() if not self._agents[life].has_run)
+        if fresh:
+            return f"agent {', '.join(dict.fromkeys(fresh))} joins"
+        return "workers move to faster machines" if self._gain_s > _LEAST_GAIN_S else ""
+
+    def settle(self) -> bool:
+        """No generation goes on: ranks change their agents where that is wanted; whether some do."""
+        leaving = {rank for rank, life in self._held.items() if self._agents[life].leaves}
+        if not self._has_begun or not (leaving or self._target_gains):
+            return False
+        self._hold(self._target)
+        self._moved_at = self._step
+        return True
+
+    @property
+    def awaited(self) -> str:
+        """What the run waits for before its ranks have agents; "" where they have."""
+        able = len(self._able)
+        if self._ranks <= set(self._held):
+            return ""
+        return f"{counted(self._least - able, 'more agent')}" if able < self._least else "others that may come"
+
+    def agents(self, now: float) -> list[Attending]:
+        """All that are there, the longest there first."""
+        return [
+            Attending(agent.name, self.ranks_of(life), now - agent.seen_s, agent.leaves)
+            for life, agent in self._agents.items()
+        ]
+
+    @property
+    def _able(self) -> list[int]:
+        return [life for life, agent in self._agents.items() if not agent.leaves]
+
+    @property
+    def _costs(self) -> dict[int, float]:
+        """The work of a rank by agent, in seconds; those that have made no steps yet are taken for usual ones."""
+        usual_s = median(self._measured_s.values()) if self._measured_s else _ANY_S
+        return {life: self._measured_s.get(life, usual_s) for life in self._agents}
+
+    @property
+    def _target(self) -> dict[int, int]:
+        """The agent of each rank as it should be; where too few are there, those that stay keep what they have."""
+        able = self._able
+        if len(able) < self._least:
+            return {rank: life for rank, life in self._held.items() if life in able}
+        return balanced(self._ranks, self._held, able, self._costs)
+
+    @property
+    def _target_gains(self) -> bool:
+        enough = len(self._able) >= self._least
+        return enough and self._gain_s > _LEAST_GAIN * longest_s(self._held, self._costs)
+
+    @property
+    def _gain_s(self) -> float:
+        """The seconds by which a step would be shorter."""
+        return longest_s(self._held, self._costs) - longest_s(self._target, self._costs)
+
+    def _hold(self, held: dict[int, int]) -> None:
+        self._held = held
+        for life in held.values():
+            self._agents[life].has_run = True
+
+    def _is_gone(self, agent: _Agent, now: float) -> bool:
+        hung_up = agent.hung_up_s is not None and now - agent.hung_up_s > self._silent_after_s / _HUNG_UP
+        return hung_up or now - agent.seen_s > self._silent_after_s
+
+    def _may_fill(self, now: float) -> bool:
+        able = self._able
+        if len(able) < self._least or self._ranks <= set(self._held):
+            return False
+        if len(able) >= len(self._ranks):
+            return True
+        # Behind a loss nobody is waited for, but where the coordinator was lost others have yet to say what they run.
+        newest_s = max(self._agents[life].came_s for life in able)
+        since_s = self._first_s if self._has_begun and self._first_s is not None else newest_s
+        return now - since_s >= _BEGINS_AFTER_S

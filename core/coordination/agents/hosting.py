@@ -1,0 +1,90 @@
+"""The agents of a run in the process that hosts its coordinator, over all generations."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import structlog
+
+from taihu.core.coordination.agents.attendance import Attendance
+from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.membership.liveness import TICK_S
+from taihu.core.coordination.membership.members import MemberId, Role, RunState
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.job import Job
+
+__all__ = ["Agents"]
+
+# As members leave their places to others.
+_SILENT_HEARTBEATS = 4
+
+
+class Agents:
+    """An `Attendance` that threads share: those of a generation that is over may still answer."""
+
+    def __init__(self, attendance: Attendance) -> None:
+        self._attendance = attendance
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Those of a run that begins; worker 0 of one without servers hosts them itself."""
+        ranks = range(0 if job.servers else 1, job.world.workers)
+        silent_after_s = _SILENT_HEARTBEATS * job.cluster.heartbeat_s
+        return cls(Attendance(ranks, least=job.cluster.min_agents, silent_after_s=silent_after_s))
+
+    @contextmanager
+    def changing(self) -> Iterator[Attendance]:
+        """The attendance, alone."""
+        with self._lock:
+            yield self._attendance
+
+    def opens(self, coordinator: Coordinator) -> None:
+        """The coordinator of a generation answers from now on."""
+        with coordinator.changing() as (_, now), self.changing() as attendance:
+            attendance.opens(now)
+
+    @contextmanager
+    def watched(self, coordinator: Coordinator) -> Iterator[None]:
+        """Look at them during the block, in which no generation goes on."""
+        closed = threading.Event()
+
+        def let_time_pass() -> None:
+            self.opens(coordinator)
+            while not closed.wait(TICK_S):
+                with coordinator.changing() as (membership, now):
+                    self.look(membership, now)
+
+        watch = threading.Thread(target=let_time_pass, name="agents", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            closed.set()
+            watch.join()
+
+    def settle(self) -> bool:
+        """See `Attendance.settle`."""
+        with self._lock:
+            return self._attendance.settle()
+
+    def look(self, membership: Membership, now: float) -> None:
+        """Find other agents for ranks of lost ones; the generation ends there, and where ranks are to move."""
+        outcome, progress = membership.outcome, {}
+        for member, record in membership.roster.workers.items():
+            progress[member.rank] = record.progress
+        with self._lock:
+            if progress:
+                step = max(each.step for each in progress.values())
+                self._attendance.measured({rank: each.compute_seconds for rank, each in progress.items()}, step)
+            lost = self._attendance.look(now)
+            move = self._attendance.move(now)
+        for rank, agent in lost:
+            structlog.get_logger().warning("agent lost", agent=agent, worker=rank)
+            outcome.lost(MemberId(Role.WORKER, rank), f"agent {agent} is gone")
+        if move and outcome.state is RunState.RUNNING and not outcome.stop.reason:
+            structlog.get_logger().info("moving workers", reason=move)
+            outcome.ask_to_stop(move, goes_on=True)

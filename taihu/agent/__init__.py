@@ -1,0 +1,1 @@
+"""`taihu agent`: a process that runs the workers which a run assigns to this machine."""

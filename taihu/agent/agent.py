@@ -1,0 +1,155 @@
+"""The workers of an agent: started as the run assigns them, started again where they are killed, ended elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from taihu.agent.attending import Answer, Attending
+from taihu.core.base.errors import PeerUnreachableError, RunError
+from taihu.core.checkpoint.keepers import ended_run, used_up
+from taihu.core.checkpoint.salvage import newest_held
+from taihu.core.coordination.membership.members import RunState
+from taihu.core.job import Job
+from taihu.core.process.background import in_background
+from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.replacing import Replacing
+
+__all__ = ["Agent"]
+
+_LOOK_S: Final = 0.03
+_CONSEQUENCES_S: Final = 2.0
+
+
+class Agent:
+    """Runs the workers of one machine until the run has ended, or it leaves.
+
+    Args:
+        job: of the run.
+        processes: are started here; none yet.
+        arguments: of the worker of a rank, beside so many others.
+        attending: asks the coordinator.
+        interrupts: the first one has this agent leave the run.
+        tell: is called now and then, with whatever the workers write.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        processes: LocalProcesses,
+        arguments: Callable[[int, int], list[str]],
+        *,
+        attending: Attending,
+        interrupts: Interrupts,
+        tell: Callable[[], None],
+    ) -> None:
+        self._job = job
+        self._processes = processes
+        self._arguments = arguments
+        self._attending = attending
+        self._interrupts = interrupts
+        self._tell = tell
+        self._replacing = Replacing(job.checkpoint.restarts)
+        self._running: set[int] = set()
+        self._log = structlog.get_logger()
+        self._said = ""
+
+    def run(self) -> int:
+        """Return when there is nothing left to do here: the exit code.
+
+        Raises:
+            DaemonFailedError: a worker has failed, or was killed too often.
+            RunError: the run has failed elsewhere.
+            PeerUnreachableError: the coordinator did not answer for `cluster.connect_timeout_s`, and nothing runs.
+            StaleError, ConfigError, RefusedError: it answers that this is another job, or takes no agents.
+        """
+        with self._interrupts.offered_to(self._leave), in_background(self._attending.work, "attending"):
+            while (code := self._look(self._attending.answer, time.monotonic())) is None:
+                time.sleep(_LOOK_S)
+                self._tell()
+            return code
+
+    def _leave(self, reason: str) -> bool:
+        self._attending.leaves = True
+        return True
+
+    def _look(self, answer: Answer, now: float) -> int | None:
+        """Do what is due; the exit code when nothing is left to do."""
+        if answer.error is None:
+            self._follow(answer)
+        self._replace_killed(now)
+        self._attending.runs = tuple(sorted(self._running))
+        if self._running:
+            return self._end_of_workers()
+        if self._attending.is_refused and answer.error is not None:
+            raise answer.error
+        return self._end_without_workers(answer, now)
+
+    def _follow(self, answer: Answer) -> None:
+        """Run what the coordinator says."""
+        wanted = set(answer.ranks)
+        if answer.state.is_final and answer.state is not RunState.RECOVERING:
+            wanted &= self._running  # nobody has to begin any more
+        if wanted == self._running:
+            self._say(answer)
+            return
+        for rank in self._running - wanted:
+            self._replacing.give_up(_name(rank))
+            self._processes.dismiss(_name(rank))
+        for rank in wanted - self._running:
+            self._processes.start(_name(rank), "taihu.worker", self._arguments(rank, len(wanted)))
+        self._running = wanted
+        self._log.info("runs", workers=sorted(wanted), reason=answer.reason or answer.state.value)
+
+    def _say(self, answer: Answer) -> None:
+        waits = f"waiting for {answer.awaited}" if answer.awaited else ""
+        if not waits and not self._running and answer.state in (RunState.WAITING, RunState.RUNNING):
+            waits = "standing by: all workers have agents"
+        if waits and waits != self._said:
+            self._log.info(waits)
+        self._said = waits
+
+    def _replace_killed(self, now: float) -> None:
+        """Start workers again that were killed."""
+        try:
+            self._processes.check(awaiting=self._replacing.awaited)
+        except DaemonFailedError as error:
+            if not error.was_killed:
+                self._processes.wait(_CONSEQUENCES_S)
+                raise
+            if not self._replacing.plan(error.name, now, newest_held(self._job)):
+                raise error.with_remedy(used_up(self._job, "")) from None
+            self._log.warning("worker lost", end=error.end)
+        for name in self._replacing.due(now):
+            self._processes.replace(name)
+
+    def _end_of_workers(self) -> int | None:
+        """The exit code when all have ended well."""
+        if self._replacing.awaited or self._processes.living:
+            return None
+        return EXIT_INTERRUPTED if self._processes.interrupted else 0
+
+    def _end_without_workers(self, answer: Answer, now: float) -> int | None:
+        """The exit code where the run has ended, or goes on without this agent."""
+        if answer.error is not None and now - answer.heard_s > self._job.cluster.connect_timeout_s:
+            if ended_run(self._job) is not None:
+                return 0
+            raise PeerUnreachableError(str(answer.error))
+        if self._attending.leaves:
+            has_left = answer.error is not None or not answer.ranks
+            if has_left:
+                self._log.info("left", reason=self._interrupts.reason)
+            return EXIT_INTERRUPTED if has_left else None
+        if answer.error is not None:
+            return 0 if ended_run(self._job) is not None else None
+        if answer.state is RunState.FAILED:
+            raise RunError(answer.reason)
+        return {RunState.FINISHED: 0, RunState.STOPPED: EXIT_INTERRUPTED}.get(answer.state)
+
+
+def _name(rank: int) -> str:
+    return f"worker {rank}"
