@@ -90,7 +90,7 @@ def worker(
       taihu worker job.toml --rank 0 --resume auto --set checkpoint.dir=/shared/checkpoints      begins, or goes on
     """  # noqa: D301
     interrupts = Interrupts()
-    supervised_by(supervisor, interrupts)
+    supervised_by(supervisor, interrupts, is_replaced=agent != 0)
     outlive_output()
     with importing_much():
         from taihu.core.checkpoint.keepers import recovers, tell_finished

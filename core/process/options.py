@@ -11,7 +11,7 @@ import typer
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.process.entry import Interrupts
-from taihu.core.process.supervised import end_with_supervisor
+from taihu.core.process.supervised import end_with_supervisor, kill_self
 from taihu.core.trace import Tracer
 
 __all__ = [
@@ -209,7 +209,10 @@ def refuse(options: Mapping[str, object], why: str) -> None:
         raise ConfigError(f"{name}: {why}")
 
 
-def supervised_by(pid: int | None, interrupts: Interrupts) -> None:
-    """Interrupt this process as soon as the one that started it, if that is to be so, has ended."""
+def supervised_by(pid: int | None, interrupts: Interrupts, *, is_replaced: bool = False) -> None:
+    """Interrupt this process as soon as the one that started it, if that is to be so, has ended.
+
+    One that `is_replaced` on another machine then is killed: whatever it said to others would be the end of the run.
+    """
     if pid is not None:
-        end_with_supervisor(pid, interrupts.end_at_once)
+        end_with_supervisor(pid, kill_self if is_replaced else interrupts.end_at_once)

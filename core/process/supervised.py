@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-__all__ = ["END_GRACE_S", "end_with_supervisor"]
+__all__ = ["END_GRACE_S", "end_with_supervisor", "kill_self"]
 
 END_GRACE_S: Final = 5.0
 """The time that a process has to close what it has opened, seconds; a supervisor that lives waits longer."""
@@ -42,6 +42,11 @@ def end_with_supervisor(pid: int, end: Callable[[], object], grace_s: float = EN
         _end_hard(grace_s)
 
     threading.Thread(target=wait, name="supervisor", daemon=True).start()
+
+
+def kill_self() -> None:
+    """End this process at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _wait_for_end(pid: int, stdin: int) -> None:

@@ -83,7 +83,7 @@ def test_who_hangs_up_and_does_not_call_again_is_gone_sooner() -> None:
     machines = begun(4, ANNA, BERT)
     call = machines.attendance.attends(BERT, "bert", (1, 3), now=machines.now)
     machines.attendance.hung_up(BERT, call, machines.now)
-    assert machines.pass_(0.2, ANNA) == []
+    assert machines.pass_(0.4, ANNA) == []
     assert [each.rank for each in machines.pass_(0.2, ANNA)] == [1, 3]
 
 
@@ -97,10 +97,24 @@ def test_who_calls_again_was_not_gone() -> None:
 
 def test_nobody_is_lost_while_the_coordinator_could_not_be_called() -> None:
     machines = begun(4, ANNA, BERT)
+    call = machines.attendance.attends(BERT, "bert", (1, 3), now=machines.now)
+    machines.attendance.closes()
+    machines.attendance.hung_up(BERT, call, machines.now)
     machines.now += 60.0
     machines.attendance.opens(machines.now)
     assert machines.attendance.look(machines.now) == []
-    assert machines.pass_(1.0, ANNA, BERT) == []
+    assert machines.pass_(0.4, ANNA) == []
+    assert [each.rank for each in machines.pass_(0.2, ANNA)] == [1, 3]
+
+
+def test_who_hung_up_before_that_is_gone_as_soon_as_it_does_not_call_again() -> None:
+    machines = begun(4, ANNA, BERT)
+    call = machines.attendance.attends(BERT, "bert", (1, 3), now=machines.now)
+    machines.attendance.hung_up(BERT, call, machines.now)
+    machines.attendance.closes()
+    machines.now += 1.0
+    machines.attendance.opens(machines.now)
+    assert [each.rank for each in machines.come(ANNA)] == [1, 3]
 
 
 def test_an_agent_that_joins_takes_over_when_no_generation_goes_on() -> None:

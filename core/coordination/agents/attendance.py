@@ -24,8 +24,8 @@ _LEAST_GAIN_S: Final = 0.03
 _LEAST_GAIN: Final = 0.1
 _MEASURED_OVER: Final = 50
 _ANY_S: Final = 1.0
-# Who lives calls again at once.
-_HUNG_UP: Final = 8
+# Who lives calls again at once: the share of the time for which it may be silent.
+_HUNG_UP: Final = 0.25
 
 
 class Lost(NamedTuple):
@@ -80,6 +80,7 @@ class Attendance:
         self._moved_at = 0
         self._has_begun = False
         self._first_s: float | None = None
+        self._is_open = True
 
     def attends(self, life: int, name: str, runs: Iterable[int] = (), *, leaves: bool = False, now: float) -> int:
         """An agent says that it is there, and which ranks it runs; the number of this call.
@@ -101,13 +102,19 @@ class Attendance:
     def hung_up(self, life: int, call: int, now: float) -> None:
         """A call of an agent has broken off; if it makes no other one, it is gone."""
         agent = self._agents.get(life)
-        if agent is not None and agent.calls == call:
+        if agent is not None and agent.calls == call and self._is_open:
             agent.hung_up_s = now
 
+    def closes(self) -> None:
+        """Nobody can be heard until it `opens`: calls that break off tell nothing."""
+        self._is_open = False
+
     def opens(self, now: float) -> None:
-        """Nobody could be heard until now: whoever was there is."""
+        """Whoever was there when it closed is, and calls soon: of one that is gone the end may not have been heard."""
+        self._is_open = True
         for agent in self._agents.values():
-            agent.seen_s, agent.hung_up_s = now, None
+            agent.seen_s = now
+            agent.hung_up_s = now if agent.hung_up_s is None else agent.hung_up_s
 
     def look(self, now: float) -> list[Lost]:
         """Give up agents that are gone, and find others for ranks that have none; the ranks of those given up."""
@@ -223,7 +230,7 @@ class Attendance:
             self._agents[life].has_run = True
 
     def _is_gone(self, agent: _Agent, now: float) -> bool:
-        hung_up = agent.hung_up_s is not None and now - agent.hung_up_s > self._silent_after_s / _HUNG_UP
+        hung_up = agent.hung_up_s is not None and now - agent.hung_up_s > _HUNG_UP * self._silent_after_s
         return hung_up or now - agent.seen_s > self._silent_after_s
 
     def _may_fill(self, now: float) -> bool:

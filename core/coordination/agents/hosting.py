@@ -47,6 +47,11 @@ class Agents:
         with coordinator.changing() as (_, now), self.changing() as attendance:
             attendance.opens(now)
 
+    def closes(self) -> None:
+        """The coordinator of a generation answers no more."""
+        with self.changing() as attendance:
+            attendance.closes()
+
     @contextmanager
     def watched(self, coordinator: Coordinator) -> Iterator[None]:
         """Look at them during the block, in which no generation goes on."""
@@ -63,6 +68,7 @@ class Agents:
         try:
             yield
         finally:
+            self.closes()
             closed.set()
             watch.join()
 
