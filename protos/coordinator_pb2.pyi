@@ -209,6 +209,56 @@ class BeginRequest(_message.Message):
 Global___BeginRequest: _TypeAlias = BeginRequest  # noqa: Y015
 
 @_typing.final
+class CopyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    STAYS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    part: _builtins.bytes
+    """Its part of a checkpoint, as a file has it."""
+    stays: _builtins.bool
+    """Later steps of this generation do not change it."""
+    @_builtins.property
+    def member(self) -> Global___Member: ...
+    @_builtins.property
+    def of(self) -> Global___HeldStep: ...
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        member: Global___Member | None = ...,
+        of: Global___HeldStep | None = ...,
+        part: _builtins.bytes = ...,
+        stays: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "of", b"of"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "member", b"member", "of", b"of", "part", b"part", "stays", b"stays"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyRequest: _TypeAlias = CopyRequest  # noqa: Y015
+
+@_typing.final
+class CopyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyResponse: _TypeAlias = CopyResponse  # noqa: Y015
+
+@_typing.final
 class AttendRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -80,6 +80,11 @@ class CoordinatorServiceStub:
                 request_serializer=taihu_dot_protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
                 response_deserializer=taihu_dot_protos_dot_coordinator__pb2.StoredResponse.FromString,
                 _registered_method=True)
+        self.Copy = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Copy',
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.CopyRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.CopyResponse.FromString,
+                _registered_method=True)
         self.Compare = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/Compare',
                 request_serializer=taihu_dot_protos_dot_coordinator__pb2.CompareRequest.SerializeToString,
@@ -186,6 +191,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Copy(self, request, context):
+        """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Compare(self, request, context):
         """The hash of a worker's parameters behind a step; the run fails where those of all workers differ.
         """
@@ -282,6 +294,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Stored,
                     request_deserializer=taihu_dot_protos_dot_coordinator__pb2.StoredRequest.FromString,
                     response_serializer=taihu_dot_protos_dot_coordinator__pb2.StoredResponse.SerializeToString,
+            ),
+            'Copy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Copy,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.CopyRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.CopyResponse.SerializeToString,
             ),
             'Compare': grpc.unary_unary_rpc_method_handler(
                     servicer.Compare,
@@ -563,6 +580,33 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/Stored',
             taihu_dot_protos_dot_coordinator__pb2.StoredRequest.SerializeToString,
             taihu_dot_protos_dot_coordinator__pb2.StoredResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Copy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Copy',
+            taihu_dot_protos_dot_coordinator__pb2.CopyRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.CopyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -55,6 +55,8 @@ class CoordinatorServiceStub:
     """A worker stands behind a step at which all workers ask: whether what it has led to is kept."""
     Stored: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]
     """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
+    Copy: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CopyRequest, _coordinator_pb2.CopyResponse]
+    """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost."""
     Compare: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRequest, _coordinator_pb2.CompareResponse]
     """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]
@@ -97,6 +99,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """A worker stands behind a step at which all workers ask: whether what it has led to is kept."""
     Stored: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]  # type: ignore[assignment]
     """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
+    Copy: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CopyRequest, _coordinator_pb2.CopyResponse]  # type: ignore[assignment]
+    """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost."""
     Compare: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRequest, _coordinator_pb2.CompareResponse]  # type: ignore[assignment]
     """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]  # type: ignore[assignment]
@@ -190,6 +194,14 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.StoredResponse, _abc.Awaitable[_coordinator_pb2.StoredResponse]]:
         """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
+
+    @_abc_1.abstractmethod
+    def Copy(
+        self,
+        request: _coordinator_pb2.CopyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.CopyResponse, _abc.Awaitable[_coordinator_pb2.CopyResponse]]:
+        """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost."""
 
     @_abc_1.abstractmethod
     def Compare(

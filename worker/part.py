@@ -18,6 +18,9 @@ from taihu.core.base.errors import ConfigError, RecoveringError, WriteError
 from taihu.core.base.words import one_line
 from taihu.core.chaos.points import Point
 from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.held_steps import Label
+from taihu.core.checkpoint.keepers import keepers
+from taihu.core.checkpoint.run_memory import holds_steps
 from taihu.core.checkpoint.writer import maybe_writing
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role
@@ -48,6 +51,7 @@ from taihu.worker.steps import TrainingLoop
 from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.checkpoints import Keeper
 from taihu.worker.training.clipping import LayerClipping
+from taihu.worker.training.copying import copying
 from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.objective import model_for
 from taihu.worker.training.pacing import Pacing
@@ -257,7 +261,9 @@ class Participant:
                 self._options.chaos,
                 has_to_end=lambda: self._last_will.is_near,
             )
-            with own_mistakes_told(), writing as writer:
+            bring = partial(self._bring, session) if self._is_copied else None
+            copied = copying(str(session.client.member), self._generation.number, bring)
+            with own_mistakes_told(), writing as writer, copied as copies:
                 keeper = Keeper(
                     self._job,
                     session.client,
@@ -268,10 +274,23 @@ class Participant:
                     generation=self._generation.number,
                     begun_after=self._opened.begun_after,
                     local=local,
+                    copying=copies,
                 )
                 return self._train(session, observer, made, last, keeper, local)
         finally:
             self._write_trace(session.client.coordinator_clock)
+
+    @property
+    def _is_copied(self) -> bool:
+        """Whether this worker alone has little that would be lost with its host: servers have all else."""
+        job, rank = self._job, self._options.rank
+        workers = [name for name in keepers(job) if name.startswith("worker")]
+        alone = job.servers > 0 and job.stage.divides_optimizer and workers == [f"worker {rank}"]
+        return alone and self._options.agent != 0 and holds_steps(job)
+
+    @staticmethod
+    def _bring(session: Session, label: Label, part: bytes, stays: bool) -> None:
+        session.client.bring_copy(label, part, stays=stays)
 
     def _train(  # noqa: PLR0917 - what steps are made with
         self,

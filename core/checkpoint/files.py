@@ -29,6 +29,7 @@ __all__ = [
     "hash_of",
     "metadata_of",
     "open_part",
+    "part_bytes",
     "slots_of",
     "tensors_of",
     "write_part",
@@ -73,6 +74,12 @@ def write_part(folder: Place, part: Part, chaos: Chaos | None = None) -> PartFil
         for values in tensors.values():
             write_values(hashing, values, values.dtype)
     return PartFile(path.name, hashing.size_bytes, hashing.sha256.hexdigest())
+
+
+def part_bytes(part: Part) -> bytes:
+    """A part as `write_part` writes it, for one that is small."""
+    tensors = tensors_of(part.state)
+    return b"".join((header_of(slots_of(tensors), metadata_of(part)), *(each.tobytes() for each in tensors.values())))
 
 
 def tensors_of(state: State) -> dict[str, NDArray[Any]]:

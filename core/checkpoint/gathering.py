@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from taihu.core.base.errors import StaleError
+from taihu.core.checkpoint.copies import Copies
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.held_steps import Label
 
@@ -41,6 +42,10 @@ class _Place:
     asked_s: float
     part: WrittenPart | None = None
 
+    def has_written(self, label: Label | None) -> bool:
+        """Whether its part of a step is written."""
+        return self.part is not None and self.part.label == label
+
 
 @dataclass
 class Gathering:
@@ -49,6 +54,7 @@ class Gathering:
     Args:
         keepers: names of the members that have something to keep.
         replaced_after_s: a process that has not asked for so long leaves its place to another one.
+        copies: stand in for what members do not hold any more.
 
     Attributes:
         moves: grows with everything new that somebody has said.
@@ -56,6 +62,7 @@ class Gathering:
 
     keepers: Sequence[str]
     replaced_after_s: float
+    copies: Copies = field(default_factory=Copies)
     moves: int = 0
     _places: dict[str, _Place] = field(default_factory=dict)
     _lost: set[Label] = field(default_factory=set)
@@ -75,7 +82,22 @@ class Gathering:
         """The step whose part a process is to write now; None for none."""
         label = self._candidate
         place = self._place(member, life)
-        return label if place is not None and (place.part is None or place.part.label != label) else None
+        return label if place is not None and label in place.labels and not place.has_written(label) else None
+
+    @property
+    def wanted_here(self) -> tuple[str, Label] | None:
+        """A member and the step of its part that whoever has the copies is to write now; None for none."""
+        label = self._candidate
+        for member, place in self._places.items():
+            if label is not None and label not in place.labels and not place.has_written(label):
+                return member, label
+        return None
+
+    def written_here(self, member: str, part: WrittenPart) -> None:
+        """The copy of a member's part has been written."""
+        if (place := self._places.get(member)) is not None:
+            place.part = part
+            self.moves += 1
 
     def written(self, member: str, life: int, part: WrittenPart) -> None:
         """A process has written its part of a step.
@@ -94,7 +116,12 @@ class Gathering:
 
     def left_out(self, member: str, life: int, label: Label) -> None:
         """A process cannot write its part of a step: an older one is the newest."""
-        if self._place(member, life) is not None and label not in self._lost:
+        if self._place(member, life) is not None:
+            self.give_up(label)
+
+    def give_up(self, label: Label) -> None:
+        """A part of a step cannot be written: an older one is the newest."""
+        if label not in self._lost:
             self._lost.add(label)
             self.moves += 1
 
@@ -111,14 +138,15 @@ class Gathering:
     @property
     def awaited(self) -> tuple[str, ...]:
         """The keepers that have not said what they hold or, where all have, not written what is wanted."""
-        return self.missing or tuple(
-            each for each, place in self._places.items() if self.wanted_of(each, place.life) is not None
-        )
+        label = self._candidate
+        return self.missing or tuple(each for each, place in self._places.items() if not place.has_written(label))
 
     @property
     def is_over(self) -> bool:
         """Whether all parts are written, or no step is held by all."""
-        return (bool(self._places) and not self._common) or self.parts is not None
+        # Of whose steps there are copies, all are: what it does not hold tells nothing.
+        have_said = any(not self.copies.covers(each) for each in self._places)
+        return (have_said and not self._common) or self.parts is not None
 
     @property
     def parts(self) -> Mapping[str, WrittenPart] | None:
@@ -137,5 +165,9 @@ class Gathering:
     @property
     def _common(self) -> frozenset[Label]:
         """The steps that all who have said what they hold have, but for those that somebody has left out."""
-        said = [place.labels for place in self._places.values()]
-        return frozenset.intersection(*said) - self._lost if said else frozenset()
+        said = frozenset[Label]().union(*(place.labels for place in self._places.values()))
+        return frozenset(label for label in said - self._lost if all(self._has(each, label) for each in self._places))
+
+    def _has(self, member: str, label: Label) -> bool:
+        """Whether a member that has said what it holds has this step, or its copy is there."""
+        return label in self._places[member].labels or self.copies.has(member, label)

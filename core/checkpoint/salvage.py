@@ -20,7 +20,7 @@ from taihu.core.checkpoint.gathering import WrittenPart
 from taihu.core.checkpoint.held_steps import Label, labels_of, read_held, read_run
 from taihu.core.checkpoint.keepers import checkpoint_folder, keepers
 from taihu.core.checkpoint.manifest import Manifest
-from taihu.core.checkpoint.part import Part
+from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
@@ -122,6 +122,18 @@ class OwnSteps:
         run = read_run(memory, self.member, label)
         store = CheckpointStore(folder)
         return WrittenPart(label, _write(store, memory, (self.member,), label)[self.member], run.to_json())
+
+    def write_copy(self, member: str, label: Label, state: State) -> WrittenPart:
+        """Write the state of another member, of which there is a copy here, as its part of a checkpoint.
+
+        Raises:
+            CheckpointError: the run has no checkpoint.dir.
+            OSError: it cannot be written.
+        """
+        if (folder := checkpoint_folder(self._job)) is None:
+            raise CheckpointError("the run has no checkpoint.dir")
+        part = Part(member, label.step, state)
+        return WrittenPart(label, write_part(CheckpointStore(folder).folder_of(label.step), part), "")
 
 
 def _held_by_all(memory: Path, members: Sequence[str]) -> list[Label]:

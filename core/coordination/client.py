@@ -26,6 +26,7 @@ from taihu.core.base.errors import (
 from taihu.core.base.words import one_line
 from taihu.core.checkpoint.ended import ENDED, EndedRun
 from taihu.core.checkpoint.files import PartFile
+from taihu.core.checkpoint.held_steps import Label
 from taihu.core.checkpoint.keepers import checkpoint_folder, ended_run, recovers
 from taihu.core.checkpoint.salvage import OwnSteps, tell_lost
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
@@ -319,6 +320,12 @@ class CoordinatorClient:
         """Say that this member's part of the checkpoint of `step` cannot be had."""
         request = pb.StoredRequest(job=self._job.name, member=self._member(), step=step, left_out=why)
         self._call(self._stub.Stored, request, self._patience.lost_after_s)
+
+    def bring_copy(self, label: Label, part: bytes, *, stays: bool) -> None:
+        """Bring what this member holds of a step; where it `stays`, it is that of later ones, too."""
+        (of,) = part_messages.held_to_message((label,))
+        request = pb.CopyRequest(job=self._job.name, member=self._member(), of=of, part=part, stays=stays)
+        self._call(self._stub.Copy, request, self._patience.answer_s)
 
     def compare(self, step: int, parameters_sha256: str) -> None:
         """Tell the hash of this worker's parameters behind `step`; the run fails where those of all differ."""

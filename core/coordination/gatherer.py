@@ -49,7 +49,7 @@ def gather(job: Job, member: str, rpc: RpcServer, agents: Agents) -> None:
     Raises:
         RunError: somebody has ended the run meanwhile.
     """
-    gathering = Gathering(keepers(job), Waits.of(job).replaced_after_s)
+    gathering = Gathering(keepers(job), Waits.of(job).replaced_after_s, agents.copies)
     own, life = OwnSteps(job, member), new_incarnation()
     membership = Membership.of(job, Terms(recovers=True), new_incarnation())
     coordinator = Coordinator(membership, _no_plan, SystemClock())
@@ -77,8 +77,11 @@ def _await_parts(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, 
             moves, wanted = gathering.moves, gathering.wanted_of(own.member, life)
             if gathering.is_over or membership.outcome.state.is_final:
                 return
+            here = gathering.wanted_here
         if wanted is not None:
             _write(coordinator, gathering, own, life, wanted)
+        elif here is not None:
+            _write_copy(coordinator, gathering, own, *here)
         elif not coordinator.wait_for(lambda m: gathering.moves != moves or m.outcome.state.is_final, longest_s):  # noqa: B023
             structlog.get_logger().warning("held steps are lost", reason=f"nothing of {listed(gathering.awaited)}")
             return
@@ -94,6 +97,18 @@ def _write(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, life: 
     else:
         with coordinator.changing():
             gathering.written(own.member, life, part)
+
+
+def _write_copy(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, member: str, label: Label) -> None:
+    try:
+        part = own.write_copy(member, label, gathering.copies.state_of(member, label))
+    except (OSError, TaihuError) as error:
+        tell_lost(label.step, error)
+        with coordinator.changing():
+            gathering.give_up(label)
+    else:
+        with coordinator.changing():
+            gathering.written_here(member, part)
 
 
 def _commit(job: Job, parts: Mapping[str, WrittenPart]) -> None:

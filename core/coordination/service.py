@@ -224,6 +224,16 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             self._coordinator.checkpointing.stored(str(member), request.step, file, plan)
         return pb.StoredResponse()
 
+    def Copy(self, request: pb.CopyRequest, context: grpc.ServicerContext) -> pb.CopyResponse:  # noqa: N802
+        """Take a copy of what a worker holds."""
+        with _errors_as_status(context):
+            member = self._check(request)
+            (label,) = part_messages.held_from_message((request.of,))
+            if self._agents is not None:
+                with self._coordinator.changing():
+                    self._agents.copies.put(str(member), label, request.part, stays=request.stays)
+        return pb.CopyResponse()
+
     def Compare(self, request: pb.CompareRequest, context: grpc.ServicerContext) -> pb.CompareResponse:  # noqa: N802
         """Note the hash of a worker's parameters."""
         with _errors_as_status(context), self._coordinator.changing() as (membership, _):
@@ -298,7 +308,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 )
 
     def _check(
-        self, request: pb.DecideCheckpointRequest | pb.StoredRequest | pb.GetPlanRequest | pb.VouchRequest
+        self,
+        request: pb.DecideCheckpointRequest | pb.StoredRequest | pb.GetPlanRequest | pb.VouchRequest | pb.CopyRequest,
     ) -> MemberId:
         """The member that calls; raises StaleError unless it has joined."""
         member, incarnation = messages.member_from_message(request.member)

@@ -52,6 +52,7 @@ RULES: Final[Mapping[str, Rule]] = dict(
                 "ReportSteps": Rule(_WORKER, "member"),
                 "DecideCheckpoint": Rule(_WORKER, "member"),
                 "Stored": Rule(_MEMBERS, "member"),
+                "Copy": Rule(_WORKER, "member"),
                 "Compare": Rule(_WORKER, "member"),
                 "GetProfile": Rule(_ONLOOKERS),
                 "GetStatus": Rule(_ONLOOKERS),

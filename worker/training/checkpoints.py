@@ -23,6 +23,7 @@ from taihu.worker.exchange.shell import Exchange
 from taihu.worker.saved.exporting import description_of
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.writing import BUFFER_PREFIX
+from taihu.worker.training.copying import Copying
 from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.replica import Replica
 
@@ -42,6 +43,7 @@ class Keeper:
         generation: that this worker takes part in.
         begun_after: the step that the run goes on from, or 0.
         local: this worker's local steps, whose state is its own.
+        copying: brings what this worker alone has to the coordinator; None where its host is not lost without it.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Keeper:
         generation: int,
         begun_after: int,
         local: LocalSteps | None = None,
+        copying: Copying | None = None,
     ) -> None:
+        self._copying = copying
         self._member = str(client.member)
         self._is_first = client.member.rank == 0
         self._keeps = self._member in keepers(job)
@@ -113,11 +117,17 @@ class Keeper:
             held.end(step)
         else:
             self._exchange.behind_compression(partial(self._hold_compression, held, step))
+        if self._copying is not None:
+            self._copying.hold(step, State(own=self._beside_compression(), facts=self._facts))
 
     @staticmethod
     def _hold_compression(held: HeldSteps, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         held.put_own(step, arrays)
         held.end(step)
+
+    @cached_property
+    def _facts(self) -> Mapping[str, Any]:
+        return self._state().facts
 
     def _state(self) -> State:
         state = self._exchange.state(is_first=self._is_first)

@@ -110,7 +110,7 @@ class Attendance:
         self._is_open = False
 
     def opens(self, now: float) -> None:
-        """Whoever was there when it closed is, and calls soon: of one that is gone the end may not have been heard."""
+        """Whoever was there when it closed calls soon, or is gone: nobody may have heard of that."""
         self._is_open = True
         for agent in self._agents.values():
             agent.seen_s = now

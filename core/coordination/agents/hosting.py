@@ -9,6 +9,7 @@ from typing import Self
 
 import structlog
 
+from taihu.core.checkpoint.copies import Copies
 from taihu.core.coordination.agents.attendance import Attendance
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.liveness import TICK_S
@@ -23,10 +24,15 @@ _SILENT_HEARTBEATS = 4
 
 
 class Agents:
-    """An `Attendance` that threads share: those of a generation that is over may still answer."""
+    """An `Attendance` that threads share: those of a generation that is over may still answer.
+
+    Attributes:
+        copies: of what workers hold, as lost agents had it.
+    """
 
     def __init__(self, attendance: Attendance) -> None:
         self._attendance = attendance
+        self.copies = Copies()
         self._lock = threading.Lock()
 
     @classmethod
