@@ -5,25 +5,21 @@ Whoever gets SIGKILL is started again on its host, as a launcher such as systemd
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from benchmarks.base.network import ShapedNetwork
+from benchmarks.recovery.hosts import Hosts
 
 __all__ = ["OnHosts"]
 
 _PORT: Final = 7072
 _LOOK_S: Final = 0.05
-_WITH_MEMORY: Final = 'mount --bind "$0" /dev/shm && exec "$@"'
 
 
 class OnHosts:
@@ -40,21 +36,14 @@ class OnHosts:
         self._folder = folder
         self._flags = flags
         self._members = list(members)
-        self._network = ShapedNetwork(len(members), rate_bits)
-        self._stack = ExitStack()
-        self._memories: list[Path] = []
+        self._hosts = Hosts(len(members), rate_bits)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._codes: dict[str, int] = {}
         self._closed = threading.Event()
         self._launcher = threading.Thread(target=self._launch_again, name="launcher")
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(self._network)
-        for _ in self._members:
-            memory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(memory)], check=True)  # noqa: S607
-            self._stack.callback(subprocess.run, ["umount", str(memory)], check=False)
-            self._memories.append(memory)
+        self._hosts.__enter__()
         for name in self._members:
             self._start(name)
         self._launcher.start()
@@ -65,10 +54,7 @@ class OnHosts:
     ) -> None:
         self._closed.set()
         self._launcher.join()
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
-        self._stack.close()
+        self._hosts.__exit__(kind, value, trace)
 
     def daemons(self) -> dict[str, int]:
         """The pids of those that run, by name."""
@@ -96,14 +82,8 @@ class OnHosts:
         host = self._members.index(name)
         role, rank = name.split()
         words = [sys.executable, "-P", "-m", "taihu", role, "--rank", rank, *self._flags]
-        words += ["--coordinator", f"{self._network.address(0)}:{_PORT}"]
+        words += ["--coordinator", f"{self._hosts.address(0)}:{_PORT}"]
         words += ["--set", f"checkpoint.dir={self._folder / 'kept'}"]
         if name == "worker 0":
             words += ["--run-dir", str(self._folder / "run"), "--json", str(self._folder / "results.json")]
-        inside = ["ip", "netns", "exec", self._network.namespace(host), "sh", "-c", _WITH_MEMORY]
-        self._processes[name] = subprocess.Popen(
-            [*inside, str(self._memories[host]), *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ,
-        )
+        self._processes[name] = self._hosts.start(host, words)

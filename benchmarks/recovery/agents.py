@@ -1,0 +1,337 @@
+"""A run whose machines come, go and die at random: `python -m benchmarks agents --help`.
+
+Servers, in a ring worker 0, and agents each have a host of their own, with a link and memory that nobody else sees.
+Every few seconds something happens, drawn by a seed: an agent is killed with all that its host held, or the host is
+cut off without a word; one of its workers is killed, or a server, which is started again; an agent leaves, or another
+one joins. Nobody takes the place of an agent. After so many events the run is stopped. Then the same job, of as many
+steps, runs undisturbed by `taihu train`. What counts is whether both end with the same parameters, to the bit, and
+how many completed steps were made again. Needs root and iproute2.
+
+Rows that the file of --json holds are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.recovery.hosts import Hosts
+from taihu.core.base.words import parse_rate
+
+__all__ = ["KINDS", "Machines", "disturbed", "table"]
+
+_PAGE: Final = "measured by benchmarks.recovery.agents"
+_PORT: Final = 7072
+_WORKERS: Final = 6
+_SERVERS: Final = ("--servers", "2")
+_MODEL: Final = ("--model", "cifar10_quick", "--data", "synthetic:3x32x32:samples=2048", "--batch", "4")
+_WORLD: Final = ("--workers", str(_WORKERS), "--set", "cluster.threads=1", "--set", "train.evaluate=false")
+KINDS: Final = MappingProxyType(
+    {
+        "servers": (*_SERVERS, *_MODEL),
+        "servers, batch norm": (
+            *(*_SERVERS, "--model", "resnet20", "--data", "synthetic:3x32x32:samples=2048", "--batch", "2"),
+        ),
+        "Adam + bf16 + stage 3": (*_SERVERS, *_MODEL, "--optimizer", "adam", "--precision", "bf16", "--zero", "3"),
+        "dlgs": (*_SERVERS, *_MODEL, "--compression", "dlgs", "--density", "0.01"),
+        "ring": ("--exchange", "ring", *_MODEL),
+    }
+)
+"""Flags of the runs by what they are."""
+_EVENTS: Final = MappingProxyType(
+    {
+        "agent killed": 3,
+        "host cut off": 1,
+        "worker killed": 2,
+        "server killed": 1,
+        "agent leaves": 2,
+        "agent joins": 3,
+    }
+)
+_CUT_S: Final = 4.0
+_AT_ONCE_S: Final = 60.0
+
+
+class Machines:
+    """The hosts of one run: of members that stay first, then those on which agents come and go.
+
+    Args:
+        folder: that all hosts share.
+        flags: of the job.
+        hosts: all of them.
+        agents: the fewest and the most that are there at a time.
+    """
+
+    def __init__(self, folder: Path, flags: Sequence[str], hosts: Hosts, agents: tuple[int, int]) -> None:
+        self._folder = folder
+        self._hosts = hosts
+        self._least, self._most = agents
+        self._address = f"{hosts.address(0)}:{_PORT}"
+        ring = "ring" in flags
+        self._members = ["worker 0"] if ring else ["server 0", "server 1"]
+        self._flags = (*_WORLD, *flags, "--set", f"checkpoint.dir={folder}/kept", "--coordinator", self._address)
+        self._steps = ("--steps", "1000000", "--set", "checkpoint.restarts=10000")
+        self._logs = (folder / "log").open("ab")
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        for name in self._members:
+            self._start(name)
+
+    def _start(self, name: str) -> None:
+        role, rank = name.split()
+        words = [sys.executable, "-P", "-m", "taihu", role, "--rank", rank, *self._flags, *self._steps]
+        words += self._outputs if name == "worker 0" else []
+        self._processes[name] = self._hosts.start(self._members.index(name), words, self._logs)
+
+    @property
+    def _outputs(self) -> list[str]:
+        return ["--run-dir", str(self._folder / "run")]
+
+    def come(self) -> int:
+        """An agent on a host that has none."""
+        free = next(host for host in range(len(self._members), self._hosts.count) if host not in self.agents)
+        words = [sys.executable, "-P", "-m", "taihu", "agent", *self._flags, *self._steps]
+        words += [] if "worker 0" in self._members else self._outputs
+        self.agents[free] = self._hosts.start(free, words, self._logs)
+        return free
+
+    def happens(self, event: str, generator: np.random.Generator) -> bool:
+        """Have it happen, if it can."""
+        if event == "agent joins":
+            if len(self.agents) < self._most:
+                self.come()
+            return len(self.agents) <= self._most
+        if event == "server killed":
+            name = str(generator.choice(self._members))
+            if name == "worker 0":
+                return False
+            self._processes[name].kill()
+            self._processes[name].wait()
+            self._start(name)
+            return True
+        host = int(generator.choice(sorted(self.agents)))
+        if event == "worker killed":
+            workers = _children(self.agents[host].pid)
+            if workers:
+                os.kill(int(generator.choice(workers)), signal.SIGKILL)
+            return bool(workers)
+        has_others = len(self.agents) > self._least
+        if event == "agent leaves" and has_others:
+            self.agents.pop(host).send_signal(signal.SIGTERM)
+        elif has_others:
+            self._lose(event, host)
+        return has_others
+
+    def _lose(self, event: str, host: int) -> None:
+        """A host loses its power, or its link before that."""
+        agent = self.agents.pop(host)
+        if event == "host cut off":
+            self._hosts.cut(host, off=True)
+            time.sleep(_CUT_S)
+        workers = _children(agent.pid)
+        agent.kill()
+        agent.wait()
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+        self._hosts.forget(host)
+        if event == "host cut off":
+            self._hosts.cut(host, off=False)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The events that the run has told."""
+        path = self._folder / "run" / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def resumed(self) -> list[float]:
+        """The times at which the run has gone on."""
+        names = ("resumed", "values take another path")
+        return [datetime.fromisoformat(each["time"]).timestamp() for each in self.events if each["event"] in names]
+
+    def stop(self) -> dict[str, Any]:
+        """Stop the run; its results."""
+        words = [sys.executable, "-P", "-m", "taihu", "stop", self._address]
+        self._hosts.start(0, words, self._logs).wait()
+        for process in self._processes.values():
+            process.wait()
+        results: dict[str, Any] = json.loads((self._folder / "run" / "results.json").read_text())
+        return results
+
+
+def _children(pid: int) -> list[int]:
+    """The workers of an agent."""
+    found = []
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        words = Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"taihu.worker" in words:
+            found.append(child)
+    return found
+
+
+def disturbed(
+    flags: Sequence[str], *, count: int, every_s: float, seed: int, folder: Path, agents: tuple[int, int], rate: float
+) -> dict[str, Any]:
+    """One run to which so many things happen, `every_s` apart in the mean."""
+    generator = np.random.default_rng(seed)
+    names, weights = list(_EVENTS), np.array(list(_EVENTS.values()), dtype=float)
+    happened: Counter[str] = Counter()
+    times: list[tuple[str, float]] = []
+    ring = "ring" in flags
+    with Hosts((1 if ring else 2) + agents[1] + 2, rate) as hosts:
+        machines = Machines(folder, flags, hosts, agents)
+        for _ in range(agents[0]):
+            machines.come()
+        _await(lambda: len(machines.resumed()) > 0)
+        while happened.total() < count:
+            time.sleep(min(generator.exponential(every_s), 3 * every_s))
+            event = str(generator.choice(names, p=weights / weights.sum()))
+            start = time.time()
+            if machines.happens(event, generator):
+                happened[event] += 1
+                times.append((event, start))
+                print(f"  {start:.1f} {event}: {len(machines.agents)} agents", flush=True)
+        before = len(machines.resumed())
+        _await(lambda: machines.resumed()[before - 1] < time.time() - 2 * every_s)
+        results = machines.stop()
+        events = machines.events
+    return {
+        "events": dict(sorted(happened.items())),
+        "recovery_seconds": _recoveries(times, machines.resumed()),
+        "made_again": sum(each.get("made_again", 0) for each in events if each["event"] == "resumed"),
+        "made_again_by": _made_again(times, events),
+        "steps": results["steps"],
+        "sha256": results["parameters_sha256"],
+    }
+
+
+def _await(condition: Any) -> None:
+    deadline = time.monotonic() + _AT_ONCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"error: the run does not go on within {_AT_ONCE_S:g} s")
+        time.sleep(0.1)
+
+
+def _recoveries(times: Sequence[tuple[str, float]], resumed: Sequence[float]) -> dict[str, list[float]]:
+    """Seconds from each event to the first step of the next generation, of those with no other event in between."""
+    found: dict[str, list[float]] = {}
+    for number, (event, start) in enumerate(times):
+        following = times[number + 1][1] if number + 1 < len(times) else float("inf")
+        first = min((each for each in resumed if each > start), default=float("inf"))
+        if first < following:
+            found.setdefault(event, []).append(round(first - start, 3))
+    return found
+
+
+def _made_again(times: Sequence[tuple[str, float]], events: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Completed steps that were made again, by the event before."""
+    found: Counter[str] = Counter()
+    for each in events:
+        if each["event"] == "resumed" and each.get("made_again"):
+            when = datetime.fromisoformat(each["time"]).timestamp()
+            before = [event for event, start in times if start < when]
+            found[before[-1] if before else "nothing"] += each["made_again"]
+    return dict(found)
+
+
+def measure(
+    kind: str, *, count: int, every_s: float, seed: int, agents: tuple[int, int], rate: str
+) -> dict[str, Any]:
+    """One row: the disturbed run of a kind, and whether the undisturbed one ends with the same parameters."""
+    if (bits := parse_rate(rate)) is None:
+        raise SystemExit(f"error: --rate {rate}: expected a rate such as 1gbit")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            row = disturbed(
+                KINDS[kind],
+                count=count,
+                every_s=every_s,
+                seed=seed,
+                folder=folder,
+                agents=agents,
+                rate=bits,
+            )
+        except BaseException:
+            sys.stderr.write((folder / "log").read_text()[-20_000:])
+            raise
+        command = [sys.executable, "-P", "-m", "taihu", "train", *_WORLD, *KINDS[kind], "--steps", str(row["steps"])]
+        command += ["--run-dir", "none", "--json", str(folder / "results.json"), "--quiet"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        undisturbed = json.loads((folder / "results.json").read_text())["parameters_sha256"]
+    return {"kind": kind, "seed": seed, "agents": list(agents), **row, "same": undisturbed == row["sha256"]}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| run | events | steps | made again | death to next step, s: median, 95 %, most | joins and leaves "
+        "| parameters |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        happened = ", ".join(f"{name} {count}" for name, count in row["events"].items())
+        by = ", ".join(f"{event} {steps}" for event, steps in row["made_again_by"].items())
+        again = f"{row['made_again']} ({by})" if by else str(row["made_again"])
+        deaths = [each for event, found in row["recovery_seconds"].items() if "kill" in event for each in found]
+        moves = [
+            each for event, found in row["recovery_seconds"].items() if event.startswith("agent l") for each in found
+        ]
+        same = "the same bits" if row["same"] else "**differ**"
+        lines.append(
+            f"| {row['kind']} | {sum(row['events'].values())}: {happened} | {row['steps']} | {again} "
+            f"| {_quantiles(deaths)} | {_quantiles(moves)} | {same} |"
+        )
+    return "\n".join(lines)
+
+
+def _quantiles(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "none alone"
+    return f"{', '.join(f'{each:.2f}' for each in np.quantile(seconds, (0.5, 0.95, 1.0)))} of {len(seconds)}"
+
+
+def main() -> None:
+    """Measure what is asked for, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", default=";".join(KINDS), help="separated by semicolons")
+    parser.add_argument("--events", type=int, default=50)
+    parser.add_argument(
+        "--every", type=float, default=5.0, metavar="SECONDS", help="from event to event, in the mean"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agents", default="2:5", metavar="LEAST:MOST")
+    parser.add_argument("--rate", default="1gbit", help="of each host's link")
+    parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    options = parser.parse_args()
+    least, most = map(int, options.agents.split(":"))
+    rows = load_rows(options.json)
+    for kind in options.kinds.split(";"):
+        if (kind, options.seed) not in [(row["kind"], row["seed"]) for row in rows]:
+            own = {"count": options.events, "every_s": options.every, "seed": options.seed}
+            rows.append(measure(kind, **own, agents=(least, most), rate=options.rate))
+            save_rows(options.json, rows)
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
+    publish(table(rows), _PAGE, options.docs)
+
+
+if __name__ == "__main__":
+    main()

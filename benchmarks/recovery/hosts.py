@@ -1,0 +1,77 @@
+"""Hosts with links, and memory that outlives the processes of each: network namespaces. Needs root and iproute2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+from benchmarks.base.network import ShapedNetwork
+
+__all__ = ["Hosts"]
+
+_WITH_MEMORY: Final = 'mount --bind "$0" /dev/shm && exec "$@"'
+
+
+class Hosts:
+    """So many hosts with links of `rate_bits`; a context manager, which kills what still runs on them."""
+
+    def __init__(self, count: int, rate_bits: float) -> None:
+        self.count = count
+        self._network = ShapedNetwork(count, rate_bits)
+        self._stack = ExitStack()
+        self._memories: list[Path] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self._network)
+        for _ in range(self.count):
+            memory = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+            self._stack.callback(subprocess.run, ["umount", str(memory)], check=False)
+            self._memories.append(memory)
+            self._mount(memory)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self._stack.close()
+
+    def address(self, host: int) -> str:
+        """The address of a host."""
+        return self._network.address(host)
+
+    def start(self, host: int, words: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+        """Run a command there."""
+        inside = ["ip", "netns", "exec", self._network.namespace(host), "sh", "-c", _WITH_MEMORY]
+        process = subprocess.Popen(
+            [*inside, str(self._memories[host]), *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if log is None else log,
+            env=os.environ,
+        )
+        self._processes.append(process)
+        return process
+
+    def cut(self, host: int, *, off: bool) -> None:
+        """Take the link of a host away, without a word to anybody, or give it back."""
+        state = "down" if off else "up"
+        words = ["ip", "-n", self._network.namespace(host), "link", "set", "eth0", state]
+        subprocess.run(words, check=True)
+
+    def forget(self, host: int) -> None:
+        """Empty the memory of a host, of which nothing runs any more: it has lost its power."""
+        memory = self._memories[host]
+        subprocess.run(["umount", "-l", str(memory)], check=True)  # noqa: S607
+        self._mount(memory)
+
+    def _mount(self, memory: Path) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(memory)], check=True)  # noqa: S607
