@@ -1434,6 +1434,7 @@ class GetStatusResponse(_message.Message):
     WAITING_SECONDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_PROBLEM_FIELD_NUMBER: _builtins.int
     STALL_FIELD_NUMBER: _builtins.int
+    AGENTS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: Global___RunState.ValueType
     reason: _builtins.str
@@ -1447,6 +1448,8 @@ class GetStatusResponse(_message.Message):
     """Which step takes unusually long, and who waits for what, in one line; empty if none does."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
+    @_builtins.property
+    def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
     def __init__(
         self,
         *,
@@ -1459,14 +1462,46 @@ class GetStatusResponse(_message.Message):
         waiting_seconds: _builtins.float = ...,
         checkpoint_problem: _builtins.str = ...,
         stall: _builtins.str = ...,
+        agents: _abc.Iterable[Global___AgentStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_problem", b"checkpoint_problem", "job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "stall", b"stall", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "checkpoint_problem", b"checkpoint_problem", "job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "stall", b"stall", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class AgentStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    SECONDS_SINCE_CALL_FIELD_NUMBER: _builtins.int
+    LEAVES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    seconds_since_call: _builtins.float
+    leaves: _builtins.bool
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks of the workers that it runs, or is to run."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        seconds_since_call: _builtins.float = ...,
+        leaves: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaves", b"leaves", "name", b"name", "ranks", b"ranks", "seconds_since_call", b"seconds_since_call"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentStatus: _TypeAlias = AgentStatus  # noqa: Y015
 
 @_typing.final
 class CompareRequest(_message.Message):

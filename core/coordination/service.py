@@ -254,8 +254,15 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:  # noqa: N802
         """Everything that is known."""
+        agents = [] if self._agents is None else self._agents.seen(self._coordinator)
         with self._coordinator.changing() as (membership, now):
             return pb.GetStatusResponse(
+                agents=[
+                    pb.AgentStatus(
+                        name=each.name, ranks=each.ranks, seconds_since_call=each.seconds_since, leaves=each.leaves
+                    )
+                    for each in agents
+                ],
                 job=membership.roster.job,
                 state=messages.state_to_message(membership.outcome.state),
                 reason=membership.outcome.reason,

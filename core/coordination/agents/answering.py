@@ -21,6 +21,7 @@ NEEDED_BY_AGENTS: Final = "agents need checkpoint.dir, a folder that all machine
 
 # An answer that tells nothing new comes in this share of the caller's patience.
 _SHARE: Final = 0.5
+_LONGEST_S: Final = 10.0
 
 
 def attend(
@@ -30,6 +31,7 @@ def attend(
 
     Raises:
         StaleError: it belongs to another job.
+        ConfigError: as many agents are there as may be.
     """
     life, runs = request.agent, tuple(sorted(request.runs))
     with coordinator.changing() as (membership, now):
@@ -51,7 +53,7 @@ def attend(
         with agents.changing() as attendance:
             return attendance.ranks_of(life) != runs or membership.outcome.state.is_final
 
-    coordinator.wait_for(has_news, _SHARE * remaining_s(context))
+    coordinator.wait_for(has_news, min(_LONGEST_S, _SHARE * remaining_s(context)))
     with coordinator.changing() as (membership, _), agents.changing() as attendance:
         is_answered = True
         return pb.AttendResponse(

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, NamedTuple
 
+from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
 from taihu.core.coordination.agents.assignment import balanced, filled, longest_s
 
-__all__ = ["Attendance", "Attending", "Lost"]
+__all__ = ["MOST_AGENTS", "Attendance", "Attending", "Lost"]
+
+MOST_AGENTS: Final = 1024
+"""The most agents that may be there at a time."""
 
 # Who has come as the last one may be followed by others: each is waited for before the first step, and for a move.
 _BEGINS_AFTER_S: Final = 3.0
@@ -36,7 +40,7 @@ class Lost(NamedTuple):
 
 
 class Attending(NamedTuple):
-    """An agent, as those who look on see it."""
+    """An agent, as those who look on see it; `seconds_since` its last call."""
 
     name: str
     ranks: tuple[int, ...]
@@ -86,9 +90,14 @@ class Attendance:
         """An agent says that it is there, and which ranks it runs; the number of this call.
 
         Ranks that nobody is known to have are its own: the coordinator may have been lost, and know of none.
+
+        Raises:
+            ConfigError: as many agents are there as may be.
         """
         agent = self._agents.get(life)
         if agent is None:
+            if len(self._agents) >= MOST_AGENTS:
+                raise ConfigError(f"agent {name}: {MOST_AGENTS:,} agents are there, and no more may come")
             agent = self._agents[life] = _Agent(name, now, now)
         self._first_s = now if self._first_s is None else self._first_s
         agent.calls += 1

@@ -10,7 +10,7 @@ from typing import Self
 import structlog
 
 from taihu.core.checkpoint.copies import Copies
-from taihu.core.coordination.agents.attendance import Attendance
+from taihu.core.coordination.agents.attendance import Attendance, Attending
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
@@ -77,6 +77,11 @@ class Agents:
             self.closes()
             closed.set()
             watch.join()
+
+    def seen(self, coordinator: Coordinator) -> list[Attending]:
+        """All that are there now."""
+        with coordinator.changing() as (_, now), self.changing() as attendance:
+            return attendance.agents(now)
 
     def settle(self) -> bool:
         """See `Attendance.settle`."""

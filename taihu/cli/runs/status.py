@@ -12,6 +12,7 @@ from rich.text import Text
 
 from taihu.core.base.words import aligned
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.membership.messages import member_from_message, progress_from_message, state_from_message
 from taihu.core.coordination.overview import member_as_json
 from taihu.core.coordination.status import fetch_status
@@ -54,6 +55,8 @@ def status(
     else:
         for line in aligned([_COLUMNS, *_rows(answer)]):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for agent in answer.agents:
+        console.print(_of_agent(agent), markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(json_file, _as_json(answer, state))
 
@@ -84,6 +87,16 @@ def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
     return rows
 
 
+def _of_agent(agent: pb.AgentStatus) -> str:
+    runs = (
+        f"runs {awaited_in_words([MemberId(Role.WORKER, rank) for rank in agent.ranks])}"
+        if agent.ranks
+        else "stands by"
+    )
+    leaves = ", and leaves" if agent.leaves else ""
+    return f"agent {agent.name} {runs}{leaves}; heard of {agent.seconds_since_call:.1f} s ago"
+
+
 def _table(answer: pb.GetStatusResponse) -> Table:
     table = Table(*_COLUMNS)
     for row in _rows(answer):
@@ -99,6 +112,15 @@ def _as_json(answer: pb.GetStatusResponse, state: str) -> dict[str, object]:
         "servers": answer.servers,
         "workers": answer.workers,
         "missing": [{"role": member.role.value, "rank": member.rank} for member in missing_of(answer)],
+        "agents": [
+            {
+                "name": agent.name,
+                "workers": list(agent.ranks),
+                "leaves": agent.leaves,
+                "seconds_since_call": agent.seconds_since_call,
+            }
+            for agent in answer.agents
+        ],
         "seconds_waiting": answer.waiting_seconds,
         "members": [
             {
