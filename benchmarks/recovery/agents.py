@@ -207,8 +207,7 @@ def disturbed(
                 happened[event] += 1
                 times.append((event, start))
                 print(f"  {start:.1f} {event}: {len(machines.agents)} agents", flush=True)
-        before = len(machines.resumed())
-        _await(lambda: machines.resumed()[before - 1] < time.time() - 2 * every_s)
+        _await(lambda: times[-1][1] < machines.resumed()[-1] < time.time() - every_s)
         results = machines.stop()
         events = machines.events
     return {

@@ -19,7 +19,7 @@ _WITH_MEMORY: Final = 'mount --bind "$0" /dev/shm && exec "$@"'
 
 
 class Hosts:
-    """So many hosts with links of `rate_bits`; a context manager, which kills what still runs on them."""
+    """Hosts with links of `rate_bits`; a context manager, which kills what still runs on them."""
 
     def __init__(self, count: int, rate_bits: float) -> None:
         self.count = count

@@ -474,7 +474,7 @@ class Job(Section):
 
         Of data of the user's own that is the name of the file or folder, which may lie elsewhere on every host.
         """
-        local = {"coordinator", "connect_timeout_s", "threads", "reflection"}
+        local = {"coordinator", "connect_timeout_s", "min_agents", "threads", "reflection"}
         own = {
             "model": {"init_from"},
             "data": {"path"},

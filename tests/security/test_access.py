@@ -19,6 +19,7 @@ TABLE = {
     f"/taihu.v1.{service}/{method}": letters
     for service, methods in {
         "CoordinatorService": {
+            "Attend": "w",
             "Begin": "sw",
             "Join": "sw",
             "Vouch": "sw",
@@ -28,6 +29,7 @@ TABLE = {
             "ReportSteps": "w",
             "DecideCheckpoint": "w",
             "Stored": "sw",
+            "Copy": "w",
             "Compare": "w",
             "GetProfile": "swop",
             "GetStatus": "swop",

@@ -192,7 +192,7 @@ class Attendance:
 
     @property
     def awaited(self) -> str:
-        """What the run waits for before its ranks have agents; "" where they have."""
+        """The words for whoever the run waits for before its ranks have agents; "" where they have."""
         able = len(self._able)
         if self._ranks <= set(self._held):
             return ""

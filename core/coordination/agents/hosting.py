@@ -84,7 +84,7 @@ class Agents:
             return attendance.agents(now)
 
     def settle(self) -> bool:
-        """See `Attendance.settle`."""
+        """Have ranks change their agents, no generation going on; whether some do."""
         with self._lock:
             return self._attendance.settle()
 
