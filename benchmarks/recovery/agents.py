@@ -66,6 +66,8 @@ _EVENTS: Final = MappingProxyType(
 )
 _CUT_S: Final = 4.0
 _AT_ONCE_S: Final = 60.0
+_GOES_ON_S: Final = 2.0
+_SETTLED_S: Final = 15.0
 
 
 class Machines:
@@ -160,6 +162,12 @@ class Machines:
         path = self._folder / "run" / "events.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    @property
+    def steps(self) -> int:
+        """The steps in the table of the run."""
+        path = self._folder / "run" / "steps.csv"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
     def resumed(self) -> list[float]:
         """The times at which the run has gone on."""
         names = ("resumed", "values take another path")
@@ -207,7 +215,7 @@ def disturbed(
                 happened[event] += 1
                 times.append((event, start))
                 print(f"  {start:.1f} {event}: {len(machines.agents)} agents", flush=True)
-        _await(lambda: times[-1][1] < machines.resumed()[-1] < time.time() - every_s)
+        _await(lambda: _goes_on(machines, times[-1][1]))
         results = machines.stop()
         events = machines.events
     return {
@@ -226,6 +234,13 @@ def _await(condition: Any) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"error: the run does not go on within {_AT_ONCE_S:g} s")
         time.sleep(0.1)
+
+
+def _goes_on(machines: Machines, last_s: float) -> bool:
+    """Whether steps are made, and have been for a while, long after the last event."""
+    before = machines.steps
+    time.sleep(_GOES_ON_S)
+    return machines.steps > before and time.time() - last_s > _SETTLED_S
 
 
 def _recoveries(times: Sequence[tuple[str, float]], resumed: Sequence[float]) -> dict[str, list[float]]:
