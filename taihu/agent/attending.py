@@ -88,7 +88,9 @@ class Attending:
 
     def _channel(self) -> grpc.Channel:
         host = member_name("server" if self._job.servers else "worker", 0)
-        return open_channel(self._address, self._job.patience, security_of(self._job, "worker", 0), host)
+        # Worker 0 may have a machine of its own, whose certificate no other one has.
+        own = security_of(self._job, "worker", self._job.world.workers - 1)
+        return open_channel(self._address, self._job.patience, own, host)
 
     def _ask(self, stub: CoordinatorServiceStub) -> Answer:
         request = pb.AttendRequest(

@@ -28,6 +28,7 @@ __all__ = ["manifest_command"]
 
 TORCH_IMAGE: Final = "localhost/taihu-torch:latest"
 _LARGEST_SCRIPT: Final = 900_000
+_FEWEST: Final = 2
 
 _EMBEDDED = re.compile(r"digits|synthetic(:.*)?")
 _OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -64,6 +65,14 @@ def manifest_command(
     checkpoint_claim: Annotated[
         str | None,
         typer.Option(metavar="CLAIM", help="ReadWriteMany claim for checkpoints: lost pods are started again."),
+    ] = None,
+    agents: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Agents run all workers but worker 0, in N pods at first, which may become more or fewer.",
+        ),
     ] = None,
     tls_secret: Annotated[
         str | None,
@@ -108,6 +117,7 @@ def manifest_command(
       taihu manifest job.toml --jobset --out k8s/ && kubectl apply -k k8s/
       taihu manifest job.toml --run-claim results --name second
       taihu manifest job.toml --checkpoint-claim shared      # a ReadWriteMany volume: the run outlives its pods
+      taihu manifest job.toml --checkpoint-claim shared --workers 12 --agents 3       # kubectl scale changes that
       taihu manifest job.toml --tls-secret demo-tls          # made of the files of taihu certs, see docs/deploy.md
       taihu manifest job.toml --issuer ClusterIssuer/ca      # cert-manager issues and renews certificates
       taihu manifest job.toml --data-claim fashion-mnist --worker-cpus 4 --worker-memory 8Gi
@@ -119,6 +129,9 @@ def manifest_command(
     if script is not None:
         job = script_job(job, has_servers="servers" in job.cluster.model_fields_set)
         refuse({"--checkpoint-claim": checkpoint_claim}, "a script keeps its own checkpoints; leave it out")
+    if agents is not None:
+        refuse({"--script": script, "--trainjob": trainjob}, "agents run workers of taihu's own; leave it out")
+        _check_agents(job, checkpoint_claim)
     if trainjob:
         refuse({"--jobset": jobset}, "a TrainJob makes a JobSet of its own; give --trainjob alone")
     else:
@@ -149,6 +162,7 @@ def manifest_command(
         run_claim=run_claim,
         data_claim=data_claim,
         checkpoint_claim=checkpoint_claim,
+        agents=agents,
         files=files,
         direct_port=direct_port,
         tls_secret=tls_secret,
@@ -206,6 +220,15 @@ def _issuer_of(text: str) -> Issuer:
     if not _OBJECT.fullmatch(name) or (slash and kind not in ("Issuer", "ClusterIssuer")):
         raise ConfigError(f"--issuer {text}: expected NAME, Issuer/NAME or ClusterIssuer/NAME, for example Issuer/ca")
     return Issuer(name, "ClusterIssuer" if kind == "ClusterIssuer" else "Issuer")
+
+
+def _check_agents(job: Job, checkpoint_claim: str | None) -> None:
+    if checkpoint_claim is None:
+        raise ConfigError("--agents: workers move by checkpoints; give --checkpoint-claim as well")
+    if job.workers_meet:
+        raise ConfigError("--agents: workers that exchange with each other need a port of their own; leave it out")
+    if job.world.workers < _FEWEST:
+        raise ConfigError("--agents: worker 0 has a pod of its own; expected cluster.workers of 2 or more")
 
 
 def _check_data(job: Job, claim: str | None) -> None:

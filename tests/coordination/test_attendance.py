@@ -173,7 +173,14 @@ def test_a_process_is_a_worker_where_its_agent_runs_that() -> None:
     takes = machines.attendance.takes_place
     assert takes(0, ANNA)
     assert not takes(0, BERT)
-    assert not takes(0, 0)
+
+
+def test_a_process_without_an_agent_takes_its_rank_from_one() -> None:
+    machines = begun(4, ANNA, BERT)
+    assert machines.attendance.takes_place(0, 0)
+    assert machines.runs == {"anna": (2,), "bert": (1, 3)}
+    machines.pass_(2.5, ANNA)
+    assert machines.runs == {"anna": (1, 2, 3)}
 
 
 def test_no_agent_gets_a_rank_that_has_a_process_without_one() -> None:

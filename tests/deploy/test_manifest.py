@@ -32,6 +32,9 @@ ROOT = DEPLOY.parent
 pytestmark = pytest.mark.xdist_group("kubernetes")
 
 
+AGENTS = ("--agents", "2", "--checkpoint-claim", "c")
+
+
 def jobs_of(objects: list[Object]) -> list[Object]:
     """The specifications of the workers' Jobs."""
     if any(item["kind"] == "JobSet" for item in objects):
@@ -260,6 +263,29 @@ def test_with_a_volume_for_checkpoints_pods_are_started_again(
         assert by_kind(objects, "JobSet")["spec"]["failurePolicy"] == {"maxRestarts": 9}
 
 
+@settings(deadline=None, max_examples=10)
+@given(workers=st.integers(2, 500), agents=st.integers(1, 50), cpus=st.integers(1, 64), jobset=st.booleans())
+def test_agents_run_all_workers_but_the_first(*, workers: int, agents: int, cpus: int, jobset: bool) -> None:
+    given_beside: dict[str, dict[str, object]] = {"cluster": {"workers": workers}}
+    job = Job.model_validate(given_beside)
+    options = ManifestOptions(agents=agents, jobset=jobset, checkpoint_claim="shared", worker=Resources(cpus, "3Gi"))
+    objects = manifest(job, "", given_beside, options)
+    assert problems(objects) == []
+    first, scaled = jobs_of(objects)
+    assert first["completions"] == 1
+    # More and fewer pods are one number; the first that ends well ends the Job.
+    assert scaled["parallelism"] == agents
+    assert "completions" not in scaled
+    assert "completionMode" not in scaled
+    (container,) = scaled["template"]["spec"]["containers"]
+    assert container["args"][0] == "agent"
+    own = {each["name"]: each.get("value", "1") for each in container["env"]}
+    check_variables({**settings_of(objects), **own})
+    assert rank_from_environment(own, "worker") is None
+    threads = int(own["TAIHU_CLUSTER__THREADS"])
+    assert threads == 1 or threads * -(-(workers - 1) // agents) <= cpus
+
+
 def test_a_job_that_keeps_nothing_has_no_volume(write_manifest: Write, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[run]\ndir = 'none'\n")
     text = write_manifest("job.toml", "--workers", "1")
@@ -399,6 +425,10 @@ def test_data_of_ones_own_lie_in_the_claim(write_manifest: Write, tmp_path: Path
         (("job.toml", "--script", "/a.py", "--checkpoint-claim", "c"), "--checkpoint-claim: a script keeps its own"),
         (("job.toml", "--script-arguments", "x"), "--script-arguments: of which script?"),
         (("job.toml", "--trainjob", "--jobset"), "--jobset: a TrainJob makes a JobSet of its own"),
+        (("job.toml", "--agents", "2"), "--agents: workers move by checkpoints; give --checkpoint-claim"),
+        (("job.toml", "--agents", "2", "--trainjob"), "--trainjob: agents run workers of taihu's own"),
+        (("job.toml", *AGENTS, "--workers", "1"), "--agents: worker 0 has a pod of its own"),
+        (("job.toml", *AGENTS, "--set", "exchange.kind=ring"), "--agents: workers that exchange with each other"),
         (("job.toml", "--cluster-runtime"), "--cluster-runtime: it is for --trainjob"),
         (("job.toml", "--set", "exchange.kind=ring", "--set", "exchange.returns=gradients"), "nobody would update"),
     ],

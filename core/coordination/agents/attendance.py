@@ -155,10 +155,11 @@ class Attendance:
     def takes_place(self, rank: int, life: int) -> bool:
         """Whether a process may be the worker `rank` now; `life` is that of its agent, 0 where it has none.
 
-        One without an agent keeps the rank: no agent gets it then.
+        One without an agent has been started by somebody who wants it there: the rank is no agent's from then on.
         """
-        if not life and rank not in self._held:
+        if not life:
             self._ranks.discard(rank)
+            self._held.pop(rank, None)
             return True
         return self._held.get(rank) == life
 

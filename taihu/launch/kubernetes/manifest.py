@@ -34,6 +34,7 @@ __all__ = ["manifest", "object_name"]
 
 # A pod that is started again counts, and so does one that is evicted; Kubernetes waits longer each time.
 _POD_RESTARTS = 6
+_AGENT_RESTARTS = 1000
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 _TRAINER: Final = "trainer.kubeflow.org/v1alpha1"
 _SCRAPE_S = 15
@@ -179,7 +180,9 @@ class _Manifest:
     def workers(self) -> dict[str, Object]:
         """The specifications of the Jobs of worker 0 and of the others, if there are any, by name."""
         jobs = {"first": self.indexed(1, self.pods.worker_pod(first=True))}
-        if self.job.world.workers > 1:
+        if self.options.agents is not None:
+            jobs["agent"] = self.scaled(self.options.agents, self.pods.agent_pod(self.options.agents))
+        elif self.job.world.workers > 1:
             jobs["worker"] = self.indexed(self.job.world.workers - 1, self.pods.worker_pod(first=False))
         return jobs
 
@@ -201,6 +204,10 @@ class _Manifest:
             "backoffLimit": _POD_RESTARTS * count if self.pods.recovers else 0,
             "template": pod,
         }
+
+    def scaled(self, count: int, pod: Object) -> Object:
+        """The specification of a Job whose pods are all alike, and may become more or fewer while it runs."""
+        return {"parallelism": count, "backoffLimit": _AGENT_RESTARTS, "template": pod}
 
     def jobset(self) -> Object:
         workers = self.workers()

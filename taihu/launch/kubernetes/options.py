@@ -73,6 +73,7 @@ class ManifestOptions:
         data_claim: PersistentVolumeClaim with the data set's files.
         checkpoint_claim: PersistentVolumeClaim for checkpoints that all pods can write to (ReadWriteMany); with one a
             pod that is lost is started again, and the run goes on.
+        agents: pods in which agents run all workers but worker 0, so many at first; None for a pod for each worker.
         files: what goes beside the job file, text by name: a model of the user's own.
         direct_port: of connections beside gRPC; 0 opens none to other pods.
         script: what workers run in the place of a built-in model; the image has PyTorch then.
@@ -91,6 +92,7 @@ class ManifestOptions:
     run_claim: str | None = None
     data_claim: str | None = None
     checkpoint_claim: str | None = None
+    agents: int | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     direct_port: int = 0
     script: Script | None = None

@@ -28,6 +28,7 @@ from taihu.launch.kubernetes.options import (
 __all__ = ["Pods"]
 
 _USER: Final = 65532
+_THREADS: Final = "TAIHU_CLUSTER__THREADS"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,20 @@ class Pods:
         pod = self._pod("worker", container, volumes, ranks=self._ranks(first=first), restart=self._restart)
         if self.stands_alone:
             pod["spec"]["subdomain"] = self.name
+        return pod
+
+    def agent_pod(self, agents: int) -> Object:
+        """The pod of an agent, of so many at first; it runs workers of any rank but the first, and is not probed."""
+        pod = self.worker_pod(first=False, name="agent")
+        container = pod["spec"]["containers"][0]
+        container["args"] = ["agent", f"{CONFIG}/job.toml"]
+        container["env"] = [each for each in container["env"] if each["name"] in ("TAIHU_ADVERTISE", _THREADS)]
+        shared = -(-(self.job.world.workers - 1) // agents)
+        for each in container["env"]:
+            if each["name"] == _THREADS and not self.job.cluster.threads:
+                each["value"] = str(max(1, self.options.worker.cpus // shared))
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe", "ports"):
+            del container[probe]
         return pod
 
     def _ranks(self, *, first: bool) -> range:
@@ -160,7 +175,7 @@ class Pods:
             "envFrom": [{"configMapRef": {"name": f"{self.name}-settings"}}],
             "env": [
                 _from_pod("TAIHU_ADVERTISE", "status.podIP"),
-                {"name": "TAIHU_CLUSTER__THREADS", "value": str(self.job.cluster.threads or resources.cpus)},
+                {"name": _THREADS, "value": str(self.job.cluster.threads or resources.cpus)},
                 *environment,
             ],
             "ports": [{"name": name, "containerPort": port} for name, port in self.ports().items()],
