@@ -267,6 +267,7 @@ class AttendRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
     LEAVES_FIELD_NUMBER: _builtins.int
+    SETTINGS_DIGEST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     agent: _builtins.int
     """The life of this agent."""
@@ -274,6 +275,8 @@ class AttendRequest(_message.Message):
     """As people know it: its host and process."""
     leaves: _builtins.bool
     """It wants to run none, and to end."""
+    settings_digest: _builtins.str
+    """SHA-256 over the settings that all members must share."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ranks of the workers that it runs."""
@@ -286,10 +289,11 @@ class AttendRequest(_message.Message):
         name: _builtins.str = ...,
         runs: _abc.Iterable[_builtins.int] | None = ...,
         leaves: _builtins.bool = ...,
+        settings_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "job", b"job", "leaves", b"leaves", "name", b"name", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "job", b"job", "leaves", b"leaves", "name", b"name", "runs", b"runs", "settings_digest", b"settings_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,6 @@ class Agent:
         arguments: of the worker of a rank, beside so many others.
         attending: asks the coordinator.
         interrupts: the first one has this agent leave the run.
-        tell: is called now and then, with whatever the workers write.
     """
 
     def __init__(
@@ -45,14 +44,12 @@ class Agent:
         *,
         attending: Attending,
         interrupts: Interrupts,
-        tell: Callable[[], None],
     ) -> None:
         self._job = job
         self._processes = processes
         self._arguments = arguments
         self._attending = attending
         self._interrupts = interrupts
-        self._tell = tell
         self._replacing = Replacing(job.checkpoint.restarts)
         self._running: set[int] = set()
         self._log = structlog.get_logger()
@@ -70,7 +67,6 @@ class Agent:
         with self._interrupts.offered_to(self._leave), in_background(self._attending.work, "attending"):
             while (code := self._look(self._attending.answer, time.monotonic())) is None:
                 time.sleep(_LOOK_S)
-                self._tell()
             return code
 
     def _leave(self, reason: str) -> bool:

@@ -94,7 +94,12 @@ class Attending:
 
     def _ask(self, stub: CoordinatorServiceStub) -> Answer:
         request = pb.AttendRequest(
-            job=self._job.name, agent=self._life, name=self._name, runs=tuple(self.runs), leaves=self.leaves
+            job=self._job.name,
+            agent=self._life,
+            name=self._name,
+            runs=tuple(self.runs),
+            leaves=self.leaves,
+            settings_digest=self._job.digest,
         )
         try:
             response = plain(stub.Attend(request, timeout=_HEARTBEATS * self._job.cluster.heartbeat_s))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from taihu.agent.agent import Agent
 from taihu.agent.attending import Attending
-from taihu.agent.forwarded import ForwardedLogs
 from taihu.core.base.whole_file import write_text
 from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job, job_to_toml
@@ -53,29 +51,20 @@ def live(job: Job, options: AgentOptions, interrupts: Interrupts) -> int:
     """
     life = new_incarnation()
     with passing_folder() as folder:
-        job_file, logs = folder / "job.toml", folder / "logs"
+        job_file = folder / "job.toml"
         write_text(job_file, job_to_toml(job, given=True))
-        logs.mkdir()
         common = [str(job_file), "--agent", str(life), "--on-term", "leave", *_arguments(job, options)]
 
         def arguments(rank: int, beside: int) -> list[str]:
             threads = share_of_threads(job, beside)
             return ["--rank", str(rank), *common, "--set", f"cluster.threads={threads}"]
 
-        with LocalProcesses(logs, fork=True, lost_after_s=job.cluster.lost_after_s) as processes:
+        with LocalProcesses(None, fork=True, lost_after_s=job.cluster.lost_after_s) as processes:
             load_first_step(job)
             processes.stand_by()
             interrupts.are_heard()
-            forwarded = ForwardedLogs(logs, sys.stderr.buffer)
             attending = Attending(job, life, options.name)
-            try:
-                agent = Agent(
-                    job, processes, arguments, attending=attending, interrupts=interrupts, tell=forwarded.forward
-                )
-                return agent.run()
-            finally:
-                processes.stop()
-                forwarded.forward(to_end=True)
+            return Agent(job, processes, arguments, attending=attending, interrupts=interrupts).run()
 
 
 def _arguments(job: Job, options: AgentOptions) -> Iterator[str]:

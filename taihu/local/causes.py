@@ -25,7 +25,7 @@ class Ended:
         name: its own, `worker 1`.
         exit_code: -N where signal N has ended it; 0 where it has not ended, or well.
         words: its last ones, "" where it left none.
-        log: where they stand.
+        log: where they stand; None where the process wrote to the output of whoever started it.
         given_up: the reason for which it was killed from here, in words that follow its name.
         is_stopped: whether it lives, and a signal or a debugger has stopped it: others have given it up.
     """
@@ -33,7 +33,7 @@ class Ended:
     name: str
     exit_code: int
     words: str
-    log: Path
+    log: Path | None
     given_up: str = ""
     is_stopped: bool = False
 
@@ -67,14 +67,15 @@ def end_in_words(cause: Ended, everybody: Sequence[Ended]) -> str:
         cause: see `cause_of`.
         everybody: all processes of the run. Where one was killed, what others were about then is known by them alone.
     """
-    log = next((each.log for each in everybody if each.name == cause.blames), cause.log)
+    own = next((each.log for each in everybody if each.name == cause.blames), cause.log)
+    log = "" if own is None else f"; log: {own}"
     if cause.exit_code >= 0 and cause.words and not cause.is_stopped:
-        return f"{said_by(cause.name, _PREFIX.sub('', cause.words))}; log: {log}"
+        return f"{said_by(cause.name, _PREFIX.sub('', cause.words))}{log}"
     others = (_CONTEXT.search(each.words) for each in everybody if each.blames == cause.name)
     context = next((f", {found[0]}" for found in others if found is not None), "")
     if cause.is_stopped:
-        return f"{cause.name} is stopped, by a signal or a debugger{context}; log: {log}"
+        return f"{cause.name} is stopped, by a signal or a debugger{context}{log}"
     if cause.exit_code >= 0:
-        return f"{cause.name}: ended with exit code {cause.exit_code}{context}; log: {log}"
+        return f"{cause.name}: ended with exit code {cause.exit_code}{context}{log}"
     end = cause.given_up or f"was killed by {signal.Signals(-cause.exit_code).name}"
-    return f"{cause.name} {end}{context}; log: {log}"
+    return f"{cause.name} {end}{context}{log}"

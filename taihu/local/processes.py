@@ -97,7 +97,7 @@ class _Daemon:
     module: str
     arguments: list[str]
     process: Process
-    log: Path
+    log: Path | None
     log_file: IO[bytes]
     is_script: bool = False
     """Whether it is a script of the user's."""
@@ -109,6 +109,8 @@ class _Daemon:
     @property
     def last_words(self) -> str:
         """The error, or else the last line, that its log ends with; a script's own lines are none."""
+        if self.log is None:
+            return ""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return errors[-1] if errors else lines[-1] if lines and not self.is_script else ""
@@ -122,13 +124,13 @@ class _Daemon:
 
 
 class LocalProcesses:
-    """Daemons of one run, each with a log file in `log_dir`; a context manager that leaves none behind.
+    """Daemons of one run, each with a log file in `log_dir`, if any; a context manager that leaves none behind.
 
     They do not see a terminal's Ctrl-C, and they end at once when their stdin closes, as it does when this process
     dies.
 
     Args:
-        log_dir: of the logs.
+        log_dir: of the logs; None where daemons write to this process's stderr.
         fork: the processes from this one, where that is possible, which imports first what they need: daemons, or
             these modules.
         lost_after_s: the time after which a daemon that a signal has stopped is ended.
@@ -137,7 +139,7 @@ class LocalProcesses:
 
     def __init__(
         self,
-        log_dir: Path,
+        log_dir: Path | None,
         *,
         fork: bool | Sequence[str] = False,
         lost_after_s: float = math.inf,
@@ -204,7 +206,9 @@ class LocalProcesses:
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file, is_script=True))
 
     def log_of(self, name: str) -> Path:
-        """The log of a process."""
+        """The log of a process; raises RunError where there are none."""
+        if self.log_dir is None:
+            raise RunError(f"{name} has no log of its own")
         return self.log_dir / f"{name.replace(' ', '-')}.log"
 
     def kill(self, name: str) -> None:
@@ -250,8 +254,11 @@ class LocalProcesses:
             self._daemons.remove(former)
             _close(former)
         forks = self.forks
-        log = self.log_of(name)
-        log_file = log.open("wb" if former is None else "ab")
+        log = None if self.log_dir is None else self.log_of(name)
+        if log is None:
+            log_file: IO[bytes] = os.fdopen(os.dup(_STDERR), "wb")
+        else:
+            log_file = log.open("wb" if former is None else "ab")
         process = self._launch(module, [*arguments, "--supervisor", str(os.getpid())], log_file, forks=forks)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process

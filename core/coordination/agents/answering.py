@@ -6,7 +6,7 @@ from typing import Final
 
 import grpc
 
-from taihu.core.base.errors import StaleError
+from taihu.core.base.errors import ConfigError, StaleError
 from taihu.core.base.words import told
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
@@ -21,7 +21,6 @@ NEEDED_BY_AGENTS: Final = "agents need checkpoint.dir, a folder that all machine
 
 # An answer that tells nothing new comes in this share of the caller's patience.
 _SHARE: Final = 0.5
-_LONGEST_S: Final = 10.0
 
 
 def attend(
@@ -31,12 +30,16 @@ def attend(
 
     Raises:
         StaleError: it belongs to another job.
-        ConfigError: as many agents are there as may be.
+        ConfigError: it has other settings, or as many agents are there as may be.
     """
     life, runs = request.agent, tuple(sorted(request.runs))
     with coordinator.changing() as (membership, now):
         if request.job != membership.roster.job:
             raise StaleError(f"this is job {membership.roster.job!r}, not {request.job!r}; check the address")
+        if request.settings_digest != agents.digest:
+            raise ConfigError(
+                f"agent {told(request.name)}: its job has other settings than the run's; give it the same"
+            )
         with agents.changing() as attendance:
             call = attendance.attends(life, told(request.name), runs, leaves=request.leaves, now=now)
         agents.look(membership, now)
@@ -53,7 +56,7 @@ def attend(
         with agents.changing() as attendance:
             return attendance.ranks_of(life) != runs or membership.outcome.state.is_final
 
-    coordinator.wait_for(has_news, min(_LONGEST_S, _SHARE * remaining_s(context)))
+    coordinator.wait_for(has_news, min(agents.held_s, _SHARE * remaining_s(context)))
     with coordinator.changing() as (membership, _), agents.changing() as attendance:
         is_answered = True
         return pb.AttendResponse(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Final, Self
 
 import structlog
 
@@ -20,7 +20,7 @@ from taihu.core.job import Job
 __all__ = ["Agents"]
 
 # As members leave their places to others.
-_SILENT_HEARTBEATS = 4
+_SILENT_HEARTBEATS: Final = 4
 
 
 class Agents:
@@ -28,10 +28,14 @@ class Agents:
 
     Attributes:
         copies: of what workers hold, as lost agents had it.
+        digest: of the job's settings, which agents must share.
+        held_s: the longest time that a call of an agent is held: who is not answered cannot call again.
     """
 
-    def __init__(self, attendance: Attendance) -> None:
+    def __init__(self, attendance: Attendance, digest: str, held_s: float) -> None:
+        self.held_s = held_s
         self._attendance = attendance
+        self.digest = digest
         self.copies = Copies()
         self._lock = threading.Lock()
 
@@ -39,8 +43,10 @@ class Agents:
     def of(cls, job: Job) -> Self:
         """Those of a run that begins; worker 0 of one without servers hosts them itself."""
         ranks = range(0 if job.servers else 1, job.world.workers)
-        silent_after_s = _SILENT_HEARTBEATS * job.cluster.heartbeat_s
-        return cls(Attendance(ranks, least=job.cluster.min_agents, silent_after_s=silent_after_s))
+        heartbeat_s = job.cluster.heartbeat_s
+        silent_after_s = _SILENT_HEARTBEATS * heartbeat_s
+        attendance = Attendance(ranks, least=job.cluster.min_agents, silent_after_s=silent_after_s)
+        return cls(attendance, job.digest, heartbeat_s)
 
     @contextmanager
     def changing(self) -> Iterator[Attendance]:

@@ -1,0 +1,227 @@
+"""Agents that call a coordinator: what they hear, and when; and copies that workers bring it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from support.daemons import wait_for
+from support.held import hold, job_in, memory_in, state_of
+
+from taihu.core.base.errors import FrameError
+from taihu.core.checkpoint.copies import MOST_BYTES, Copies
+from taihu.core.checkpoint.files import open_part, part_bytes
+from taihu.core.checkpoint.gathering import Gathering
+from taihu.core.checkpoint.held_steps import Label
+from taihu.core.checkpoint.part import Part, State
+from taihu.core.checkpoint.run_memory import prepare_memory
+from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.coordination.agents.hosting import Agents
+from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.gatherer import gather
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
+from taihu.core.coordination.status import fetch_status
+from taihu.core.job import Job
+from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.serving.server import RpcServer
+from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub, add_CoordinatorServiceServicer_to_server
+
+JOB = Job.model_validate({"cluster": {"servers": 1, "workers": 2, "heartbeat_s": 0.5}})
+ANNA, BERT = 71, 72
+GENERATION = 5
+
+
+class Coordinated:
+    """A coordinator of two workers, whose agents call it."""
+
+    def __init__(self, address: str, agents: Agents | None, coordinator: Coordinator) -> None:
+        self.address = address
+        self.agents = agents
+        self.coordinator = coordinator
+
+    def attend(
+        self, agent: int, *runs: int, other: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> pb.AttendResponse:
+        texts = {"job": JOB.name, "name": f"agent {agent}", "settings_digest": JOB.digest, **(other or {})}
+        request = pb.AttendRequest(**texts, agent=agent, runs=runs)
+        with grpc.insecure_channel(self.address) as channel:
+            response: pb.AttendResponse = CoordinatorServiceStub(channel).Attend(request, timeout=timeout_s)
+            return response
+
+
+@contextmanager
+def coordinated(agents: Agents | None) -> Iterator[Coordinated]:
+    rpc = RpcServer.create(threads=16)
+    address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
+    membership = Membership.of(JOB, Terms(recovers=True), GENERATION)
+    coordinator = Coordinator(membership, lambda _: pytest.fail("nobody joins"), SystemClock())
+    servicer = CoordinatorServicer(coordinator, agents=agents)
+    add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)
+    rpc.start((COORDINATOR_SERVICE,))
+    try:
+        yield Coordinated(address, agents, coordinator)
+    finally:
+        rpc.stop(0.0)
+
+
+def test_an_agent_is_answered_as_soon_as_it_is_to_run_others() -> None:
+    with coordinated(Agents.of(JOB)) as run, ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run.attend, ANNA)
+        wait_for(lambda: fetch_status(run.address, 30.0).agents, "the first agent has not come")
+        assert list(run.attend(BERT).ranks) == [1]
+        assert list(first.result(timeout=10).ranks) == [0]
+        agents = fetch_status(run.address, 30.0).agents
+        assert [(each.name, list(each.ranks), each.leaves) for each in agents] == [
+            (f"agent {ANNA}", [0], False),
+            (f"agent {BERT}", [1], False),
+        ]
+
+
+def test_an_agent_that_hears_nothing_new_is_answered_before_it_gives_up() -> None:
+    with coordinated(Agents.of(JOB)) as run:
+        answer = run.attend(ANNA, timeout_s=1.0)
+        assert list(answer.ranks) == []
+        assert answer.awaited == "others that may come"
+
+
+def test_an_agent_whose_call_breaks_off_is_gone_soon() -> None:
+    agents = Agents.of(JOB)
+    with coordinated(agents) as run, ThreadPoolExecutor(1) as pool, agents.watched(run.coordinator):
+        run.attend(ANNA, timeout_s=0.5)
+        with grpc.insecure_channel(run.address) as channel:
+            request = pb.AttendRequest(job=JOB.name, agent=BERT, name="b", settings_digest=JOB.digest, runs=(1,))
+            call = CoordinatorServiceStub(channel).Attend.future(request, timeout=60)
+            # The first has rank 0, the second said that it runs the other one.
+            assert list(pool.submit(run.attend, ANNA).result(timeout=60).ranks) == [0]
+            call.cancel()
+        wait_for(lambda: list(run.attend(ANNA, 0).ranks) == [0, 1], "nobody has taken over")
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("job", "not '0'; check the address"),
+        ("settings_digest", "its job has other settings than the run's"),
+    ],
+)
+def test_an_agent_of_another_job_is_told_so(field: str, told: str) -> None:
+    other = {field: "0"}
+    with coordinated(Agents.of(JOB)) as run:
+        with pytest.raises(grpc.RpcError, match=told):
+            run.attend(ANNA, other=other)
+        assert not fetch_status(run.address, 30.0).agents
+
+
+def test_a_run_that_a_lost_worker_ends_takes_no_agents() -> None:
+    with coordinated(None) as run, pytest.raises(grpc.RpcError, match=r"agents need checkpoint\.dir"):
+        run.attend(ANNA)
+
+
+def part_of(step: int, values: float | None = None) -> Part:
+    own = {} if values is None else {"moment": np.full(3, values, dtype=np.float32)}
+    return Part("worker 0", step, State(own=own, facts={"told": "words"}))
+
+
+def test_a_copy_is_the_part_that_was_brought() -> None:
+    copies = Copies()
+    for step in (3, 4):
+        copies.put("worker 0", Label(7, step), part_bytes(part_of(step, step)), stays=False)
+    assert copies.covers("worker 0")
+    assert not copies.covers("worker 1")
+    assert [copies.has("worker 0", Label(*label)) for label in ((7, 3), (7, 4), (7, 5), (6, 4))] == [1, 1, 0, 0]
+    state = copies.state_of("worker 0", Label(7, 3))
+    np.testing.assert_array_equal(state.own["moment"], np.full(3, 3.0))
+    assert state.facts == {"told": "words"}
+
+
+def test_a_part_that_stays_is_that_of_later_steps_of_its_generation() -> None:
+    copies = Copies()
+    copies.put("worker 0", Label(7, 3), part_bytes(part_of(3)), stays=True)
+    assert [copies.has("worker 0", Label(7, step)) for step in (2, 3, 900)] == [False, True, True]
+    assert copies.state_of("worker 0", Label(7, 900)).facts == {"told": "words"}
+    copies.put("worker 0", Label(8, 900), part_bytes(part_of(900, 1.0)), stays=False)
+    assert not copies.has("worker 0", Label(7, 900))
+    assert [copies.has("worker 0", Label(8, step)) for step in (900, 901)] == [True, False]
+
+
+def test_no_more_is_kept_than_a_member_holds() -> None:
+    copies = Copies()
+    for step in range(9):
+        copies.put("worker 0", Label(7, step), b"", stays=False)
+    assert [step for step in range(9) if copies.has("worker 0", Label(7, step))] == [6, 7, 8]
+    with pytest.raises(FrameError, match="a copy of 1,048,577 bytes"):
+        copies.put("worker 0", Label(7, 9), bytes(MOST_BYTES + 1), stays=False)
+
+
+def held_by(gathering: Gathering, **labels: list[int]) -> None:
+    for life, (member, steps) in enumerate(labels.items(), start=1):
+        gathering.holds(member.replace("_", " "), life, frozenset(Label(7, step) for step in steps), 0.0)
+
+
+def test_a_copy_stands_in_for_what_a_new_host_does_not_hold() -> None:
+    copies = Copies()
+    copies.put("worker 0", Label(7, 3), b"", stays=True)
+    gathering = Gathering(("server 0", "server 1", "worker 0"), 1.0, copies)
+    held_by(gathering, worker_0=[])
+    assert not gathering.is_over
+    held_by(gathering, worker_0=[], server_0=[4, 5], server_1=[5, 6])
+    assert [gathering.wanted_of(f"server {index}", 2 + index) for index in (0, 1)] == [Label(7, 5)] * 2
+    assert gathering.wanted_of("worker 0", 1) is None
+    assert gathering.wanted_here == ("worker 0", Label(7, 5))
+
+
+def test_a_worker_that_holds_the_step_writes_it_itself() -> None:
+    copies = Copies()
+    copies.put("worker 0", Label(7, 4), b"", stays=False)
+    gathering = Gathering(("server 0", "worker 0"), 1.0, copies)
+    held_by(gathering, worker_0=[4, 5], server_0=[4, 5])
+    assert gathering.wanted_of("worker 0", 1) == Label(7, 5)
+    assert gathering.wanted_here is None
+
+
+def test_nothing_is_awaited_where_the_others_hold_nothing_that_was_copied() -> None:
+    copies = Copies()
+    copies.put("worker 0", Label(7, 4), b"", stays=False)
+    gathering = Gathering(("server 0", "server 1", "worker 0"), 1.0, copies)
+    held_by(gathering, server_0=[5], server_1=[5], worker_0=[])
+    assert gathering.is_over
+    assert gathering.parts is None
+
+
+def test_a_step_is_gathered_whose_worker_has_lost_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but worker 0 hold step 4, and what it had of that was copied."""
+    memory_in(tmp_path, monkeypatch)
+    rpc = RpcServer.create(threads=16)
+    port = rpc.listen("127.0.0.1:0")
+    cluster = {"servers": 1, "workers": 2, "connect_timeout_s": 120.0, "coordinator": f"127.0.0.1:{port}"}
+    job = job_in(tmp_path / "kept", cluster=cluster, compression={"method": "none"})
+    prepare_memory(job)
+    hold(job, 4, members=("server 0",), generation=GENERATION)
+    agents = Agents.of(job)
+    agents.copies.put("worker 0", Label(GENERATION, 4), part_bytes(part_of(4, 8.0)), stays=False)
+
+    def ask(stub: CoordinatorServiceStub) -> Callable[[], pb.BeginResponse]:
+        member = pb.Member(role=pb.ROLE_WORKER, rank=0, incarnation=9)
+        return lambda: stub.Begin(pb.BeginRequest(job=job.name, member=member), timeout=60, wait_for_ready=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        gathered = pool.submit(gather, job, "server 0", rpc, agents)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            assert ask(CoordinatorServiceStub(channel))().again
+        gathered.result(timeout=120)
+    rpc.stop(0.0)
+    store = CheckpointStore(tmp_path / "kept")
+    assert store.steps() == [4]
+    folder = tmp_path / "kept" / "step-000004"
+    with open_part(folder / "worker-0.safetensors") as stored:
+        np.testing.assert_array_equal(stored.own()["moment"], np.full(3, 8.0))
+    with open_part(folder / "server-0.safetensors") as stored:
+        assert stored.names("shared") == list(state_of("server 0", 4).shared.arrays)
