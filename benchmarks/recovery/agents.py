@@ -137,10 +137,10 @@ class Machines:
         if event == "agent leaves" and has_others:
             self.agents.pop(host).send_signal(signal.SIGTERM)
         elif has_others:
-            self._lose(event, host)
+            self.lose(event, host)
         return has_others
 
-    def _lose(self, event: str, host: int) -> None:
+    def lose(self, event: str, host: int) -> None:
         """A host loses its power, or its link before that."""
         agent = self.agents.pop(host)
         if event == "host cut off":

@@ -1,28 +1,40 @@
-"""Hosts with links, and memory that outlives the processes of each: network namespaces. Needs root and iproute2."""
+"""Hosts with links, and memory that outlives the processes of each: network namespaces. Needs root and iproute2.
+
+Where hosts are to have fewer cores than this machine, a control group bounds what their processes use.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Final, Self
 
 from benchmarks.base.network import ShapedNetwork
 
 __all__ = ["Hosts"]
 
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_PERIOD_US: Final = 20_000
 _WITH_MEMORY: Final = 'mount --bind "$0" /dev/shm && exec "$@"'
 
 
 class Hosts:
-    """Hosts with links of `rate_bits`; a context manager, which kills what still runs on them."""
+    """Hosts with links of `rate_bits`; a context manager, which kills what still runs on them.
 
-    def __init__(self, count: int, rate_bits: float) -> None:
+    Args:
+        count: of hosts.
+        rate_bits: of each link, bits per second.
+        cores: that each may use, a part of one or several; those that are not named may use all.
+    """
+
+    def __init__(self, count: int, rate_bits: float, cores: Mapping[int, float] = MappingProxyType({})) -> None:
         self.count = count
+        self._cores = cores
         self._network = ShapedNetwork(count, rate_bits)
         self._stack = ExitStack()
         self._memories: list[Path] = []
@@ -35,6 +47,11 @@ class Hosts:
             self._stack.callback(subprocess.run, ["umount", str(memory)], check=False)
             self._memories.append(memory)
             self._mount(memory)
+        for host in self._cores:
+            group = self._group(host)
+            group.mkdir()
+            self._stack.callback(group.rmdir)
+            self.give_cores(host, self._cores[host])
         return self
 
     def __exit__(
@@ -51,7 +68,8 @@ class Hosts:
 
     def start(self, host: int, words: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         """Run a command there."""
-        inside = ["ip", "netns", "exec", self._network.namespace(host), "sh", "-c", _WITH_MEMORY]
+        bounded = f"echo $$ > {self._group(host)}/cgroup.procs && " if host in self._cores else ""
+        inside = ["ip", "netns", "exec", self._network.namespace(host), "sh", "-c", bounded + _WITH_MEMORY]
         process = subprocess.Popen(
             [*inside, str(self._memories[host]), *words],
             stdout=subprocess.DEVNULL,
@@ -72,6 +90,19 @@ class Hosts:
         memory = self._memories[host]
         subprocess.run(["umount", "-l", str(memory)], check=True)  # noqa: S607
         self._mount(memory)
+
+    def give_cores(self, host: int, cores: float) -> None:
+        """Have the processes of a host use so many cores from now on."""
+        quota, period = round(cores * _PERIOD_US), _PERIOD_US
+        if (_GROUPS / "cgroup.controllers").exists():
+            (self._group(host) / "cpu.max").write_text(f"{quota} {period}")
+        else:
+            (self._group(host) / "cpu.cfs_period_us").write_text(f"{period}")
+            (self._group(host) / "cpu.cfs_quota_us").write_text(f"{quota}")
+
+    def _group(self, host: int) -> Path:
+        above = _GROUPS if (_GROUPS / "cgroup.controllers").exists() else _GROUPS / "cpu"
+        return above / f"taihu-{os.getpid()}-{host}"
 
     def _mount(self, memory: Path) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(memory)], check=True)  # noqa: S607
