@@ -117,7 +117,8 @@ class Participation:
         """Server 0: be the coordinator too."""
         timeout_s = self._job.cluster.connect_timeout_s
         with hosted_coordinator(self._job, self._listener.rpc, self._generation) as coordinator:
-            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member))
+            agents = self._generation.agents
+            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member, agents))
             holder = ShardHolder(
                 self._job,
                 0,

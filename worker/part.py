@@ -230,7 +230,8 @@ class Participant:
         return _Made(replica, prepared, modelled, modelled.pacing(self._clock))
 
     def _hosting(self, coordinator: Coordinator) -> None:
-        self._metrics.exported.put(CoordinatorMetrics(coordinator, MemberId(Role.WORKER, self._options.rank)))
+        host = MemberId(Role.WORKER, self._options.rank)
+        self._metrics.exported.put(CoordinatorMetrics(coordinator, host, self._generation.agents))
 
     def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
         # Sharded layers are updated here, by the same schedule as the servers' shards.

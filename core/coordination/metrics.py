@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
@@ -15,9 +16,13 @@ __all__ = ["CoordinatorMetrics"]
 
 
 class CoordinatorMetrics(Collector):
-    """Gauges of a `Membership`, labelled with the host's role and rank, and with the member that they are of."""
+    """Gauges of a `Membership`, labelled with the host's role and rank, and with the member that they are of.
 
-    def __init__(self, coordinator: Coordinator, host: MemberId) -> None:
+    `agents` are those of the run; None where it has none.
+    """
+
+    def __init__(self, coordinator: Coordinator, host: MemberId, agents: Agents | None = None) -> None:
+        self._agents = agents
         self._coordinator = coordinator
         self._labels = {"role": host.role.value, "rank": str(host.rank)}
 
@@ -30,6 +35,8 @@ class CoordinatorMetrics(Collector):
         families = self._families()
         with self._coordinator.changing() as (members, now):
             self._fill(families, members, now)
+        for agent in () if self._agents is None else self._agents.seen(self._coordinator):
+            families["agent"].add_metric([*self._labels.values(), agent.name], len(agent.ranks))
         yield from families.values()
 
     def _fill(self, families: dict[str, GaugeMetricFamily], members: Membership, now: float) -> None:
@@ -53,5 +60,6 @@ class CoordinatorMetrics(Collector):
             "missing": family("taihu_missing_members", "Servers and workers that have not joined."),
             "lost": family("taihu_member_lost", "1 for a member that was gone before it had finished.", "member"),
             "heartbeat": family("taihu_member_heartbeat_age_seconds", "Time since a member was heard of.", "member"),
+            "agent": family("taihu_agent_workers", "Workers that an agent runs; 0 of one that stands by.", "agent"),
             "step": family("taihu_member_step", "Last completed step that a worker told.", "member"),
         }
