@@ -138,8 +138,9 @@ def in_generations(
             return result
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         gc.collect()
-        has_moved = agents.settle()
-        if hosts and not generation.begun.is_trial and not has_moved:
+        # Machines that join, leave or are lost are no failures that come again.
+        have_changed = agents.settle()
+        if hosts and not generation.begun.is_trial and not have_changed:
             time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
 
 

@@ -64,16 +64,17 @@ class Agent:
             PeerUnreachableError: the coordinator did not answer for `cluster.connect_timeout_s`, and nothing runs.
             StaleError, ConfigError, RefusedError: it answers that this is another job, or takes no agents.
         """
-        with self._interrupts.offered_to(self._leave), in_background(self._attending.work, "attending"):
-            while (code := self._look(self._attending.answer, time.monotonic())) is None:
+        with self._interrupts.offered_to(self.leave), in_background(self._attending.work, "attending"):
+            while (code := self.look(self._attending.answer, time.monotonic())) is None:
                 time.sleep(_LOOK_S)
             return code
 
-    def _leave(self, reason: str) -> bool:
+    def leave(self, reason: str) -> bool:
+        """Leave the run behind its next steps; True, as signals want to hear."""
         self._attending.leaves = True
         return True
 
-    def _look(self, answer: Answer, now: float) -> int | None:
+    def look(self, answer: Answer, now: float) -> int | None:
         """Do what is due; the exit code when nothing is left to do."""
         if answer.error is None:
             self._follow(answer)

@@ -79,6 +79,14 @@ def test_the_ranks_of_a_silent_agent_go_to_the_others_at_once() -> None:
     assert machines.runs == {"anna": (0, 1, 2, 3)}
 
 
+def test_a_loss_is_told_once_when_no_generation_goes_on() -> None:
+    machines = begun(4, ANNA, BERT)
+    assert not machines.attendance.settle()
+    machines.pass_(2.5, ANNA)
+    assert machines.attendance.settle()
+    assert not machines.attendance.settle()
+
+
 def test_who_hangs_up_and_does_not_call_again_is_gone_sooner() -> None:
     machines = begun(4, ANNA, BERT)
     call = machines.attendance.attends(BERT, "bert", (1, 3), now=machines.now)

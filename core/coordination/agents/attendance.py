@@ -85,6 +85,7 @@ class Attendance:
         self._has_begun = False
         self._first_s: float | None = None
         self._is_open = True
+        self._has_changed = False
 
     def attends(self, life: int, name: str, runs: Iterable[int] = (), *, leaves: bool = False, now: float) -> int:
         """An agent says that it is there, and which ranks it runs; the number of this call.
@@ -134,6 +135,7 @@ class Attendance:
             self._measured_s.pop(life, None)
         for each in lost:
             del self._held[each.rank]
+        self._has_changed |= bool(lost)
         if self._may_fill(now):
             self._hold(filled(self._ranks, self._held, self._able, self._costs))
             self._has_begun = True
@@ -183,13 +185,18 @@ class Attendance:
         return "workers move to faster machines" if self._gain_s > _LEAST_GAIN_S else ""
 
     def settle(self) -> bool:
-        """No generation goes on: ranks change their agents where that is wanted; whether some do."""
+        """No generation goes on: ranks change their agents where that is wanted.
+
+        Returns:
+            Whether some do, or did since this was asked last: no process has failed then, but machines have changed.
+        """
         leaving = {rank for rank, life in self._held.items() if self._agents[life].leaves}
-        if not self._has_begun or not (leaving or self._target_gains):
-            return False
-        self._hold(self._target)
-        self._moved_at = self._step
-        return True
+        if self._has_begun and (leaving or self._target_gains):
+            self._hold(self._target)
+            self._moved_at = self._step
+            self._has_changed = True
+        has_changed, self._has_changed = self._has_changed, False
+        return has_changed
 
     @property
     def awaited(self) -> str:

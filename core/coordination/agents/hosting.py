@@ -90,7 +90,7 @@ class Agents:
             return attendance.agents(now)
 
     def settle(self) -> bool:
-        """Have ranks change their agents, no generation going on; whether some do."""
+        """Have ranks change their agents, no generation going on; whether some do, or did since the last time."""
         with self._lock:
             return self._attendance.settle()
 
