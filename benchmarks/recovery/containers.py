@@ -37,7 +37,23 @@ from pods import secret
 
 from benchmarks.base.rows import in_page, load_rows, save_rows
 
-__all__ = ["WAYS", "Started", "compose", "drill_job", "finished", "first_after", "pods", "table"]
+__all__ = [
+    "WAYS",
+    "Started",
+    "compose",
+    "drill_job",
+    "events_of",
+    "finished",
+    "first_after",
+    "gone_on",
+    "local_hash",
+    "output",
+    "pods",
+    "steps_of",
+    "table",
+    "until",
+    "volume",
+]
 
 _ROOT: Final = Path(__file__).parents[2]
 _COMPOSE: Final = ("podman-compose", "-f", str(_ROOT / "deploy" / "compose.yaml"))
@@ -70,29 +86,29 @@ def drill_job(text: str, *, steps: int, kept: int) -> str:
 
 def died(container: str) -> None:
     """End its process by SIGKILL."""
-    os.kill(int(_output("podman", "inspect", "-f", "{{.State.Pid}}", container)), signal.SIGKILL)
+    os.kill(int(output("podman", "inspect", "-f", "{{.State.Pid}}", container)), signal.SIGKILL)
 
 
 def killed(container: str) -> None:
     """End it by the engine, and start it again."""
-    _output("podman", "kill", container)
+    output("podman", "kill", container)
     _start(container)
 
 
 def stopped(container: str) -> None:
     """Have it leave, and start it again."""
-    _output("podman", "stop", "--time", "60", container)
+    output("podman", "stop", "--time", "60", container)
     _start(container)
 
 
 def _start(container: str) -> None:
     """Start it again, when the pod that it may be in has ended, too: podman would end what is started until then."""
     deadline = time.monotonic() + _POD_ENDS_S
-    while (pod := _output("podman", "inspect", "-f", "{{.Pod}}", container)) and time.monotonic() < deadline:
-        if _output("podman", "pod", "inspect", "-f", "{{.State}}", pod) == "Exited":
+    while (pod := output("podman", "inspect", "-f", "{{.Pod}}", container)) and time.monotonic() < deadline:
+        if output("podman", "pod", "inspect", "-f", "{{.State}}", pod) == "Exited":
             break
         time.sleep(_LOOK_S)
-    _output("podman", "start", container)
+    output("podman", "start", container)
 
 
 WAYS: Final[Mapping[str, Callable[[str], None]]] = MappingProxyType(
@@ -111,10 +127,10 @@ def compose(job: Path, image: str) -> Iterator[Started]:
 
     try:
         run("up", "-d", "certs", "server", "worker")
-        names = _output("podman", "ps", "-a", "--format", "{{.Names}}").split()
+        names = output("podman", "ps", "-a", "--format", "{{.Names}}").split()
         found = sorted(name.split("_") for name in names if name.startswith(("taihu_server_", "taihu_worker_")))
         containers = {f"{role} {int(number) - 1}": "_".join((group, role, number)) for group, role, number in found}
-        yield Started(containers, _volume("taihu_runs") / "run")
+        yield Started(containers, volume("taihu_runs") / "run")
     finally:
         run("down", "--volumes", "--timeout", "5")
 
@@ -124,7 +140,7 @@ def pods(job: Path, image: str, *, encrypts: bool = False) -> Iterator[Started]:
     """The job as pods that recover, under mutual TLS or not; nothing of it is left at the end."""
     flags = ["--checkpoint-claim", "taihu-kept", "--run-claim", "taihu-runs"]
     flags += ["--tls-secret", _FILES] if encrypts else []
-    text = _output(sys.executable, "-P", "-m", "taihu", "manifest", str(job), "--name", _NAME, *flags)
+    text = output(sys.executable, "-P", "-m", "taihu", "manifest", str(job), "--name", _NAME, *flags)
     objects = list(yaml.safe_load_all(text))
     objects += [_certificates(job)] if encrypts else []
     for item in objects:
@@ -133,13 +149,13 @@ def pods(job: Path, image: str, *, encrypts: bool = False) -> Iterator[Started]:
     with network_for(made), tempfile.TemporaryDirectory() as folder:
         for name in made:
             play(name, objects, made, Path(folder))
-        yield Started({_member(name): container_of(name, made) for name in made}, _volume("taihu-runs") / _NAME)
+        yield Started({_member(name): container_of(name, made) for name in made}, volume("taihu-runs") / _NAME)
 
 
 def _certificates(job: Path) -> dict[str, Any]:
     """A Secret with the files of all processes of the job."""
     with tempfile.TemporaryDirectory() as folder:
-        _output(sys.executable, "-P", "-m", "taihu", "certs", str(job), "--set", f"name={_NAME}", "--out", folder)
+        output(sys.executable, "-P", "-m", "taihu", "certs", str(job), "--set", f"name={_NAME}", "--out", folder)
         return secret(_FILES, Path(folder))
 
 
@@ -161,12 +177,12 @@ def lose_each(run: Started, kept: int, said: Callable[[Mapping[str, Any]], None]
         SystemExit: the run ended too early, or did not go on, or a container ended otherwise than it should.
     """
     rows = []
-    _until(lambda: _steps(run.folder) > kept, "the run did not begin")
+    until(lambda: steps_of(run.folder) > kept, "the run did not begin")
     for how, lose in WAYS.items():
         for member, container in run.containers.items():
-            step, start = _steps(run.folder), time.time()
+            step, start = steps_of(run.folder), time.time()
             lose(container)
-            gone_on = _until(partial(_gone_on, run.folder, start), f"{member} {how}: no step since")
+            gone_on = until(partial(gone_on, run.folder, start), f"{member} {how}: no step since")
             rows.append({"member": member, "how": how, "step": step, "seconds": round(gone_on - start, 2)})
             said(rows[-1])
     return rows, str(finished(run)["parameters_sha256"])
@@ -178,17 +194,18 @@ def finished(run: Started) -> dict[str, Any]:
     Raises:
         SystemExit: it does not end, or a worker ended otherwise than it should.
     """
-    _until(lambda: any(event["event"] == "finished" for event in _events(run.folder)), "the run did not finish")
+    until(lambda: any(event["event"] == "finished" for event in events_of(run.folder)), "the run did not finish")
     for container in (name for member, name in run.containers.items() if member.startswith("worker")):
-        code = _output("podman", "wait", container).strip()
+        code = output("podman", "wait", container).strip()
         if code != "0":
             raise SystemExit(f"error: {container} ended with exit code {code}")
     results: dict[str, Any] = json.loads((run.folder / "results.json").read_text())
     return results
 
 
-def _gone_on(folder: Path, start: float) -> float:
-    return first_after(_events(folder), start)
+def gone_on(folder: Path, start: float) -> float:
+    """The time of the first step behind a loss, 0 for none yet."""
+    return first_after(events_of(folder), start)
 
 
 def first_after(events: Sequence[Mapping[str, Any]], start: float) -> float:
@@ -208,18 +225,20 @@ def first_after(events: Sequence[Mapping[str, Any]], start: float) -> float:
     return 0.0
 
 
-def _events(folder: Path) -> list[dict[str, Any]]:
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    """The events that the run has told."""
     path = folder / "events.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _steps(folder: Path) -> int:
+def steps_of(folder: Path) -> int:
+    """The number of steps in the table of the run."""
     path = folder / "steps.csv"
     return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
-def _until(look: Callable[[], float], otherwise: str) -> float:
+def until(look: Callable[[], float], otherwise: str) -> float:
     """Whatever `look` finds, as soon as that is not 0; SystemExit after a while."""
     deadline = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline:
@@ -229,19 +248,21 @@ def _until(look: Callable[[], float], otherwise: str) -> float:
     raise SystemExit(f"error: {otherwise} within {_TIMEOUT_S:g} s")
 
 
-def _local(job: Path, folder: Path) -> str:
+def local_hash(job: Path, folder: Path) -> str:
     """The hash of the job's final parameters under `taihu train`."""
     results = folder / "local.json"
     words = ("train", str(job), "--run-dir", "none", "--json", str(results), "--quiet")
-    _output(sys.executable, "-P", "-m", "taihu", *words)
+    output(sys.executable, "-P", "-m", "taihu", *words)
     return str(json.loads(results.read_text())["parameters_sha256"])
 
 
-def _volume(name: str) -> Path:
-    return Path(_output("podman", "volume", "inspect", "-f", "{{.Mountpoint}}", name).strip())
+def volume(name: str) -> Path:
+    """The place of a volume on this host."""
+    return Path(output("podman", "volume", "inspect", "-f", "{{.Mountpoint}}", name).strip())
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
+    """The output of a command; SystemExit where it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"error: {' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
@@ -286,7 +307,7 @@ def main() -> int:
         folder.chmod(0o755)  # containers read the job as another user
         job = folder / "drill.toml"
         job.write_text(drill_job(options.job.read_text(), steps=options.steps, kept=options.kept))
-        local = _local(job, folder)
+        local = local_hash(job, folder)
         with ENGINES[options.engine](job, options.image) as run:
             losses, sha256 = lose_each(run, options.kept, lambda row: print(*row.values(), sep="\t", flush=True))
     row = {"engine": options.engine, "steps": options.steps, "losses": losses, "sha256": sha256, "local": local}
