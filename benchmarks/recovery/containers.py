@@ -182,8 +182,8 @@ def lose_each(run: Started, kept: int, said: Callable[[Mapping[str, Any]], None]
         for member, container in run.containers.items():
             step, start = steps_of(run.folder), time.time()
             lose(container)
-            gone_on = until(partial(gone_on, run.folder, start), f"{member} {how}: no step since")
-            rows.append({"member": member, "how": how, "step": step, "seconds": round(gone_on - start, 2)})
+            at = until(partial(gone_on, run.folder, start), f"{member} {how}: no step since")
+            rows.append({"member": member, "how": how, "step": step, "seconds": round(at - start, 2)})
             said(rows[-1])
     return rows, str(finished(run)["parameters_sha256"])
 
