@@ -296,7 +296,7 @@ def measure(
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| run | events | steps | made again | death to next step, s: median, 95 %, most | joins and leaves "
+        "| run | events | steps | made again | death to next step, s: median, 95 %, most | SIGTERM to next step "
         "| parameters |",
         "|---|---|---|---|---|---|---|",
     ]

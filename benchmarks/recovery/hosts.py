@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,9 @@ __all__ = ["Hosts"]
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _PERIOD_US: Final = 20_000
+_ENDS_S: Final = 10.0
+_LOOK_S: Final = 0.05
+_IN_GROUP: Final = 'echo $$ > "$0" && exec "$@"'
 _WITH_MEMORY: Final = 'mount --bind "$0" /dev/shm && exec "$@"'
 
 
@@ -50,7 +54,7 @@ class Hosts:
         for host in self._cores:
             group = self._group(host)
             group.mkdir()
-            self._stack.callback(group.rmdir)
+            self._stack.callback(_remove, group)
             self.give_cores(host, self._cores[host])
         return self
 
@@ -68,8 +72,9 @@ class Hosts:
 
     def start(self, host: int, words: Sequence[str], log: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
         """Run a command there."""
-        bounded = f"echo $$ > {self._group(host)}/cgroup.procs && " if host in self._cores else ""
-        inside = ["ip", "netns", "exec", self._network.namespace(host), "sh", "-c", bounded + _WITH_MEMORY]
+        # A namespace has another view of /sys: who is to be bounded joins its group before.
+        bounded = ["sh", "-c", _IN_GROUP, str(self._group(host) / "cgroup.procs")] if host in self._cores else []
+        inside = [*bounded, "ip", "netns", "exec", self._network.namespace(host), "sh", "-c", _WITH_MEMORY]
         process = subprocess.Popen(
             [*inside, str(self._memories[host]), *words],
             stdout=subprocess.DEVNULL,
@@ -106,3 +111,11 @@ class Hosts:
 
     def _mount(self, memory: Path) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(memory)], check=True)  # noqa: S607
+
+
+def _remove(group: Path) -> None:
+    """Remove a control group as soon as the last of its processes is gone."""
+    deadline = time.monotonic() + _ENDS_S
+    while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    group.rmdir()
