@@ -142,12 +142,12 @@ def schedule(run: Watched) -> dict[str, Any]:
 
 CASES: Final = MappingProxyType(
     {
-        "lost": (lost, 6, (0.5, 0.5, 0.5)),
-        "slow": (slow, 12, (0.6, 0.6, 0.2)),
-        "schedule": (schedule, 6, (0.3,) * 6),
+        "lost": (lost, 6, 1, (0.5, 0.5, 0.5)),
+        "slow": (slow, 12, 3, (0.6, 0.6, 0.2)),
+        "schedule": (schedule, 6, 2, (0.3,) * 6),
     }
 )
-"""What happens, to how many workers, on machines of how many cores."""
+"""What happens, to how many workers, with at least so many agents, on machines of how many cores."""
 
 
 def _come(run: Watched, count: int) -> None:
@@ -157,8 +157,8 @@ def _come(run: Watched, count: int) -> None:
 
 def measure(case: str) -> dict[str, Any]:
     """One row."""
-    happens, workers, cores = CASES[case]
-    flags = (*_JOB, "--workers", str(workers))
+    happens, workers, least, cores = CASES[case]
+    flags = (*_JOB, "--workers", str(workers), "--set", f"cluster.min_agents={least}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         bounds = dict(enumerate(cores, start=2))
