@@ -147,7 +147,7 @@ CASES: Final = MappingProxyType(
         "schedule": (schedule, 6, 2, (0.3,) * 6),
     }
 )
-"""What happens, to how many workers, with at least so many agents, on machines of how many cores."""
+"""Events by case, with the number of workers, the least number of agents, and the cores of machines."""
 
 
 def _come(run: Watched, count: int) -> None:
