@@ -25,7 +25,6 @@ from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 __all__ = ["Answer", "Attending"]
 
 _PAUSE_S: Final = 0.05
-_HEARTBEATS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Attending:
             settings_digest=self._job.digest,
         )
         try:
-            response = plain(stub.Attend(request, timeout=_HEARTBEATS * self._job.cluster.heartbeat_s))
+            response = plain(stub.Attend(request, timeout=self._job.patience.answer_s))
         except grpc.RpcError as rpc:
             error = error_from_rpc(rpc, self._peer)
             # Between two generations nobody answers for a moment, and calls that were held break off.

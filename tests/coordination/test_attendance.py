@@ -16,7 +16,7 @@ class Machines:
     """Agents at a coordinator, and the time."""
 
     def __init__(self, ranks: int = 4, least: int = 1) -> None:
-        self.attendance = Attendance(range(ranks), least=least, silent_after_s=2.0)
+        self.attendance = Attendance(range(ranks), least=least, silent_after_s=2.0, gone_after_s=0.5)
         self.now = 100.0
 
     def come(self, *lives: int, leaves: bool = False, runs: Sequence[int] | None = None) -> list[Lost]:

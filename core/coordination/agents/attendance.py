@@ -28,8 +28,6 @@ _LEAST_GAIN_S: Final = 0.03
 _LEAST_GAIN: Final = 0.1
 _MEASURED_OVER: Final = 50
 _ANY_S: Final = 1.0
-# Who lives calls again at once: the share of the time for which it may be silent.
-_HUNG_UP: Final = 0.25
 
 
 class Lost(NamedTuple):
@@ -70,10 +68,12 @@ class Attendance:
     Args:
         ranks: of the workers that agents may run.
         least: with fewer agents no rank gets one.
-        silent_after_s: an agent that says nothing for so long is gone; sooner where its call has broken off.
+        silent_after_s: an agent that says nothing for so long is gone.
+        gone_after_s: one whose call has broken off is, if it makes no other one for so long: who lives calls at once.
     """
 
-    def __init__(self, ranks: Iterable[int], *, least: int, silent_after_s: float) -> None:
+    def __init__(self, ranks: Iterable[int], *, least: int, silent_after_s: float, gone_after_s: float) -> None:
+        self._gone_after_s = gone_after_s
         self._ranks = set(ranks)
         self._least = least
         self._silent_after_s = silent_after_s
@@ -247,7 +247,7 @@ class Attendance:
             self._agents[life].has_run = True
 
     def _is_gone(self, agent: _Agent, now: float) -> bool:
-        hung_up = agent.hung_up_s is not None and now - agent.hung_up_s > _HUNG_UP * self._silent_after_s
+        hung_up = agent.hung_up_s is not None and now - agent.hung_up_s > self._gone_after_s
         return hung_up or now - agent.seen_s > self._silent_after_s
 
     def _may_fill(self, now: float) -> bool:

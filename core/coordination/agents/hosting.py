@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Self
+from typing import Self
 
 import structlog
 
@@ -18,9 +18,6 @@ from taihu.core.coordination.membership.membership import Membership
 from taihu.core.job import Job
 
 __all__ = ["Agents"]
-
-# As members leave their places to others.
-_SILENT_HEARTBEATS: Final = 4
 
 
 class Agents:
@@ -44,8 +41,12 @@ class Agents:
         """Those of a run that begins; worker 0 of one without servers hosts them itself."""
         ranks = range(0 if job.servers else 1, job.world.workers)
         heartbeat_s = job.cluster.heartbeat_s
-        silent_after_s = _SILENT_HEARTBEATS * heartbeat_s
-        attendance = Attendance(ranks, least=job.cluster.min_agents, silent_after_s=silent_after_s)
+        attendance = Attendance(
+            ranks,
+            least=job.cluster.min_agents,
+            silent_after_s=job.patience.answer_s,
+            gone_after_s=heartbeat_s,
+        )
         return cls(attendance, job.digest, heartbeat_s)
 
     @contextmanager
