@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
 from taihu.core.job.run_folder import RunFiles, add_events, note_failure, prepare_run, run_files, run_folder, run_name
-from taihu.core.settings import RunSettings
+from taihu.core.settings import CheckpointSettings, RunSettings
 
 DEFAULT = Path("runs/{name}-{time}")
 NOON = datetime(2026, 7, 28, 12, 0, 5)
@@ -109,6 +109,19 @@ def test_the_folder_of_another_run_is_refused_and_left_as_it_is(tmp_path: Path) 
     assert "give a new --run-dir" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["steps.csv"]
     assert prepare_run(job, None, made=True).folder == tmp_path
+
+
+def test_checkpoints_may_be_there_before_the_run_has_its_folder(tmp_path: Path) -> None:
+    """Server 0 names the memory of the run there, and may be faster than worker 0: compose's containers ended."""
+    kept = tmp_path / "run" / "below" / "checkpoints"
+    kept.mkdir(parents=True)
+    (kept / "memory").write_text("1234")
+    job = Job(run=RunSettings(dir=tmp_path / "run"), checkpoint=CheckpointSettings(dir=kept))
+    assert prepare_run(job, None, goes_on=True).folder == tmp_path / "run"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "below").mkdir()
+    with pytest.raises(ConfigError, match="it is not empty"):
+        prepare_run(job.model_copy(update={"run": RunSettings(dir=tmp_path / "other")}), None, goes_on=True)
 
 
 def test_a_process_in_the_place_of_another_one_goes_on_in_its_folder(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def prepare_run(
     files.check_writable()
     if folder is None or made or (goes_on and _is_of(folder, job)):
         return files
-    files = run_files(job.run, _make(folder, anew="{time}" in str(job.run.dir or default)))
+    files = run_files(job.run, _make(folder, job, anew="{time}" in str(job.run.dir or default)))
     try:
         files.make_parents()
         describe_run(files.folder or folder, job, job_file)
@@ -178,11 +178,12 @@ def _check_events(events: str, folder: Path | None) -> None:
         )
 
 
-def _make(folder: Path, *, anew: bool) -> Path:
+def _make(folder: Path, job: Job, *, anew: bool) -> Path:
     """Make the folder of a run and return it.
 
     Args:
         folder: its path.
+        job: of the run, whose checkpoints may be in there already: its servers may be faster.
         anew: whether it gets another name, a number at its end, where it is there already.
 
     Raises:
@@ -192,7 +193,9 @@ def _make(folder: Path, *, anew: bool) -> Path:
         make_durably(folder.parent)
         made = _make_anew(folder) if anew else folder
         make_durably(made)
-        if any(made.iterdir()):
+        kept = job.checkpoint.dir
+        own = {kept.absolute(), *kept.absolute().parents} if isinstance(kept, Path) else set()
+        if any(each.absolute() not in own for each in made.iterdir()):
             raise ConfigError(
                 f"run folder {folder}: it is not empty, and two runs do not share one; give a new --run-dir"
             )
