@@ -23,6 +23,7 @@ __all__ = ["Agent"]
 
 _LOOK_S: Final = 0.03
 _CONSEQUENCES_S: Final = 2.0
+_SILENT_S: Final = 2.0
 
 
 class Agent:
@@ -78,6 +79,8 @@ class Agent:
         """Do what is due; the exit code when nothing is left to do."""
         if answer.error is None:
             self._follow(answer)
+        elif now - answer.heard_s > _SILENT_S:
+            self._tell(f"waiting for an answer: {answer.error}")
         self._replace_killed(now)
         self._attending.runs = tuple(sorted(self._running))
         if self._running:
@@ -106,6 +109,10 @@ class Agent:
         waits = f"waiting for {answer.awaited}" if answer.awaited else ""
         if not waits and not self._running and answer.state in (RunState.WAITING, RunState.RUNNING):
             waits = "standing by: all workers have agents"
+        self._tell(waits)
+
+    def _tell(self, waits: str) -> None:
+        """Log what is waited for, once."""
         if waits and waits != self._said:
             self._log.info(waits)
         self._said = waits
