@@ -38,6 +38,7 @@ _COMPOSE: Final = (
 _SERVICES: Final = ("certs", "server", "worker")
 _PAGE: Final = "measured by benchmarks.recovery.scaled"
 _BEHIND: Final = 200
+_KEPT: Final = 100
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def measure(image: str, steps: int, workers: int) -> dict[str, Any]:
         folder = Path(name)
         folder.chmod(0o755)  # containers read the job as another user
         job = folder / "drill.toml"
-        text = drill_job((_ROOT / "deploy" / "job.toml").read_text(), steps=steps, kept=steps)
+        text = drill_job((_ROOT / "deploy" / "job.toml").read_text(), steps=steps, kept=_KEPT)
         job.write_text(text.replace("[cluster]", f"[cluster]\nworkers = {workers}"))
         local = local_hash(job, folder)
         with agents(job, image, workers) as environment:
