@@ -178,9 +178,12 @@ class BeginRequest(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
+    SETTINGS_DIGEST_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     agent: _builtins.int
     """The life of the agent that runs this process, 0 for none."""
+    settings_digest: _builtins.str
+    """SHA-256 over the settings that all members must share."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -199,10 +202,11 @@ class BeginRequest(_message.Message):
         held: _abc.Iterable[Global___HeldStep] | None = ...,
         part: Global___HeldPart | None = ...,
         agent: _builtins.int = ...,
+        settings_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "held", b"held", "job", b"job", "member", b"member", "part", b"part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "held", b"held", "job", b"job", "member", b"member", "part", b"part", "settings_digest", b"settings_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -145,7 +145,11 @@ class CoordinatorClient:
         timeout_s, until_s = self._connect_timeout_s, self._clock.now() + self._connect_timeout_s
         held = frozenset() if own is None else own.labels()
         request = pb.BeginRequest(
-            job=self._job.name, member=self._member(), held=part_messages.held_to_message(held), agent=agent
+            job=self._job.name,
+            member=self._member(),
+            held=part_messages.held_to_message(held),
+            agent=agent,
+            settings_digest=self._job.digest,
         )
         while (left_s := until_s - self._clock.now()) > 0:
             response = call_until_reachable(

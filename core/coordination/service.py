@@ -65,7 +65,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             self._coordinator.changing() as (membership, now),
         ):
             member, incarnation = messages.member_from_message(request.member)
-            if not self._takes_place(member, request.agent):
+            membership.roster.check_place(member, request.job)
+            if not self._takes_place(member, request):
                 return pb.BeginResponse(again=True)
             if not membership.admission.admits(member, incarnation, job=request.job, now=now):
                 return pb.BeginResponse(again=True)
@@ -73,12 +74,13 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                 return _gather(self._gathered, str(member), incarnation, request, now)
             return messages.begun_to_message(self._begun or Begun(membership.admission.generation))
 
-    def _takes_place(self, member: MemberId, agent: int) -> bool:
+    def _takes_place(self, member: MemberId, request: pb.BeginRequest) -> bool:
         """Whether a process is that one which runs as `member`: of a worker, its agent says so."""
         if self._agents is None or member.role is not Role.WORKER:
             return True
+        is_known = request.settings_digest == self._agents.digest
         with self._agents.changing() as attendance:
-            return attendance.takes_place(member.rank, agent)
+            return attendance.takes_place(member.rank, request.agent, is_known=is_known)
 
     def Attend(self, request: pb.AttendRequest, context: grpc.ServicerContext) -> pb.AttendResponse:  # noqa: N802
         """Note that an agent is there; hold it for a heartbeat, or until it is to run others."""

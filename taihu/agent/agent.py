@@ -54,6 +54,7 @@ class Agent:
         self._replacing = Replacing(job.checkpoint.restarts)
         self._running: set[int] = set()
         self._log = structlog.get_logger()
+        self._interrupted_s: dict[str, float] = {}
         self._said = ""
 
     def run(self) -> int:
@@ -82,6 +83,7 @@ class Agent:
         elif now - answer.heard_s > _SILENT_S:
             self._tell(f"waiting for an answer: {answer.error}")
         self._replace_killed(now)
+        self._replace_interrupted(answer, now)
         self._attending.runs = tuple(sorted(self._running))
         if self._running:
             return self._end_of_workers()
@@ -125,11 +127,25 @@ class Agent:
             if not error.was_killed:
                 self._processes.wait(_CONSEQUENCES_S)
                 raise
-            if not self._replacing.plan(error.name, now, newest_held(self._job)):
-                raise error.with_remedy(used_up(self._job, "")) from None
-            self._log.warning("worker lost", end=error.end)
+            self._plan(error, now)
         for name in self._replacing.due(now):
             self._processes.replace(name)
+
+    def _plan(self, error: DaemonFailedError, now: float) -> None:
+        """Start another process in the place of one soon; raises `error` where that happened too often."""
+        if not self._replacing.plan(error.name, now, newest_held(self._job)):
+            raise error.with_remedy(used_up(self._job, "")) from None
+        self._log.warning("worker lost", end=error.end)
+
+    def _replace_interrupted(self, answer: Answer, now: float) -> None:
+        """Start workers again that somebody else has interrupted, while the run goes on."""
+        found = set(self._processes.interrupted) - self._replacing.awaited
+        self._interrupted_s = {name: self._interrupted_s.get(name, now) for name in found}
+        goes_on = answer.error is None and (not answer.state.is_final or answer.state is RunState.RECOVERING)
+        for name, ended_s in self._interrupted_s.items():
+            if goes_on and answer.heard_s > ended_s:
+                error = DaemonFailedError(f"{name} was interrupted", name, EXIT_INTERRUPTED)
+                self._plan(error, now)
 
     def _end_of_workers(self) -> int | None:
         """The exit code when all have ended well."""

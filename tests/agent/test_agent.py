@@ -135,6 +135,15 @@ def test_a_worker_that_is_killed_and_runs_elsewhere_then_is_not(machine: Machine
     assert [each for each in machine.done() if each.startswith("replace")] == []
 
 
+def test_a_worker_that_somebody_interrupts_is_started_again_while_the_run_goes_on(machine: Machine) -> None:
+    machine.hears(0, 1)
+    machine.workers.codes["worker 1"] = 130
+    machine.done()
+    for _ in range(5):
+        assert machine.hears(0, 1) is None
+    assert machine.done() == ["replace worker 1"]
+
+
 def test_a_worker_that_is_killed_too_often_ends_it(tmp_path: Path) -> None:
     machine = Machine(tmp_path, restarts=1)
     machine.hears(0)

@@ -191,6 +191,41 @@ def test_a_process_without_an_agent_takes_its_rank_from_one() -> None:
     assert machines.runs == {"anna": (1, 2, 3)}
 
 
+def test_a_stranger_takes_no_rank_from_an_agent() -> None:
+    machines = begun(4, ANNA, BERT)
+    assert not machines.attendance.takes_place(0, 0, is_known=False)
+    assert machines.runs == {"anna": (0, 2), "bert": (1, 3)}
+    fresh = Machines()
+    assert fresh.attendance.takes_place(0, 0, is_known=False)
+    fresh.come(ANNA)
+    fresh.pass_(4.0, ANNA)
+    assert fresh.runs == {"anna": (0, 1, 2, 3)}
+
+
+def test_a_machine_that_has_given_all_away_stays_slow() -> None:
+    machines = begun(3, ANNA, BERT)
+    assert machines.runs == {"anna": (0, 2), "bert": (1,)}
+    machines.attendance.measured({0: 8.0, 2: 8.0, 1: 0.5}, 60)
+    assert machines.attendance.move(machines.now)
+    machines.attendance.settle()
+    assert machines.runs == {"anna": (), "bert": (0, 1, 2)}
+    machines.attendance.measured(dict.fromkeys(range(3), 1.5), 120)
+    assert not machines.attendance.move(machines.now)
+    assert not machines.attendance.settle()
+
+
+def test_times_count_again_soon_behind_a_step_that_all_have_gone_back_to() -> None:
+    machines = begun(4, ANNA, BERT)
+    machines.attendance.measured(dict.fromkeys(range(4), 1.0), 500)
+    machines.pass_(2.5, ANNA)
+    machines.come(BERT)
+    machines.pass_(1.5, ANNA, BERT)
+    assert machines.attendance.settle()
+    for step in (3, 60):
+        machines.attendance.measured({0: 6.0, 1: 6.0, 2: 2.0, 3: 2.0}, step)
+    assert machines.attendance.move(machines.now) == "workers move to faster machines"
+
+
 def test_no_agent_gets_a_rank_that_has_a_process_without_one() -> None:
     machines = Machines()
     assert machines.attendance.takes_place(0, 0)

@@ -138,7 +138,7 @@ class Attendance:
         self._has_changed |= bool(lost)
         if self._may_fill(now):
             self._hold(filled(self._ranks, self._held, self._able, self._costs))
-            self._has_begun = True
+            self._has_begun, self._moved_at = True, self._step
         return lost
 
     def measured(self, work_s: Mapping[int, float], step: int) -> None:
@@ -147,23 +147,27 @@ class Attendance:
         They are means of some steps before `step`: those soon behind a move tell of both sides of it.
         """
         self._step = step
+        self._moved_at = min(self._moved_at, step)  # all may have gone back to an older one
         if step - self._moved_at < _MEASURED_OVER or not set(self._held) <= set(work_s) or not all(work_s.values()):
             return
         by_agent: dict[int, list[float]] = {}
         for rank, life in self._held.items():
             by_agent.setdefault(life, []).append(work_s[rank])
-        self._measured_s = {life: sum(each) / len(each) ** 2 for life, each in by_agent.items()}
+        # Who has given all its ranks away is as slow as it was.
+        self._measured_s |= {life: sum(each) / len(each) ** 2 for life, each in by_agent.items()}
 
-    def takes_place(self, rank: int, life: int) -> bool:
+    def takes_place(self, rank: int, life: int, *, is_known: bool = True) -> bool:
         """Whether a process may be the worker `rank` now; `life` is that of its agent, 0 where it has none.
 
-        One without an agent has been started by somebody who wants it there: the rank is no agent's from then on.
+        One without an agent has been started by somebody who wants it there: the rank is no agent's from then on. A
+        stranger, that is not `is_known`, takes nothing from an agent.
         """
-        if not life:
+        if life:
+            return self._held.get(rank) == life
+        if is_known:
             self._ranks.discard(rank)
             self._held.pop(rank, None)
-            return True
-        return self._held.get(rank) == life
+        return rank not in self._held
 
     def ranks_of(self, life: int) -> tuple[int, ...]:
         """The ranks that an agent is to run."""
