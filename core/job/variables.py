@@ -33,7 +33,7 @@ OPTIONS: Final = (
     "TRACE_STEPS",
     "RUN_DIR_IS_MADE",
 )
-_DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "THREADS", "RUN", "LOOK_AFTER")
+_DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "AGENTS", "RESTARTS", "THREADS", "RUN", "LOOK_AFTER")
 _SECRETS: Final = ("TOKEN",)
 _TESTS: Final = ("REWRITE",)
 # Kubernetes and Docker tell every container of the services around it, whose names are their owners'.

@@ -9,9 +9,9 @@ import grpc
 from taihu.core.base.errors import ConfigError, StaleError
 from taihu.core.base.words import told
 from taihu.core.coordination.agents.hosting import Agents
-from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership import messages
 from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import coordinator_pb2 as pb
 
@@ -24,7 +24,7 @@ _SHARE: Final = 0.5
 
 
 def attend(
-    coordinator: Coordinator, agents: Agents, request: pb.AttendRequest, context: grpc.ServicerContext
+    coordinator: SharedMembership, agents: Agents, request: pb.AttendRequest, context: grpc.ServicerContext
 ) -> pb.AttendResponse:
     """Note that an agent is there; answer as soon as it is to run other ranks or the run has ended, or in a while.
 

@@ -11,10 +11,10 @@ import structlog
 
 from taihu.core.checkpoint.copies import Copies
 from taihu.core.coordination.agents.attendance import Attendance, Attending
-from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.job import Job
 
 __all__ = ["Agents"]
@@ -55,7 +55,7 @@ class Agents:
         with self._lock:
             yield self._attendance
 
-    def opens(self, coordinator: Coordinator) -> None:
+    def opens(self, coordinator: SharedMembership) -> None:
         """The coordinator of a generation answers from now on."""
         with coordinator.changing() as (_, now), self.changing() as attendance:
             attendance.opens(now)
@@ -66,7 +66,7 @@ class Agents:
             attendance.closes()
 
     @contextmanager
-    def watched(self, coordinator: Coordinator) -> Iterator[None]:
+    def watched(self, coordinator: SharedMembership) -> Iterator[None]:
         """Look at them during the block, in which no generation goes on."""
         closed = threading.Event()
 
@@ -85,7 +85,7 @@ class Agents:
             closed.set()
             watch.join()
 
-    def seen(self, coordinator: Coordinator) -> list[Attending]:
+    def seen(self, coordinator: SharedMembership) -> list[Attending]:
         """All that are there now."""
         with coordinator.changing() as (_, now), self.changing() as attendance:
             return attendance.agents(now)
