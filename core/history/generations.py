@@ -62,8 +62,9 @@ def lives_of(history: Sequence[Record]) -> tuple[list[Life], list[Finding]]:
     for record in history:
         if isinstance(record, Begin):
             # A process that was lost before it took part, and its successor; or one that was refused, as its place
-            # was taken: the number of a generation is drawn at random, where there may be several.
-            if lives and lives[-1][0] == record and (record.generation or not lives[-1][1]):
+            # was taken, or the next generation had begun: numbers are drawn at random, where there may be several.
+            told = [begin for begin, _ in lives]
+            if (record.generation and record in told) or (told and told[-1] == record and not lives[-1][1]):
                 continue
             lives.append((record, []))
         elif not lives:

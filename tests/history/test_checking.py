@@ -257,8 +257,16 @@ def test_a_run_without_an_end_counts_up_to_its_last_checkpoint() -> None:
 
 
 def test_two_runs_in_one_folder_are_told_apart() -> None:
+    """Those that do not recover have no numbers; those that do have other ones, drawn at random."""
     histories = histories_of(SHAPE)
     doubled_up = {member: [*records[:-1], *records] for member, records in histories.items()}
+    assert found(doubled_up)
+    once = {
+        member: [replace(each, generation=0) if isinstance(each, Begin) else each for each in records]
+        for member, records in histories_of(replace(SHAPE, lives=((0, 3),))).items()
+    }
+    assert not check(once).findings
+    doubled_up = {member: [*records[:-1], *records] for member, records in once.items()}
     assert found(doubled_up)[0] == "server 0: several runs were recorded there; give each a folder"
     assert found({"worker 0": histories["worker 0"][1:]})[0].startswith("a history does not begin with")
 
@@ -278,6 +286,21 @@ def test_a_process_that_was_refused_leaves_its_beginning_in_the_file_of_the_one_
         assert isinstance(begin, Begin)
         begin = replace(begin, generation=begin.generation + 2**40)
         histories[member] = [begin, *records[1:3], begin, *records[3:]]
+    verdict = check(histories)
+    assert (verdict.findings, verdict.has_ended) == ((), True)
+
+
+def test_a_process_that_was_refused_may_come_late_with_the_beginning_of_an_earlier_generation() -> None:
+    """Two were started in one place: seed 1489 had one ask to join a generation when the next one had begun."""
+    histories = {}
+    for member, records in histories_of(replace(SHAPE, lives=((0, 2), (2, 4)))).items():
+        begins = [line for line, record in enumerate(records) if isinstance(record, Begin)]
+        numbered = [
+            replace(record, generation=record.generation + 2**40) if isinstance(record, Begin) else record
+            for record in records
+        ]
+        later = begins[1] + 2
+        histories[member] = [*numbered[:later], numbered[begins[0]], *numbered[later:]]
     verdict = check(histories)
     assert (verdict.findings, verdict.has_ended) == ((), True)
 
