@@ -192,7 +192,7 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Copy(self, request, context):
-        """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost.
+        """Brings the part of a step that a member holds, and nobody else has: needed where its host is lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

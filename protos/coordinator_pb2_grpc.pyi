@@ -56,7 +56,7 @@ class CoordinatorServiceStub:
     Stored: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]
     """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
     Copy: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CopyRequest, _coordinator_pb2.CopyResponse]
-    """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost."""
+    """Brings the part of a step that a member holds, and nobody else has: needed where its host is lost."""
     Compare: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRequest, _coordinator_pb2.CompareResponse]
     """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]
@@ -100,7 +100,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     Stored: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.StoredRequest, _coordinator_pb2.StoredResponse]  # type: ignore[assignment]
     """A member's part of a checkpoint is durable. With the last one the checkpoint counts."""
     Copy: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CopyRequest, _coordinator_pb2.CopyResponse]  # type: ignore[assignment]
-    """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost."""
+    """Brings the part of a step that a member holds, and nobody else has: needed where its host is lost."""
     Compare: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRequest, _coordinator_pb2.CompareResponse]  # type: ignore[assignment]
     """The hash of a worker's parameters behind a step; the run fails where those of all workers differ."""
     GetProfile: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetProfileRequest, _coordinator_pb2.GetProfileResponse]  # type: ignore[assignment]
@@ -201,7 +201,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.CopyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.CopyResponse, _abc.Awaitable[_coordinator_pb2.CopyResponse]]:
-        """What a member holds of a step that has ended here, and nobody else has: needed where its host is lost."""
+        """Brings the part of a step that a member holds, and nobody else has: needed where its host is lost."""
 
     @_abc_1.abstractmethod
     def Compare(

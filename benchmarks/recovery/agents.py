@@ -31,6 +31,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.recovery.chaos import daemons_of
 from benchmarks.recovery.hosts import Hosts
 from taihu.core.base.words import parse_rate
 
@@ -129,7 +130,7 @@ class Machines:
             return True
         host = int(generator.choice(sorted(self.agents)))
         if event == "worker killed":
-            workers = _children(self.agents[host].pid)
+            workers = list(daemons_of(self.agents[host].pid).values())
             if workers:
                 os.kill(int(generator.choice(workers)), signal.SIGKILL)
             return bool(workers)
@@ -146,7 +147,7 @@ class Machines:
         if event == "host cut off":
             self._hosts.cut(host, off=True)
             time.sleep(_CUT_S)
-        workers = _children(agent.pid)
+        workers = daemons_of(agent.pid).values()
         agent.kill()
         agent.wait()
         for worker in workers:
@@ -181,16 +182,6 @@ class Machines:
             process.wait()
         results: dict[str, Any] = json.loads((self._folder / "run" / "results.json").read_text())
         return results
-
-
-def _children(pid: int) -> list[int]:
-    """The workers of an agent."""
-    found = []
-    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-        words = Path(f"/proc/{child}/cmdline").read_bytes()
-        if b"taihu.worker" in words:
-            found.append(child)
-    return found
 
 
 def disturbed(

@@ -25,7 +25,7 @@ from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 
-__all__ = ["OwnSteps", "are_all_here", "commit", "newest_held", "salvage", "tell_lost"]
+__all__ = ["OwnSteps", "are_all_here", "commit", "newest_held", "salvage", "tell_lost", "write_copy"]
 
 
 def newest_held(job: Job) -> int:
@@ -123,17 +123,18 @@ class OwnSteps:
         store = CheckpointStore(folder)
         return WrittenPart(label, _write(store, memory, (self.member,), label)[self.member], run.to_json())
 
-    def write_copy(self, member: str, label: Label, state: State) -> WrittenPart:
-        """Write the state of another member, of which there is a copy here, as its part of a checkpoint.
 
-        Raises:
-            CheckpointError: the run has no checkpoint.dir.
-            OSError: it cannot be written.
-        """
-        if (folder := checkpoint_folder(self._job)) is None:
-            raise CheckpointError("the run has no checkpoint.dir")
-        part = Part(member, label.step, state)
-        return WrittenPart(label, write_part(CheckpointStore(folder).folder_of(label.step), part), "")
+def write_copy(job: Job, member: str, label: Label, state: State) -> WrittenPart:
+    """Write a copy of a member's state, whose own host may be lost, as its part of a checkpoint.
+
+    Raises:
+        CheckpointError: the run has no checkpoint.dir.
+        OSError: it cannot be written.
+    """
+    if (folder := checkpoint_folder(job)) is None:
+        raise CheckpointError("the run has no checkpoint.dir")
+    part = Part(member, label.step, state)
+    return WrittenPart(label, write_part(CheckpointStore(folder).folder_of(label.step), part), "")
 
 
 def _held_by_all(memory: Path, members: Sequence[str]) -> list[Label]:

@@ -6,18 +6,20 @@ generation is over for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, NoReturn
 
 import structlog
 
 from taihu.core.base.errors import CheckpointError, RecoveringError, RunError, StaleError, TaihuError
 from taihu.core.base.words import listed
+from taihu.core.checkpoint.copies import Copies
 from taihu.core.checkpoint.gathering import Gathering, WrittenPart
 from taihu.core.checkpoint.held_steps import Label
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.manifest import parse_manifest
-from taihu.core.checkpoint.salvage import OwnSteps, commit, tell_lost
+from taihu.core.checkpoint.salvage import OwnSteps, commit, tell_lost, write_copy
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.liveness import Waits
@@ -60,7 +62,7 @@ def gather(job: Job, member: str, rpc: RpcServer, agents: Agents) -> None:
         gathering.holds(member, life, own.labels(), now)
     rpc.start((COORDINATOR_SERVICE,), with_reflection=job.cluster.reflection)
     with telling_who_is_awaited(lambda: listed(gathering.missing)), agents.watched(coordinator):
-        _await_parts(coordinator, gathering, own, life, _SHARE * job.cluster.connect_timeout_s)
+        _await_parts(job, coordinator, gathering, own, life)
     with coordinator.changing():
         if membership.outcome.state is RunState.FAILED:
             raise RunError(membership.outcome.reason)
@@ -70,8 +72,9 @@ def gather(job: Job, member: str, rpc: RpcServer, agents: Agents) -> None:
         _commit(job, parts)
 
 
-def _await_parts(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, life: int, longest_s: float) -> None:
-    """Write what this host has to, and wait until it is over, or nobody has said anything new for `longest_s`."""
+def _await_parts(job: Job, coordinator: Coordinator, gathering: Gathering, own: OwnSteps, life: int) -> None:
+    """Write what this host has to, and wait until it is over, or nobody has said anything new for long."""
+    longest_s = _SHARE * job.cluster.connect_timeout_s
     while True:
         with coordinator.changing() as (membership, _):
             moves, wanted = gathering.moves, gathering.wanted_of(own.member, life)
@@ -79,36 +82,35 @@ def _await_parts(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, 
                 return
             here = gathering.wanted_here
         if wanted is not None:
-            _write(coordinator, gathering, own, life, wanted)
+            part = _written(wanted, partial(own.write, wanted))
+            with coordinator.changing():
+                if part is None:
+                    gathering.left_out(own.member, life, wanted)
+                else:
+                    gathering.written(own.member, life, part)
         elif here is not None:
-            _write_copy(coordinator, gathering, own, *here)
+            part = _written(here[1], partial(_write_copy, job, gathering.copies, *here))
+            with coordinator.changing():
+                if part is None:
+                    gathering.give_up(here[1])
+                else:
+                    gathering.written_here(here[0], part)
         elif not coordinator.wait_for(lambda m: gathering.moves != moves or m.outcome.state.is_final, longest_s):  # noqa: B023
             structlog.get_logger().warning("held steps are lost", reason=f"nothing of {listed(gathering.awaited)}")
             return
 
 
-def _write(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, life: int, label: Label) -> None:
+def _written(label: Label, write: Callable[[], WrittenPart]) -> WrittenPart | None:
+    """A part of a step as `write` has written it; None where it cannot be."""
     try:
-        part = own.write(label)
+        return write()
     except (OSError, TaihuError) as error:
         tell_lost(label.step, error)
-        with coordinator.changing():
-            gathering.left_out(own.member, life, label)
-    else:
-        with coordinator.changing():
-            gathering.written(own.member, life, part)
+        return None
 
 
-def _write_copy(coordinator: Coordinator, gathering: Gathering, own: OwnSteps, member: str, label: Label) -> None:
-    try:
-        part = own.write_copy(member, label, gathering.copies.state_of(member, label))
-    except (OSError, TaihuError) as error:
-        tell_lost(label.step, error)
-        with coordinator.changing():
-            gathering.give_up(label)
-    else:
-        with coordinator.changing():
-            gathering.written_here(member, part)
+def _write_copy(job: Job, copies: Copies, member: str, label: Label) -> WrittenPart:
+    return write_copy(job, member, label, copies.state_of(member, label))
 
 
 def _commit(job: Job, parts: Mapping[str, WrittenPart]) -> None:

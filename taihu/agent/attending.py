@@ -10,7 +10,7 @@ from typing import Final
 
 import grpc
 
-from taihu.core.base.errors import PeerUnreachableError, RefusedError, StaleError, TaihuError
+from taihu.core.base.errors import ConfigError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.coordination.client import coordinator_address
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.messages import plain, state_from_message
@@ -105,8 +105,7 @@ class Attending:
         except grpc.RpcError as rpc:
             error = error_from_rpc(rpc, self._peer)
             # Between two generations nobody answers for a moment, and calls that were held break off.
-            is_final = isinstance(error, StaleError | RefusedError) or error.exit_code == RefusedError.exit_code
-            if is_final and not isinstance(error, PeerUnreachableError):
+            if isinstance(error, StaleError | ConfigError) and not isinstance(error, PeerUnreachableError):
                 raise error from None
             raise PeerUnreachableError(str(error)) from None
         state = state_from_message(response.state)

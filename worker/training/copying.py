@@ -51,11 +51,15 @@ class Copying:
         self._tasks.put(lambda: self._send(Label(self._generation, step), part, stays=not state.own))
 
     def _send(self, label: Label, part: bytes, *, stays: bool) -> None:
+        is_brought = False
         try:
             self._bring(label, part, stays)
+            is_brought = True
         except TaihuError as error:  # the coordinator is lost: all begin again
             structlog.get_logger().info("not copied", step=label.step, reason=str(error))
         finally:
+            # Behind what goes wrong the thread may carry out nothing more: nobody is to wait for it.
+            self._is_done |= not is_brought
             self._idle.release()
 
 
