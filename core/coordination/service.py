@@ -231,8 +231,9 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with _errors_as_status(context):
             member = self._check(request)
             (label,) = part_messages.held_from_message((request.of,))
-            if self._agents is not None:
-                with self._coordinator.changing():
+            with self._coordinator.changing() as (membership, _):
+                # When the generation is over others read them.
+                if self._agents is not None and not membership.outcome.state.is_final:
                     self._agents.copies.put(str(member), label, request.part, stays=request.stays)
         return pb.CopyResponse()
 

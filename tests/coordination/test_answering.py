@@ -24,6 +24,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.gatherer import gather
+from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
@@ -117,6 +118,24 @@ def test_an_agent_of_another_job_is_told_so() -> None:
 def test_a_run_that_a_lost_worker_ends_takes_no_agents() -> None:
     with coordinated(None) as run, pytest.raises(grpc.RpcError, match=r"agents need checkpoint\.dir"):
         run.attend(ANNA)
+
+
+def test_a_copy_that_comes_when_its_generation_is_over_is_left_out() -> None:
+    agents = Agents.of(JOB)
+    worker = pb.Member(role=pb.ROLE_WORKER, rank=0, incarnation=9)
+    with coordinated(agents) as run, grpc.insecure_channel(run.address) as channel:
+        with run.coordinator.changing() as (membership, now):
+            membership.roster.members[MemberId(Role.WORKER, 0)] = MemberRecord(9, "", now)
+
+        def bring(step: int) -> None:
+            of = pb.HeldStep(generation=GENERATION, step=step)
+            CoordinatorServiceStub(channel).Copy(pb.CopyRequest(job=JOB.name, member=worker, of=of), timeout=60)
+
+        bring(3)
+        with run.coordinator.changing() as (membership, _):
+            membership.outcome.end_generation("a worker is lost")
+        bring(4)
+    assert [agents.copies.has("worker 0", Label(GENERATION, step)) for step in (3, 4)] == [True, False]
 
 
 def part_of(step: int, values: float | None = None) -> Part:
