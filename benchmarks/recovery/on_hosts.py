@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -37,13 +38,14 @@ class OnHosts:
         self._flags = flags
         self._members = list(members)
         self._hosts = Hosts(len(members), rate_bits)
+        self._stack = ExitStack()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._codes: dict[str, int] = {}
         self._closed = threading.Event()
         self._launcher = threading.Thread(target=self._launch_again, name="launcher")
 
     def __enter__(self) -> Self:
-        self._hosts.__enter__()
+        self._stack.enter_context(self._hosts)
         for name in self._members:
             self._start(name)
         self._launcher.start()
@@ -54,7 +56,7 @@ class OnHosts:
     ) -> None:
         self._closed.set()
         self._launcher.join()
-        self._hosts.__exit__(kind, value, trace)
+        self._stack.close()
 
     def daemons(self) -> dict[str, int]:
         """The pids of those that run, by name."""
