@@ -26,6 +26,7 @@ from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer, new_incarnation
 from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.job import Job
@@ -41,19 +42,19 @@ __all__ = ["gather"]
 _SHARE: Final = 0.5
 
 
-def gather(job: Job, member: str, rpc: RpcServer, agents: Agents) -> None:
+def gather(job: Job, member: str, rpc: RpcServer, agents: Agents, pending: PendingStop) -> None:
     """Have the newest step that all members hold written as a checkpoint, if there is one.
 
     Returns when it counts; when there is none, for somebody holds nothing or cannot write it; or when nobody has said
     or written anything for half of `cluster.connect_timeout_s`. `member` hosts the coordinator, on `rpc`; workers of
-    lost `agents` get others meanwhile.
+    lost `agents` get others meanwhile, and a stop is `pending` until the next generation makes it.
 
     Raises:
         RunError: somebody has ended the run meanwhile.
     """
     gathering = Gathering(keepers(job), Waits.of(job).replaced_after_s, agents.copies)
     own, life = OwnSteps(job, member), new_incarnation()
-    membership = Membership.of(job, Terms(recovers=True), new_incarnation())
+    membership = Membership.of(job, Terms(recovers=True, has_steps=True), new_incarnation(), pending)
     coordinator = Coordinator(membership, _no_plan, SystemClock())
     servicer = CoordinatorServicer(coordinator, gathered=gathering, agents=agents)
     add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)

@@ -32,6 +32,7 @@ from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
 from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
+from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.plans.choosing import Choosing, trial
 from taihu.core.coordination.restarts import Restarts
 from taihu.core.coordination.service import new_incarnation
@@ -58,12 +59,14 @@ class Generation:
         recovers: whether another one may follow; for the member that hosts the coordinator.
         choosing: chooses, in a trial of the member that hosts the coordinator.
         agents: of the run, for the member that hosts the coordinator.
+        pending: the stop that an earlier generation was asked for; for that member, too.
     """
 
     begun: Begun = field(default_factory=lambda: Begun(0))
     recovers: bool = False
     choosing: Choosing | None = None
     agents: Agents | None = None
+    pending: PendingStop | None = None
 
     @property
     def number(self) -> int:
@@ -103,14 +106,14 @@ def in_generations(
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     choosing = Choosing(job) if chooses else None
-    agents = Agents.of(job)
+    agents, pending = Agents.of(job), PendingStop()
 
     def prepare(own: Job) -> None:
         may_be_held = prepare_memory(own)
         salvage(own)
         if may_be_held and not are_all_here(own):
             with between() as rpc:
-                gather(own, str(member), rpc, agents)
+                gather(own, str(member), rpc, agents, pending)
 
     while True:
         if hosts and choosing is not None:
@@ -120,7 +123,7 @@ def in_generations(
         else:
             own, generation = _asked_for(job, member, agent)
         if hosts:
-            generation = replace(generation, agents=agents)
+            generation = replace(generation, agents=agents, pending=pending)
         memory = have_memory(own)
         try:
             result = live(going_on(own, generation.step), generation)

@@ -45,8 +45,9 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         recovers=generation.recovers,
         remedy=used_up(job, _AGAIN) if recovers(job) and not generation.recovers else "",
         keeps_end=recovers(job),
+        has_steps=generation.step > 0,
     )
-    membership = Membership.of(job, terms, generation.number)
+    membership = Membership.of(job, terms, generation.number, generation.pending)
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
     threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
     clock = SystemClock()

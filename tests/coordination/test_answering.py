@@ -27,6 +27,7 @@ from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job import Job
@@ -226,7 +227,7 @@ def test_a_step_is_gathered_whose_worker_has_lost_its_host(tmp_path: Path, monke
         return lambda: stub.Begin(pb.BeginRequest(job=job.name, member=member), timeout=60, wait_for_ready=True)
 
     with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(gather, job, "server 0", rpc, agents)
+        gathered = pool.submit(gather, job, "server 0", rpc, agents, PendingStop())
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             assert ask(CoordinatorServiceStub(channel))().again
         gathered.result(timeout=120)

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 from support.held import hold, job_in, memory_in
 
-from taihu.core.base.errors import RecoveringError, RunError, TaihuError
+from taihu.core.base.errors import RecoveringError, TaihuError
 from taihu.core.checkpoint import salvage as salvaging
 from taihu.core.checkpoint.files import write_part
 from taihu.core.checkpoint.part import Part
@@ -26,9 +26,10 @@ from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.gatherer import gather
-from taihu.core.coordination.membership.members import Begun, MemberId, Role
+from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.coordination.status import stop_run
 from taihu.core.job import Job
@@ -79,6 +80,7 @@ class Hosts:
         self.rpc = RpcServer.create(threads=16)
         self.job = job_at(tmp_path, self.rpc.listen("127.0.0.1:0"), connect_timeout_s)
         self.store = CheckpointStore(tmp_path / "kept")
+        self.pending = PendingStop()
         prepare_memory(self.job)
 
     def gather(self, members: tuple[MemberId, ...] = OTHERS) -> list[Begun | TaihuError]:
@@ -86,7 +88,7 @@ class Hosts:
         with ThreadPoolExecutor(len(OTHERS)) as pool:
             asking = [pool.submit(begin, self.job, member) for member in members]
             try:
-                gather(self.job, "server 0", self.rpc, Agents.of(self.job))
+                gather(self.job, "server 0", self.rpc, Agents.of(self.job), self.pending)
             finally:
                 self.rpc.stop(0.0)
             again = RpcServer.create(threads=16)
@@ -161,16 +163,19 @@ def test_who_does_not_come_is_named_and_not_waited_for_any_longer(tmp_path: Path
     assert hosts.store.steps() == []
 
 
-def test_a_run_may_be_stopped_meanwhile(tmp_path: Path, memory: Path) -> None:
+def test_a_stop_meanwhile_is_left_to_the_next_generation_and_nothing_is_lost(tmp_path: Path, memory: Path) -> None:
     hosts = Hosts(tmp_path)
     hold(hosts.job, 4)
     address = hosts.job.cluster.coordinator or ""
     with ThreadPoolExecutor(1) as pool:
-        stopped = pool.submit(stop_run, address, hosts.job.name, "enough", 120.0)
-        with pytest.raises(RunError, match="enough"):
-            gather(hosts.job, "server 0", hosts.rpc, Agents.of(hosts.job))
-        hosts.rpc.stop(1.0)
-        stopped.result(timeout=120)
+        gathered = pool.submit(hosts.gather, ())
+        assert stop_run(address, hosts.job.name, "enough", 120.0) is RunState.WAITING
+        with ThreadPoolExecutor(len(OTHERS)) as asking:
+            for member in OTHERS:
+                asking.submit(begin, hosts.job, member)
+            gathered.result(timeout=120)
+    assert hosts.store.steps() == [4]
+    assert hosts.pending.reason == "enough"
 
 
 def test_calls_to_what_is_served_there_else_hear_that_all_begin_again(tmp_path: Path, memory: Path) -> None:
@@ -178,14 +183,14 @@ def test_calls_to_what_is_served_there_else_hear_that_all_begin_again(tmp_path: 
     hosts = Hosts(tmp_path)
     hold(hosts.job, 4)
     with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(gather, hosts.job, "server 0", hosts.rpc, Agents.of(hosts.job))
+        gathered = pool.submit(hosts.gather, ())
         with grpc.insecure_channel(hosts.job.cluster.coordinator or "") as channel:
             stub = ParameterServerServiceStub(channel)
             for call in (partial(stub.Keep, pb.KeepRequest()), lambda: next(stub.Exchange(iter(())))):
                 with pytest.raises(grpc.RpcError) as raised:
                     call(timeout=120, wait_for_ready=True) if isinstance(call, partial) else call()
                 assert isinstance(error_from_rpc(raised.value, "server 0"), RecoveringError)
-        stop_run(hosts.job.cluster.coordinator or "", hosts.job.name, "enough", 120.0)
-        with pytest.raises(RunError):
+        with ThreadPoolExecutor(len(OTHERS)) as asking:
+            for member in OTHERS:
+                asking.submit(begin, hosts.job, member)
             gathered.result(timeout=120)
-    hosts.rpc.stop(0.0)

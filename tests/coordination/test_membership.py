@@ -15,6 +15,7 @@ from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.model.run_length import RunLength
 
@@ -28,6 +29,7 @@ _RUN = {
     "join-timeout": "30",
     "workers-meet": "no",
     "keeps-end": "no",
+    "after": "",
 }
 _MEMBER = {"incarnation": "1", "job": "demo"}
 _JOIN = {
@@ -63,6 +65,7 @@ class Interpreter:
 
     def __init__(self) -> None:
         self._membership = make_membership(0, 0)
+        self._pending = PendingStop()
 
     def __call__(self, line: str) -> str:
         first, *words = shlex.split(line)
@@ -75,6 +78,9 @@ class Interpreter:
         return describe_run(self._membership)
 
     def _start(self, options: Mapping[str, str]) -> None:
+        """Another run or, `after` a step of its, the next generation of the same."""
+        if not options["after"]:
+            self._pending = PendingStop()
         self._membership = make_membership(
             int(options["servers"]),
             int(options["workers"]),
@@ -83,11 +89,16 @@ class Interpreter:
                 float(options["join-timeout"]),
                 still_after_s=float(options["still-after"]),
             ),
-            Terms(recovers=options["generation"] != "0", keeps_end=options["keeps-end"] == "yes"),
+            Terms(
+                recovers=options["generation"] != "0",
+                keeps_end=options["keeps-end"] == "yes",
+                has_steps=int(options["after"] or 0) > 0,
+            ),
             digest="same",
             settings={"train.batch": "32", "train.seed": "1", "model.name": '"small_cnn"', "data.name": '"digits"'},
             workers_meet=options["workers-meet"] == "yes",
             generation=int(options["generation"]),
+            pending=self._pending,
         )
 
     def _answer(self, question: str) -> str:

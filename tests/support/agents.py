@@ -72,9 +72,15 @@ class Machines:
     def stop(self) -> dict[str, Any]:
         """Stop the run; its results."""
         stop_run(self._address, "taihu", "enough", 120.0)
-        assert [process.wait(timeout=120) for process in self._hosts] == [130] * len(self._hosts)
+        codes = [process.wait(timeout=120) for process in self._hosts]
+        assert codes == [130] * len(self._hosts), f"{codes}, {self._said()}"
         results: dict[str, Any] = json.loads((self._folder / "run" / "results.json").read_text())
         return results
+
+    def _said(self) -> str:
+        """The last lines of all processes."""
+        logs = sorted(self._folder.glob("*.log"))
+        return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
 
     @property
     def steps(self) -> int:

@@ -10,6 +10,7 @@ from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.roster import Roster
+from taihu.core.coordination.membership.stopping import PendingStop
 
 
 def make_membership(
@@ -22,6 +23,7 @@ def make_membership(
     settings: Mapping[str, str] = MappingProxyType({}),
     workers_meet: bool = False,
     generation: int = 0,
+    pending: PendingStop | None = None,
 ) -> Membership:
     """A membership whose members are lost after 5 s and have 30 s to join, if `waits` says nothing else."""
     roster = Roster("demo", servers=servers, workers=workers, workers_meet=workers_meet)
@@ -32,4 +34,5 @@ def make_membership(
         terms or Terms(),
         generation=generation,
         layout_follows=workers_meet,
+        pending=pending,
     )

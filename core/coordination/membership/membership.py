@@ -9,6 +9,7 @@ from taihu.core.coordination.membership.agreement import Agreement
 from taihu.core.coordination.membership.liveness import Liveness, Waits
 from taihu.core.coordination.membership.outcome import Outcome, Terms
 from taihu.core.coordination.membership.roster import Roster
+from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.job import Job
 
 __all__ = ["Membership"]
@@ -24,6 +25,7 @@ class Membership:
         terms: the meaning of a loss and of an end.
         generation: the number of this generation.
         layout_follows: workers join without their layers and bring them later.
+        pending: the stop that an earlier generation was asked for.
 
     Attributes:
         roster: the places and who has them.
@@ -42,10 +44,11 @@ class Membership:
         *,
         generation: int = 0,
         layout_follows: bool = False,
+        pending: PendingStop | None = None,
     ) -> None:
         self.roster = roster
         self.alike = alike
-        self.outcome = Outcome(roster, terms)
+        self.outcome = Outcome(roster, terms, pending or PendingStop())
         self.admission = Admission(
             roster,
             self.outcome,
@@ -57,7 +60,7 @@ class Membership:
         self.liveness = Liveness(roster, self.admission, self.outcome, waits)
 
     @classmethod
-    def of(cls, job: Job, terms: Terms, generation: int) -> Self:
+    def of(cls, job: Job, terms: Terms, generation: int, pending: PendingStop | None = None) -> Self:
         """The places of a job's members, which nobody has taken yet."""
         world = job.world
         roster = Roster(job.name, servers=world.servers, workers=world.workers, workers_meet=job.workers_meet)
@@ -68,4 +71,5 @@ class Membership:
             terms,
             generation=generation,
             layout_follows=job.layout_follows,
+            pending=pending,
         )

@@ -9,7 +9,7 @@ from taihu.core.base.errors import RunError
 from taihu.core.coordination.membership.hashes import HashBook, difference
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
 from taihu.core.coordination.membership.roster import Roster
-from taihu.core.coordination.membership.stopping import StopAgreement
+from taihu.core.coordination.membership.stopping import PendingStop, StopAgreement
 
 __all__ = ["Outcome", "Terms"]
 
@@ -24,18 +24,21 @@ class Terms:
         recovers: a member that is lost ends no more than this generation.
         remedy: follows the reason where the loss of a member ends the run.
         keeps_end: the run has finished when that is kept, so that nobody is told what could be forgotten.
+        has_steps: an earlier generation has made some: who stops waits for another one, and saves.
     """
 
     recovers: bool = False
     remedy: str = ""
     keeps_end: bool = False
+    has_steps: bool = False
 
 
 class Outcome:
     """A run waits until all have joined, runs until every worker has finished with the same parameters, and ends.
 
     It fails with a one-line `reason` when a member fails, falls silent or never comes. One that is asked to stop has
-    stopped when every worker has finished before its last step. One that recovers begins again where one is lost.
+    stopped when every worker has finished before its last step. One that recovers begins again where one is lost; the
+    next generation makes a `pending` stop.
 
     Attributes:
         state: of the run.
@@ -46,10 +49,13 @@ class Outcome:
             kept yet.
     """
 
-    def __init__(self, roster: Roster, terms: Terms) -> None:
+    def __init__(self, roster: Roster, terms: Terms, pending: PendingStop) -> None:
         self.state = RunState.WAITING
         self.reason = ""
         self.stop = StopAgreement(roster.sizes[Role.WORKER])
+        self._pending = pending
+        if pending.reason:
+            self.stop.ask(pending.reason)
         self.conclusion: str | None = None
         self.end_is_kept = True
         self._roster = roster
@@ -147,13 +153,18 @@ class Outcome:
     def ask_to_stop(self, reason: str, *, goes_on: bool = False) -> None:
         """The run is to end in order, after a step that its workers agree on; it fails if there is none yet.
 
-        Where it `goes_on`, and recovers, this generation ends so: whoever asks leaves it.
+        Where it `goes_on`, and recovers, this generation ends so: whoever asks leaves it. Where this generation is
+        about to end, or ends before it has stopped, the next one stops.
         """
-        records = self._roster.members.values()
-        if self.state is RunState.RUNNING and any(record.progress.step for record in records):
-            self.stop.ask(reason, goes_on=goes_on and self._terms.recovers)
+        leaves = goes_on and self._terms.recovers
+        if not leaves and self._has_steps:
+            self._pending.ask(reason)
+        if self.state is RunState.RUNNING and self._makes_steps:
+            self.stop.ask(reason, goes_on=leaves)
         elif goes_on:
             self.end_generation(reason)
+        elif self._pending.reason:
+            self.stop.ask(reason)
         else:
             self.fail(reason)
 
@@ -212,6 +223,16 @@ class Outcome:
                 if member != host and (member.role is host.role or self.state is not RunState.FAILED)
             )
         )
+
+    @property
+    def _makes_steps(self) -> bool:
+        """Whether this generation has made any."""
+        return any(record.progress.step for record in self._roster.members.values())
+
+    @property
+    def _has_steps(self) -> bool:
+        """Whether the run has made any."""
+        return self._terms.has_steps or self._makes_steps
 
     @property
     def _has_ended(self) -> bool:

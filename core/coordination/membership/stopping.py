@@ -10,10 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["StopAgreement", "StopNotice"]
+__all__ = ["PendingStop", "StopAgreement", "StopNotice"]
 
 # Steps that another worker may be ahead of worker 0, one of them complete and one begun.
 _AHEAD = 2
+
+
+class PendingStop:
+    """A stop for good that a run was asked for, and has not made yet: it outlives the generations of its members.
+
+    Attributes:
+        reason: of the first who asked; "" for none.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def ask(self, reason: str) -> None:
+        """The run is to stop."""
+        self.reason = self.reason or reason
 
 
 class StopAgreement:
