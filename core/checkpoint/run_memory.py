@@ -22,7 +22,18 @@ from taihu.core.job import Job
 from taihu.core.process.mapped_files import SHARED_MEMORY, is_own
 from taihu.core.wire.base.clock import WallClock
 
-__all__ = ["discard_memory", "have_memory", "holds_steps", "leave_memory", "memory_of", "prepare_memory"]
+__all__ = [
+    "discard_memory",
+    "discard_named",
+    "have_memory",
+    "have_named",
+    "holds_steps",
+    "leave_memory",
+    "memory_of",
+    "name_memory",
+    "named_memory",
+    "prepare_memory",
+]
 
 _NAMED_IN: Final = "memory"
 _PREFIX: Final = "taihu-run-"
@@ -43,8 +54,11 @@ def memory_of(job: Job) -> Path | None:
 
 def _named_memory(job: Job) -> Path | None:
     folder = checkpoint_folder(job)
-    if not holds_steps(job) or not isinstance(folder, Path):
-        return None
+    return named_memory(folder) if holds_steps(job) and isinstance(folder, Path) else None
+
+
+def named_memory(folder: Path) -> Path | None:
+    """The folder in memory that a folder of checkpoints names, which need not be there; None where it names none."""
     try:
         token = (folder / _NAMED_IN).read_text()
     except OSError:
@@ -63,20 +77,30 @@ def prepare_memory(job: Job) -> bool:
     folder = checkpoint_folder(job)
     if not holds_steps(job) or not isinstance(folder, Path):
         return False
-    is_known = _named_memory(job) is not None
+    is_known = name_memory(folder)
+    have_memory(job)
+    return is_known
+
+
+def name_memory(folder: Path) -> bool:
+    """Have a folder of checkpoints name memory; whether it has named some before."""
+    is_known = named_memory(folder) is not None
     try:
         if not is_known:
             make_durably(folder)
             write_text(folder / _NAMED_IN, secrets.token_hex(_TOKEN_BYTES))
     except (OSError, WriteError) as error:
         structlog.get_logger().info("no step is held in memory", reason=str(error))
-    have_memory(job)
     return is_known
 
 
 def have_memory(job: Job) -> Path | None:
     """The folder on this host where members hold steps, which is made if the coordinator's host has named it."""
-    memory = _named_memory(job)
+    return have_named(_named_memory(job))
+
+
+def have_named(memory: Path | None) -> Path | None:
+    """The folder in memory, which is made where there is none."""
     try:
         if memory is not None and not memory.exists():
             for left in _left_behind():
@@ -90,10 +114,15 @@ def have_memory(job: Job) -> Path | None:
 def discard_memory(job: Job) -> None:
     """The run has ended: nobody goes on from its memory."""
     folder = checkpoint_folder(job)
-    leave_memory(memory_of(job))
     if holds_steps(job) and isinstance(folder, Path):
-        with suppress(OSError):  # another run in this folder takes the name that it finds
-            (folder / _NAMED_IN).unlink(missing_ok=True)
+        discard_named(folder)
+
+
+def discard_named(folder: Path) -> None:
+    """Remove the memory that a folder of checkpoints names; it names none any more."""
+    leave_memory(named_memory(folder))
+    with suppress(OSError):  # another run in this folder takes the name that it finds
+        (folder / _NAMED_IN).unlink(missing_ok=True)
 
 
 def leave_memory(memory: Path | None) -> None:

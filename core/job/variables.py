@@ -32,6 +32,7 @@ OPTIONS: Final = (
     "TRACE",
     "TRACE_STEPS",
     "RUN_DIR_IS_MADE",
+    "LIVES",
 )
 _DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "AGENTS", "RESTARTS", "THREADS", "RUN", "LOOK_AFTER")
 _SECRETS: Final = ("TOKEN",)

@@ -46,7 +46,13 @@ class SpareProcess:
         return cls(pid, ours)
 
     def start(
-        self, module: str, arguments: Sequence[str], stderr: int, environment: Mapping[str, str]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        stderr: int,
+        environment: Mapping[str, str],
+        *,
+        stdout: int | None = None,
     ) -> ForkedProcess:
         """Run a command, as `ForkedProcess.start` does.
 
@@ -54,7 +60,7 @@ class SpareProcess:
             OSError: the spare process is gone.
         """
         read, stdin = os.pipe()
-        stdout, write = os.pipe()
+        ours, write = os.pipe() if stdout is None else (None, os.dup(stdout))
         request = json.dumps([module, list(arguments), dict(environment)]).encode()
         try:
             socket.send_fds(self._requests, [request], [read, write, stderr])
@@ -64,9 +70,10 @@ class SpareProcess:
             os.close(write)
         if not answer:
             os.close(stdin)
-            os.close(stdout)
+            if ours is not None:
+                os.close(ours)
             raise BrokenPipeError("the spare process has ended")
-        return ForkedProcess(int(answer), os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"))
+        return ForkedProcess(int(answer), os.fdopen(stdin, "wb"), None if ours is None else os.fdopen(ours, "rb"))
 
     def close(self) -> None:
         """End it; what it forked goes on."""

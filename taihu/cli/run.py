@@ -25,6 +25,7 @@ from taihu.core.process.results import check_folder_writable, check_writable, is
 from taihu.core.process.streams import outlive_output
 from taihu.launch.place import script_job
 from taihu.local.display import Display, PlainDisplay, make_display
+from taihu.local.resuming import find_state
 from taihu.local.run import RUN_FOLDER
 from taihu.local.scripts import GRACE_S, ScriptRun, check_script
 
@@ -40,6 +41,13 @@ def run_script(
     *,
     flags: JobFlags,
     job_file: Annotated[Path | None, typer.Option("--job", metavar="JOB.toml", help="Job file.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|RUN|CHECKPOINT",
+            help="Go on from what taihu.torch.state has kept: in a run, a checkpoint, or the newest run.",
+        ),
+    ] = None,
     run_dir: RunDirOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")
@@ -83,7 +91,9 @@ def run_script(
 
     Worker 0's output is shown as it is, that of all others goes into logs; progress is written to standard error.
     Options stand before the script; all behind it are its own. Workers exchange around a ring, unless the job or
-    --servers says otherwise. Ctrl-C and SIGTERM are passed to all processes; a second one ends them at once.
+    --servers says otherwise. Where a process is killed, and the script has made a taihu.torch.state, all are started
+    again and go on behind the last step, at most checkpoint.restarts times within an hour. Ctrl-C and SIGTERM are
+    passed to all processes; a second one ends them at once.
 
     \b
     Examples:
@@ -93,12 +103,17 @@ def run_script(
       taihu run --job job.toml --run-dir none --logs logs train.py
       taihu run --workers 3 --trace trace.json --trace-steps 20-40 train.py
       taihu run --workers 3 --metrics-port 9400 --quiet train.py > out.txt
+      taihu run --workers 3 --resume auto train.py                     goes on, see taihu.torch.state
       taihu run --workers 3 --grace 120 train_that_saves_on_sigterm.py
     """  # noqa: D301
     outlive_output()
     if (place := file_in_the_way(script.parent)) is not None:
         raise ConfigError(f"{place}: a script beside it imports that in the place of taihu; give it another name")
-    job = flags.resolve(job_file, {"run": {"dir": run_dir}})
+    own: dict[str, dict[str, object]] = {"run": {"dir": run_dir}}
+    job = flags.resolve(job_file, own)
+    if resume is not None:
+        own["checkpoint"], settings = find_state(resume, RUN_FOLDER.parent, job.checkpoint.dir)
+        job = flags.resolve(job_file or settings, own)
     job = _named(script_job(job, has_servers=flags.servers is not None), script)
     check_script(script)
     check_processes(job)

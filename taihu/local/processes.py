@@ -153,6 +153,7 @@ class LocalProcesses:
         self._threads = 0
         self._daemons: list[_Daemon] = []
         self._spare: SpareProcess | None = None
+        self._run_before: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._forks:
@@ -181,29 +182,44 @@ class LocalProcesses:
         return self._start(name, module, list(arguments))
 
     def run(self, name: str, command: Sequence[str], environment: Mapping[str, str], *, is_shown: bool) -> None:
-        """Start `python -m` with `command`, a module and its arguments, in another environment.
+        """Start `python -m` with `command`, a module and its arguments, in another environment; or start it again.
 
         What it writes goes to `<name>.log`, or where this process's output goes if it `is_shown`.
         """
         module, *arguments = command
         forks = self.forks
         log = self.log_of(name)
-        log.write_bytes(b"")
+        if name not in self._run_before:
+            log.write_bytes(b"")
+        self._run_before.add(name)
         log_file = log.open("ab")  # as others write to it, too
         stdout, stderr = (_STDOUT, _STDERR) if is_shown else (log_file.fileno(), log_file.fileno())
-        process: Process
-        if forks:
-            process = ForkedProcess.start(module, arguments, stderr, environment, stdout=stdout)
-        else:
-            process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", "-m", module, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=stdout,
-                stderr=stderr,
-                env=environment,
-                start_new_session=True,
-            )
+        process = self._run(module, arguments, environment, (stdout, stderr), forks=forks)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file, is_script=True))
+
+    def _run(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        streams: tuple[int, int],
+        *,
+        forks: bool,
+    ) -> Process:
+        stdout, stderr = streams
+        if self._spare is not None:
+            with contextlib.suppress(OSError):  # see _launch
+                return self._spare.start(module, arguments, stderr, environment, stdout=stdout)
+        if forks:
+            return ForkedProcess.start(module, arguments, stderr, environment, stdout=stdout)
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
 
     def log_of(self, name: str) -> Path:
         """The log of a process; raises RunError where there are none."""

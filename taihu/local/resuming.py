@@ -10,13 +10,14 @@ from taihu.core.base.errors import CheckpointError, ConfigError
 from taihu.core.checkpoint.ended import forget_end
 from taihu.core.checkpoint.keepers import checkpoint_folder
 from taihu.core.checkpoint.manifest import MANIFEST
-from taihu.core.checkpoint.places import Place, RemotePath, place_of
+from taihu.core.checkpoint.places import Place, RemotePath, place_of, setting_of
 from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 from taihu.core.job.run_folder import CHECKPOINTS, SETTINGS
+from taihu.core.settings import Url
 
-__all__ = ["AUTO", "Resumed", "check_folder", "find_checkpoint"]
+__all__ = ["AUTO", "Resumed", "check_folder", "find_checkpoint", "find_state"]
 
 AUTO: Final = "auto"
 """The newest checkpoint of all runs."""
@@ -56,6 +57,24 @@ def find_checkpoint(named: str, runs: Path) -> Resumed:
     store = CheckpointStore(inside if inside.is_dir() else folder)
     checkpoint, problems = store.newest()
     return Resumed(checkpoint, _settings_beside(store.folder), tuple(problems))
+
+
+def find_state(named: str, runs: Path, folder: Path | Url | None) -> tuple[dict[str, object], Path | None]:
+    """The settings of `[checkpoint]` by which a script goes on from what `named` stands for, and those of its run.
+
+    A run, or the folder of its checkpoints, is gone on with there; from one checkpoint a new run goes on. `auto` is
+    the job's own `folder`, where it has one: there a script may begin, too.
+
+    Raises:
+        CheckpointError: there is none, or all are damaged.
+    """
+    if named == AUTO and folder is not None:
+        return {"resume": AUTO}, None
+    resumed = find_checkpoint(named, runs)
+    found = resumed.checkpoint.folder
+    if named != AUTO and place_of(named) == found:
+        return {"resume": setting_of(found.absolute())}, resumed.settings
+    return {"dir": setting_of(found.parent.absolute()), "resume": AUTO}, resumed.settings
 
 
 def check_folder(job: Job) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -14,18 +15,20 @@ from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.whole_file import write_text
 from taihu.core.job import Job, job_to_toml
 from taihu.core.job.machine import share_of_threads
-from taihu.core.job.run_folder import RunFiles
+from taihu.core.job.run_folder import CHECKPOINTS, RunFiles
 from taihu.core.job.variables import variable_of
 from taihu.core.process.entry import Interrupts
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
-from taihu.core.settings import RunSettings
+from taihu.core.security.security import Security
+from taihu.core.settings import CheckpointSettings, RunSettings
 from taihu.core.wire.base.address import free_port
 from taihu.local.display import Display
 from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import DaemonFailedError, LocalProcesses
 from taihu.local.results import results_of
+from taihu.local.script_lives import ScriptLives
 from taihu.local.watching import StatusWatch
 
 __all__ = ["GRACE_S", "ScriptRun", "check_script"]
@@ -103,25 +106,74 @@ class ScriptRun:
         security = security_of_run(self.job)
         with log_folder(self.logs, self.files) as logs, passing_folder() as folder:
             files = ProcessFiles(folder, self.trace, self.trace_steps)
+            lives = ScriptLives(self._kept_in, self.job.checkpoint.restarts)
             try:
                 with LocalProcesses(
                     logs, fork=imported, lost_after_s=self.job.cluster.lost_after_s, token=security.token
                 ) as processes:
-                    coordinator = self._start_servers(processes, files)
-                    status = StatusWatch(coordinator, display, security)
-                    # From its first moment on a script may have something to save.
-                    with kept_for_commands(security, coordinator), self.interrupts.offered_to(lambda reason: True):
-                        self._start_workers(processes, files, coordinator)
-                        self._watch(processes, status, files, display)
+                    while True:
+                        try:
+                            self._live(processes, files, display, security, lives)
+                            break
+                        except DaemonFailedError as error:
+                            self._pause(lives.pause_s(error, time.monotonic()), error, display)
+                            self._end_all(processes, files)
             finally:
                 files.merge_trace([*self._servers, *self._workers], display.warn)
             return self._results(files), bool(self._used_by(files))
+
+    def _live(
+        self,
+        processes: LocalProcesses,
+        files: ProcessFiles,
+        display: Display,
+        security: Security,
+        lives: ScriptLives,
+    ) -> None:
+        """One life of the script's processes: from their start until all have ended."""
+        coordinator = self._start_servers(processes, files)
+        status = StatusWatch(coordinator, display, security)
+        # From its first moment on a script may have something to save.
+        with kept_for_commands(security, coordinator), self.interrupts.offered_to(lambda reason: True):
+            self._start_workers(processes, files, coordinator, lives)
+            self._watch(processes, status, files, display, lives)
+
+    def _pause(self, pause_s: float, error: DaemonFailedError, display: Display) -> None:
+        """Say that all begin again, and wait so long; raises InterruptedRunError where a signal comes first."""
+        display.say(f"{error.end}; all processes of the script are started again, and go on from their state")
+        until_s = time.monotonic() + pause_s
+        while time.monotonic() < until_s:
+            if self.interrupts.reason:
+                raise self.interrupts.error(self.interrupts.reason)
+            time.sleep(_LOOK_S)
+
+    def _end_all(self, processes: LocalProcesses, files: ProcessFiles) -> None:
+        """End all processes; what they have told is of a life that is over."""
+        for name in processes.names:
+            processes.dismiss(name)
+        for name in (*self._workers, *self._servers):
+            files.results(name).unlink(missing_ok=True)
+
+    @property
+    def _kept_in(self) -> Path | None:
+        """The folder in which scripts keep their state: the job's, or one in the run's folder."""
+        folder = self.job.checkpoint.dir
+        if folder is None and self.files.folder is not None:
+            return self.files.folder.absolute() / CHECKPOINTS
+        return folder.absolute() if isinstance(folder, Path) and folder != Path("none") else None
 
     @property
     def _is_forked(self) -> bool:
         return self.forks and self.job.world.workers > 1
 
-    def _watch(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles, display: Display) -> None:
+    def _watch(
+        self,
+        processes: LocalProcesses,
+        status: StatusWatch,
+        files: ProcessFiles,
+        display: Display,
+        lives: ScriptLives,
+    ) -> None:
         looked = time.monotonic()
         try:
             while not processes.check():
@@ -134,7 +186,9 @@ class ScriptRun:
                 if time.monotonic() - looked > _STATUS_S:
                     looked = time.monotonic()
                     self._look(processes, status, files)
-        except DaemonFailedError:
+        except DaemonFailedError as error:
+            if lives.may_follow(error):
+                raise
             # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
             processes.wait_for_words(_CONSEQUENCES_S)
             processes.check()
@@ -186,6 +240,7 @@ class ScriptRun:
         own = {
             "cluster": self.job.cluster.model_copy(update={"coordinator": None}),
             "run": self._run_settings(),
+            "checkpoint": CheckpointSettings(),
         }
         write_text(job_file, job_to_toml(self.job.model_copy(update=own), given=True))
         coordinator = ""
@@ -200,7 +255,9 @@ class ScriptRun:
                 coordinator = processes.start_listening(name, "taihu.ps_server", arguments)
         return coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
 
-    def _start_workers(self, processes: LocalProcesses, files: ProcessFiles, coordinator: str) -> None:
+    def _start_workers(
+        self, processes: LocalProcesses, files: ProcessFiles, coordinator: str, lives: ScriptLives
+    ) -> None:
         """Start the script's processes."""
         master_port = free_port("127.0.0.1")
         for rank, name in enumerate(self._workers):
@@ -209,6 +266,7 @@ class ScriptRun:
                 "RANK": str(rank),
                 "CLUSTER__COORDINATOR": coordinator,
                 **self._options(rank, files),
+                **self._kept(lives),
                 "LOG": str(processes.log_of(name).absolute()),
             }
             environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
@@ -217,6 +275,20 @@ class ScriptRun:
             environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
             command = [_SCRIPT, str(os.getpid()), str(self.script), *self.arguments]
             processes.run(name, command, environment, is_shown=rank == 0)
+        if lives.are_possible and not lives.count:
+            processes.stand_by()
+
+    def _kept(self, lives: ScriptLives) -> Mapping[str, str]:
+        """The settings of `[checkpoint]`, by the variables that give them: they are the script's alone."""
+        settings = self.job.checkpoint
+        if (folder := settings.dir if lives.folder is None else lives.folder) is None:
+            return {}
+        numbers = settings.model_dump(mode="json", include=settings.model_fields_set - {"dir", "resume"})
+        told = {key: json.dumps(value) for key, value in numbers.items()}
+        places = {"dir": folder, "resume": settings.resume}
+        told |= {key: str(place) for key, place in places.items() if place is not None}
+        kept = {f"CHECKPOINT__{key.upper()}": value for key, value in told.items() if value != "null"}
+        return {"LIVES": str(lives.count), **kept}
 
     def _options(self, rank: int, files: ProcessFiles) -> Mapping[str, str]:
         """The options of a worker, by the variables that give them."""

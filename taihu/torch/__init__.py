@@ -38,6 +38,7 @@ from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
 from taihu.torch.place import find_place
 from taihu.torch.sharded_linear import AT_LEAST, Choice
 from taihu.torch.sharded_linear import shard_linear as _shard_linear
+from taihu.torch.training_state import Stateful, TrainingState
 from taihu.torch.world import World
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "rank",
     "shard_linear",
     "shutdown",
+    "state",
     "world_size",
 ]
 
@@ -183,6 +185,33 @@ def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], max_norm:
     norm = spread.total_norm(clipped)
     torch.nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
     return norm
+
+
+def state(**objects: Stateful) -> TrainingState:
+    """Keep what a script trains with behind its steps, and go on from there when it is started again.
+
+    Three lines of a loop change::
+
+        state = taihu.torch.state(model=model, optimizer=optimizer, scheduler=scheduler)
+        for epoch in state.epochs(10):
+            for images, labels in state.batches(loader):
+
+    Steps are held in memory of the host, which outlives the process, and written to `checkpoint.dir` now and then:
+    `taihu run` starts a script again that was killed, and no completed step is made again. All workers call this
+    alike, behind `DistributedOptimizer`; it returns when the objects have the state from which the script goes on.
+    Without `checkpoint.dir` nothing is kept.
+
+    Args:
+        objects: all that has `state_dict()` and `load_state_dict()` and changes while the script trains, by names of
+            your choice. The generators of Python, NumPy and PyTorch and the place in the loops need not be named.
+
+    Raises:
+        ConfigError: something is not kept whole, or `checkpoint.dir` has an earlier run and nobody says to go on.
+        CheckpointError: what was kept is damaged, or of other objects.
+        TaihuError: the other workers cannot be reached.
+    """
+    world = _present.get()
+    return TrainingState(world, world.checkpoint, objects)
 
 
 def shutdown() -> None:

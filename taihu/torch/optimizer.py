@@ -23,9 +23,10 @@ from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.steps import BackwardSteps
 from taihu.torch.world import World
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["OURS", "DistributedOptimizer"]
 
-_OURS: Final = "taihu."
+OURS: Final = "taihu."
+"""The names in a state that are those of compression and of local steps begin so."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -97,6 +98,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.optim.Optimizer:
         return deepcopy(self.optimizer, memo)
+
+    @property
+    def updates_by_servers(self) -> bool:
+        """Whether servers update, and have the state."""
+        return self._serves
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -196,7 +202,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         own = self._steps.state() if self._steps is not None and self._steps.is_first(self._optimized) else {}
         local = {} if self._local is None else self._local.state()
         held_back = {name: torch.from_numpy(array.copy()) for name, array in own.items()}
-        return {**state, **{_OURS + name: each for name, each in {**held_back, **local}.items()}}
+        return {**state, **{OURS + name: each for name, each in {**held_back, **local}.items()}}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -209,15 +215,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 'update="servers": servers begin without state of the optimizer, and take none; give update="workers"'
             )
-        ours = {name.removeprefix(_OURS): each for name, each in state_dict.items() if name.startswith(_OURS)}
+        ours = {name.removeprefix(OURS): each for name, each in state_dict.items() if name.startswith(OURS)}
         own = {name: each.numpy() for name, each in ours.items() if not name.startswith(LOCAL)}
         if self._steps is not None and own:
             self._steps.resume(own)
         if self._local is not None:
             self._local.resume(ours)
-        self.optimizer.load_state_dict(
-            {name: each for name, each in state_dict.items() if not name.startswith(_OURS)}
-        )
+        self.optimizer.load_state_dict({name: each for name, each in state_dict.items() if not name.startswith(OURS)})
 
     def synchronize(self) -> None:
         """Return when all parameters are those of the last step, where servers update them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from taihu.core.base.errors import ConfigError
@@ -19,6 +19,7 @@ from taihu.core.job.environment import (
     tables_of,
 )
 from taihu.core.job.variables import variable_of
+from taihu.core.settings import CheckpointSettings
 from taihu.core.wire.base.address import is_loopback, join_address, split_address
 from taihu.launch.meeting import find_meeting
 from taihu.launch.place import Launch, maybe_launch, script_job, script_job_of
@@ -36,11 +37,13 @@ class RunPlace:
         job: of all processes.
         rank: of this one among the workers.
         listen: where the other workers reach it.
+        checkpoint: where a script keeps its state, see `taihu.torch.state`; the `job` has none.
     """
 
     job: Job
     rank: int
     listen: ListenOptions = field(default_factory=ListenOptions)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
 
     @property
     def is_alone(self) -> bool:
@@ -58,6 +61,14 @@ def find_place(job: str | Path | Mapping[str, object] | None, settings: Tables) 
         ConfigError: they contradict each other, or something is missing.
     """
     path, tables = _tables(job, settings)
+    place = _found(path, tables)
+    # Scripts keep their own state: for the run's other processes there is none.
+    kept, job_of_all = place.job.checkpoint, place.job.model_copy(update={"checkpoint": CheckpointSettings()})
+    return replace(place, job=job_of_all, checkpoint=kept)
+
+
+def _found(path: Path | None, tables: dict[str, dict[str, object]]) -> RunPlace:
+    """The place, with a job that has all settings."""
     is_told = any(variable_of(name) in os.environ for name in ("RANK", "RANK_OFFSET"))
     launch = None if is_told else maybe_launch(os.environ)
     if launch is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -64,6 +64,7 @@ class World:
 
     def __init__(self, place: RunPlace, *, is_first: bool = True) -> None:
         self.job = place.job
+        self.checkpoint = place.checkpoint
         self.rank = place.rank
         self.size = place.job.world.workers
         self._stack = ExitStack()
@@ -274,6 +275,14 @@ class World:
             with self._waiting_in("broadcast_parameters()"):
                 self._call(Call.BRING, tensors)
                 bring(self._meeting.communicator, tensors, root)
+
+    def at_end(self, close: Callable[..., None]) -> None:
+        """Call `close(well=...)` when this process's part ends: well, or with an error."""
+
+        def closed(kind: type[BaseException] | None, *_: object) -> None:
+            close(well=kind is None)
+
+        self._stack.push(closed)
 
     def leave(self, error: BaseException | None = None, exit_code: int | None = None) -> None:
         """End this process's part: in order when all others have done theirs, or with what went wrong here.
