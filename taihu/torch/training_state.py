@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -84,13 +85,15 @@ class TrainingState:
             optimizer.register_step_post_hook(self._stepped)
         self._capacity: dict[str, int] = {}
         folder = None if settings.dir is None or settings.dir == Path("none") else place_of(settings.dir)
+        if folder is None and world.rank == 0:
+            structlog.get_logger().warning("the state is not kept: no checkpoint.dir names a folder for it")
         if not world.is_alone:
             world.meet()
         self._keeping = self._opened(folder)
         self._go_on()
         self._moments = Moments(self.step, every_s=settings.every_seconds, every_steps=settings.every_steps)
         self._since_s, self._since_step = self._clock.now(), self.step
-        self._hold_s, self._holds = 0.0, 0
+        self._holds_s: list[float] = []
         world.at_end(self._close)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -219,12 +222,11 @@ class TrainingState:
         self._has_stepped = False
         self.step += 1
         step, moments = self.step, self._moments
+        begin_s = self._clock.now()
         arrays = self._arrays() if moments.holds(step) or moments.writes(step) else {}
         if moments.holds(step):
-            begin_s = self._clock.now()
             self._keeping.hold(step, arrays)
-            self._hold_s += self._clock.now() - begin_s
-            self._holds += 1
+            self._holds_s.append(self._clock.now() - begin_s)
         if moments.writes(step):
             self._keeping.write(step, arrays)
         if moments.agrees(step):
@@ -233,11 +235,13 @@ class TrainingState:
     def _agree_on_moments(self) -> None:
         """Have all workers hold and write behind the same steps, as worker 0 has measured."""
         now = self._clock.now()
-        hold_s = self._hold_s / max(1, self._holds)
-        step_s = (now - self._since_s - self._hold_s) / (self.step - self._since_step)
+        # The first ones make their files.
+        hold_s = median(self._holds_s) if self._holds_s else 0.0
+        step_s = (now - self._since_s - sum(self._holds_s)) / (self.step - self._since_step)
         hold_every, write_every = map(self._agree, self._moments.found(step_s, hold_s))
         self._moments.agreed(self.step, hold_every, write_every)
-        self._since_s, self._since_step, self._hold_s, self._holds = self._clock.now(), self.step, 0.0, 0
+        self._since_s, self._since_step = self._clock.now(), self.step
+        self._holds_s.clear()
 
     def _stepped(self, *_: object) -> None:
         self._has_stepped = True

@@ -100,10 +100,10 @@ class Machines:
 
 
 def come_go_and_die(flags: tuple[str, ...], members: tuple[str, ...], folder: Path, taihu: Taihu) -> None:
-    """Of two agents one is killed, a third one joins, and the first leaves: no bit changes, no completed step is lost.
+    """Of two agents one is killed, a third one joins, and the first leaves: no bit changes, no step is lost.
 
-    A killed worker may have sent its part of a step, and not have held it yet, while worker 0 has completed that step:
-    it is made again then.
+    A killed worker may have sent its part of a step and not have held it yet, while worker 0 has completed that: such
+    a step is made again.
     """
     machines = Machines(folder, flags, members)
     with machines.running():

@@ -22,7 +22,7 @@ def generators() -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
-        "python": [version, torch.tensor(numbers), gauss],
+        "python": [version, torch.from_numpy(np.array(numbers, dtype=np.int64)), gauss],
         "numpy": [torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
     }

@@ -15,8 +15,10 @@ from taihu.core.base.errors import CheckpointError, ConfigError
 
 __all__ = ["arrays_and_words", "from_arrays_and_words"]
 
+_PLAIN: Final = (int, float, str, bool, type(None))
 _AS_THEY_ARE: Final = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8)
 """The types that a file of arrays knows by name; others are bytes there."""
+_NAMES: Final = {dtype: name for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 _MAPS: Final[dict[str, Callable[[Any], Any]]] = {"map": dict, "counts": Counter}
 _LISTS: Final[dict[str, Callable[[Any], Any]]] = {"list": list, "tuple": tuple, "set": set}
 
@@ -50,7 +52,7 @@ def from_arrays_and_words(arrays: Mapping[str, NDArray[Any]], words: str) -> Any
 
 def _told(value: object, name: str, arrays: dict[str, NDArray[Any]]) -> object:
     """A value as JSON holds it; a list of two begins with its kind."""
-    if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
+    if type(value) in _PLAIN:
         return value
     if isinstance(value, torch.Tensor):
         while name in arrays:  # a key may have a dot
@@ -79,10 +81,12 @@ def _array_of(tensor: torch.Tensor, name: str) -> tuple[NDArray[Any], str]:
     """The values of a tensor as an array, and the name of their type."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise ConfigError(f"{name} is {tensor.layout} on {tensor.device}: expected a dense tensor with values")
-    here = tensor.detach().resolve_conj().cpu().contiguous()
+    here = tensor.detach()
+    if tensor.device.type != "cpu" or not here.is_contiguous() or tensor.is_conj():
+        here = here.resolve_conj().cpu().contiguous()
     if here.dtype not in _AS_THEY_ARE:
         here = here.view(-1).view(torch.uint8)
-    return here.numpy(), str(tensor.dtype).removeprefix("torch.")
+    return here.numpy(), _NAMES[tensor.dtype]
 
 
 def _made(told: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
