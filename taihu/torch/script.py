@@ -20,6 +20,9 @@ from taihu.core.process.supervised import end_with_supervisor
 
 __all__ = ["main", "run"]
 
+# The first optimizer that is made imports PyTorch's compiler, which takes a second: a fork of this process has it.
+torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
 
 def main() -> None:
     """Run the script as if Python had been started with it; end with whoever started this process."""

@@ -95,6 +95,7 @@ class TrainingState:
         self._since_s, self._since_step = self._clock.now(), self.step
         self._holds_s: list[float] = []
         world.at_end(self._close)
+        world.keeps_state = True
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of `count` epochs, from the one in which the script goes on."""
@@ -109,12 +110,13 @@ class TrainingState:
 
     def _opened(self, folder: Place | None) -> Keeping:
         """The places where this worker keeps state; worker 0 finds out whether those before are gone on from."""
-        memory = None
+        memory, is_first = None, self._world.rank == 0
+        if is_first and folder is not None and not self._goes_on:
+            _refuse_former(folder)
         if isinstance(folder, Path) and self._settings.in_memory:
-            if self._world.rank == 0:
-                if not self._goes_on:
-                    _refuse_former(folder)
-                    discard_named(folder)
+            if is_first and not self._goes_on:
+                discard_named(folder)
+            if is_first:
                 name_memory(folder)
             self._agree(0)  # worker 0 has named it
             memory = have_named(named_memory(folder))
@@ -300,6 +302,8 @@ def _check(world: World, objects: Mapping[str, Stateful]) -> None:
                 f'state(): {name} has update="servers", and its state is theirs, which is not kept; give '
                 'update="workers"'
             )
+    if world.keeps_state:
+        raise ConfigError("state(): there is one already; give it all objects")
     if world.spreads is not None:
         raise ConfigError("state(): layers that shard_linear has spread are not kept; leave shard_linear out")
     if world.job.compression.method.holds_back and not any(
@@ -317,7 +321,7 @@ def _inner(each: Stateful) -> torch.optim.Optimizer | None:
     return each if isinstance(each, torch.optim.Optimizer) else None
 
 
-def _refuse_former(folder: Path) -> None:
+def _refuse_former(folder: Place) -> None:
     if CheckpointStore(folder).steps():
         raise ConfigError(
             f"{folder} has checkpoints of an earlier run: go on with checkpoint.resume = auto (taihu run --resume "

@@ -83,6 +83,9 @@ class World:
         self.was_in = ""
         """The operation of all workers in which this one has waited last, in words."""
         self._log = log_of_script(os.environ)
+        self.keeps_state = False
+        """Whether the script keeps its state."""
+        self._exit_code: int | None = None
         self.has_left = False
         """Whether this process's part has ended."""
         self.failure: TaihuError | None = None
@@ -277,10 +280,10 @@ class World:
                 bring(self._meeting.communicator, tensors, root)
 
     def at_end(self, close: Callable[..., None]) -> None:
-        """Call `close(well=...)` when this process's part ends: well, or with an error."""
+        """Call `close(well=...)` when this process's part ends: well, or with an error, or an exit code."""
 
         def closed(kind: type[BaseException] | None, *_: object) -> None:
-            close(well=kind is None)
+            close(well=kind is None and not self._exit_code)
 
         self._stack.push(closed)
 
@@ -294,7 +297,7 @@ class World:
         # A process that the script has forked, as loaders of data are, has no part of its own.
         if self.has_left or self._process != os.getpid():
             return
-        self.has_left = True
+        self.has_left, self._exit_code = True, exit_code
         kind: type[BaseException] | None = None
         trace: TracebackType | None = None
         if error is not None:

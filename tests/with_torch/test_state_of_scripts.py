@@ -107,6 +107,7 @@ def test_a_run_whose_launcher_was_killed_too_goes_on_from_memory(tmp_path: Path)
     [
         ("state = taihu.torch.state()", "expected what is to be kept"),
         ("state = taihu.torch.state(model=3)", "model is of int, which has no state_dict"),
+        ("state = taihu.torch.state(model=model)\nanother = taihu.torch.state(model=model)", "there is one already"),
         (
             "optimizer = taihu.torch.DistributedOptimizer(optimizer, model, update='servers')\n"
             "state = taihu.torch.state(optimizer=optimizer)",

@@ -8,13 +8,13 @@ from typing import Final
 __all__ = ["Moments"]
 
 _FIRST: Final = 8
-_AT_MOST: Final = 0.1
+_AT_MOST: Final = 0.2
 
 
 class Moments:
     """Says behind which of a script's steps its state is held, and behind which it is written; counted from 1.
 
-    The first steps are all held, and measured. From there on so few are that holding takes at most a tenth of the
+    The first steps are all held, and measured. From there on so few are that holding takes at most a fifth of the
     time; `agreed` tells the numbers that worker 0 has found, and they are found anew whenever state is written.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -63,18 +63,20 @@ def _told(value: object, name: str, arrays: dict[str, NDArray[Any]]) -> object:
         return ["array", _told(torch.from_numpy(np.array(value)), name, arrays)]
     if isinstance(value, Mapping):
         kind = "counts" if isinstance(value, Counter) else "map"
-        pairs = [
-            [_told(key, f"{name} (a key)", arrays), _told(each, f"{name}.{key}", arrays)]
-            for key, each in value.items()
-        ]
-        return [kind, pairs]
+        keys = [key if type(key) in _PLAIN else _told(key, f"{name} (a key)", arrays) for key in value]
+        return [kind, list(zip(keys, _all_told(value.items(), name, arrays), strict=True))]
     if isinstance(value, (list, tuple, set)):
         kind = next(kind for kind, made in _LISTS.items() if isinstance(value, made))  # type: ignore[arg-type]
-        return [kind, [_told(each, f"{name}.{index}", arrays) for index, each in enumerate(value)]]
+        return [kind, _all_told(enumerate(value), name, arrays)]
     raise ConfigError(
         f"{name} is of {type(value).__name__}: expected numbers, texts, tensors, and mappings and lists of them in "
         "what a state_dict() returns"
     )
+
+
+def _all_told(values: Iterable[tuple[Any, Any]], name: str, arrays: dict[str, NDArray[Any]]) -> list[object]:
+    """Values as JSON holds them; most of a tree are plain."""
+    return [each if type(each) in _PLAIN else _told(each, f"{name}.{key}", arrays) for key, each in values]
 
 
 def _array_of(tensor: torch.Tensor, name: str) -> tuple[NDArray[Any], str]:
