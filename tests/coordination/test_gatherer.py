@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +82,18 @@ class Hosts:
         self.pending = PendingStop()
         prepare_memory(self.job)
 
-    def gather(self, members: tuple[MemberId, ...] = OTHERS) -> list[Begun | TaihuError]:
-        """Gather what all hold; where the next generation begins for others."""
-        with ThreadPoolExecutor(len(OTHERS)) as pool:
-            asking = [pool.submit(begin, self.job, member) for member in members]
+    def gather(
+        self, members: tuple[MemberId, ...] = OTHERS, before: Callable[[], object] = lambda: None
+    ) -> list[Begun | TaihuError]:
+        """Gather what all hold; where the next generation begins for others, who ask when `before` has returned."""
+        with ThreadPoolExecutor(len(OTHERS) + 1) as pool:
+            ready = pool.submit(before)
+
+            def ask(member: MemberId) -> Begun:
+                ready.result(timeout=120)
+                return begin(self.job, member)
+
+            asking = [pool.submit(ask, member) for member in members]
             try:
                 gather(self.job, "server 0", self.rpc, Agents.of(self.job), self.pending)
             finally:
@@ -166,15 +173,13 @@ def test_who_does_not_come_is_named_and_not_waited_for_any_longer(tmp_path: Path
 def test_a_stop_meanwhile_is_left_to_the_next_generation_and_nothing_is_lost(tmp_path: Path, memory: Path) -> None:
     hosts = Hosts(tmp_path)
     hold(hosts.job, 4)
-    address = hosts.job.cluster.coordinator or ""
-    with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(hosts.gather, ())
-        assert stop_run(address, hosts.job.name, "enough", 120.0) is RunState.WAITING
-        with ThreadPoolExecutor(len(OTHERS)) as asking:
-            for member in OTHERS:
-                asking.submit(begin, hosts.job, member)
-            gathered.result(timeout=120)
-    assert hosts.store.steps() == [4]
+    states = []
+
+    def stop() -> None:
+        states.append(stop_run(hosts.job.cluster.coordinator or "", hosts.job.name, "enough", 120.0))
+
+    assert hosts.gather(before=stop) == [Begun(9, 4)] * 3
+    assert states == [RunState.WAITING]
     assert hosts.pending.reason == "enough"
 
 
@@ -182,15 +187,16 @@ def test_calls_to_what_is_served_there_else_hear_that_all_begin_again(tmp_path: 
     """A worker that had not heard took the process for a stranger, and ended the run."""
     hosts = Hosts(tmp_path)
     hold(hosts.job, 4)
-    with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(hosts.gather, ())
+
+    def call() -> None:
         with grpc.insecure_channel(hosts.job.cluster.coordinator or "") as channel:
             stub = ParameterServerServiceStub(channel)
-            for call in (partial(stub.Keep, pb.KeepRequest()), lambda: next(stub.Exchange(iter(())))):
+            for each in (
+                lambda: stub.Keep(pb.KeepRequest(), timeout=120, wait_for_ready=True),
+                lambda: next(stub.Exchange(iter(()))),
+            ):
                 with pytest.raises(grpc.RpcError) as raised:
-                    call(timeout=120, wait_for_ready=True) if isinstance(call, partial) else call()
+                    each()
                 assert isinstance(error_from_rpc(raised.value, "server 0"), RecoveringError)
-        with ThreadPoolExecutor(len(OTHERS)) as asking:
-            for member in OTHERS:
-                asking.submit(begin, hosts.job, member)
-            gathered.result(timeout=120)
+
+    assert hosts.gather(before=call) == [Begun(9, 4)] * 3
