@@ -37,9 +37,8 @@ __all__ = ["Stateful", "TrainingState"]
 
 T = TypeVar("T")
 
-LIVES: Final = variable_of("LIVES")
-"""The variable that says how many lives of the script are over; `taihu run` sets it."""
-
+# Launchers count the lives of a script that are over: `taihu run`, torchrun, and Slurm, which queues a job again.
+_LIVES: Final = (variable_of("LIVES"), "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _SHARED: Final = "shared"
 _OWN: Final = "own"
 _WORDS: Final = "/words"
@@ -132,8 +131,8 @@ class TrainingState:
     @property
     def _goes_on(self) -> bool:
         """Whether the script goes on from what an earlier life has kept in its folder, or in memory."""
-        lives = [os.environ.get(name, "0") for name in (LIVES, "TORCHELASTIC_RESTART_COUNT")]
-        return self._settings.resumes_auto or any(count.isdecimal() and int(count) > 0 for count in lives)
+        counts = [os.environ.get(name, "0") for name in _LIVES]
+        return self._settings.resumes_auto or any(count.isdecimal() and int(count) > 0 for count in counts)
 
     def _go_on(self) -> None:
         """Take over the newest state that all workers have, where the script goes on."""
@@ -177,6 +176,7 @@ class TrainingState:
         shared = self._brought(arrays)
         had = int(shared["workers"])
         self.step = int(shared["step"])
+        self._world.goes_on(int(shared["exchanged"]))
         for name, each in self._objects.items():
             if name not in shared["objects"]:
                 raise CheckpointError(f"state(): nothing is kept of {name}; give the objects that were given before")
@@ -228,6 +228,7 @@ class TrainingState:
         arrays = self._arrays() if moments.holds(step) or moments.writes(step) else {}
         if moments.holds(step):
             self._keeping.hold(step, arrays)
+            self._world.flush()
             self._holds_s.append(self._clock.now() - begin_s)
         if moments.writes(step):
             self._keeping.write(step, arrays)
@@ -262,7 +263,8 @@ class TrainingState:
         arrays = self._packed(own, _OWN)
         if self._world.rank == 0:
             place, workers = asdict(loops.place), self._world.size
-            shared = {"step": self.step, "workers": workers, "place": place, "objects": alike}
+            counts = {"step": self.step, "exchanged": self._world.exchanged, "workers": workers}
+            shared = {**counts, "place": place, "objects": alike}
             arrays |= self._packed(shared, _SHARED)
         return arrays
 

@@ -279,6 +279,19 @@ class World:
                 self._call(Call.BRING, tensors)
                 bring(self._meeting.communicator, tensors, root)
 
+    @property
+    def exchanged(self) -> int:
+        """The steps whose gradients have been exchanged, in all lives of the script."""
+        return self._reports.before + (0 if self._steps is None else self._steps.step)
+
+    def goes_on(self, exchanged: int) -> None:
+        """The script goes on behind so many exchanged steps of earlier lives."""
+        self._reports.goes_on(exchanged)
+
+    def flush(self) -> None:
+        """Have what has been reported outlive this process."""
+        self._reports.flush()
+
     def at_end(self, close: Callable[..., None]) -> None:
         """Call `close(well=...)` when this process's part ends: well, or with an error, or an exit code."""
 

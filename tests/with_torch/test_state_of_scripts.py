@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import signal
 import subprocess
@@ -45,7 +47,13 @@ def test_a_script_goes_on_behind_its_last_step_whoever_is_killed(flags: tuple[st
     assert [each[:3] for each in killed] == [each[:3] for each in whole]
     # Who kills itself has not come back to the loop behind its 8th step: that is given up.
     assert {each[3] for each in killed} == {"7"}
-    (kept,) = (tmp_path / "killed" / "runs").glob("*/checkpoints")
+    (folder,) = (tmp_path / "killed" / "runs").iterdir()
+    kept = folder / "checkpoints"
+    with (folder / "steps.csv").open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 3 * BATCHES + 1))
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "finished"
+    assert [each["after_step"] for each in events if each["event"] == "resumed"][-1] == 7
     assert named_memory(kept) is None
 
 
@@ -57,10 +65,17 @@ def test_a_script_of_one_process_goes_on_too(tmp_path: Path) -> None:
     assert killed[0][3] == "12"
 
 
-def test_a_run_goes_on_with_more_epochs_and_in_its_folder(tmp_path: Path) -> None:
-    run(tmp_path, "--set", "checkpoint.every_steps=5", epochs=2)
+@pytest.mark.parametrize("launcher", ["taihu", "slurm"])
+def test_a_run_goes_on_with_more_epochs_and_in_its_folder(
+    launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = () if launcher == "taihu" else ("--set", f"checkpoint.dir={tmp_path / 'kept'}")
+    run(tmp_path, *folder, "--set", "checkpoint.every_steps=5", epochs=2)
     first = ends_of(tmp_path, 3)
-    run(tmp_path, "--resume", "auto", epochs=3)
+    if launcher == "slurm":
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    run(tmp_path, *(folder or ("--resume", "auto")), epochs=3)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     later = ends_of(tmp_path, 3)
     assert {each[3] for each in later} == {str(2 * BATCHES)}
     run(tmp_path / "whole")

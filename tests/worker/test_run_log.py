@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -205,6 +206,19 @@ def test_the_tables_of_a_run_that_goes_on_have_every_step_once(tmp_path: Path) -
     note_steps(tmp_path, range(5, 10), begun_after=4)
     assert numbers_of(tmp_path / "steps.csv") == list(range(1, 10))
     assert numbers_of(tmp_path / "epochs.csv") == [2, 4, 6, 8]
+
+
+def test_the_place_from_which_a_run_goes_on_may_be_known_later(tmp_path: Path) -> None:
+    note_steps(tmp_path, range(1, 8))
+    with run_log(CsvTables(tmp_path, sys.maxsize)) as log:
+        assert numbers_of(tmp_path / "steps.csv") == list(range(1, 8))
+        log.cut(5)
+        log.stepped(6, SAMPLE, 1.0)
+        log.flush()
+        assert numbers_of(tmp_path / "steps.csv") == list(range(1, 7))
+        log.cut(0)
+        log.stepped(1, SAMPLE, 1.0)
+    assert numbers_of(tmp_path / "steps.csv") == [1]
 
 
 @pytest.mark.parametrize("left", ["", "ste", "step,epoch\n", "step,epoch\n7,1\n"])

@@ -87,6 +87,16 @@ class CsvTables:
         self._epochs_file: IO[str] | None = None
         self._folder = folder
 
+    def cut(self, begun_after: int) -> None:
+        """Remove the rows of steps behind `begun_after`: they come again."""
+        with writing(self._steps_path):
+            self._steps_file.close()
+            self.last_step = _keep_rows(self._steps_path, begun_after).last
+            self._steps_file = self._steps_path.open("a", encoding="utf-8", newline="")
+            self._steps = csv.writer(self._steps_file, lineterminator="\n")
+            if self.last_step is None:
+                self._steps.writerow(STEP_COLUMNS)
+
     def add_step(self, row: Scalars) -> None:
         """Write a line of `steps.csv`; microseconds are enough for a time. What the row has not stays empty."""
         times = {name: f"{value:.6f}" for name, value in row.items() if name.endswith("_seconds")}
@@ -281,6 +291,13 @@ class RunLog:
             self.untested_losses += [row[_LOSS] for row in held if _LOSS in row]
             former = max(former, self._held.newest)
         self.made_again = max(0, former - begun_after)
+
+    def cut(self, begun_after: int) -> None:
+        """The run goes on behind a step: rows of later ones, which earlier lives have written, come again."""
+        with self._writing:
+            if (tables := self._tables) is not None:
+                with self._given_up_on_failure(tables):
+                    tables.cut(begun_after)
 
     def has_test(self, step: int) -> bool:
         """Whether the table of tests has that of a step, or there is no table of this run's own steps."""

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,6 +49,7 @@ class ReportOptions:
         metrics_port: of the page of metrics, 0 for a free one; None for no page.
         linger_s: how long the page stays after the end.
         folder_is_made: whether the run's folder has been made for this worker.
+        lives: of the script that are over, whose rows the folder has.
     """
 
     results: Path | None = None
@@ -57,6 +58,7 @@ class ReportOptions:
     metrics_port: int | None = None
     linger_s: int = 0
     folder_is_made: bool = False
+    lives: int = 0
 
 
 def options_of(environment: Mapping[str, str]) -> ReportOptions:
@@ -73,6 +75,7 @@ def options_of(environment: Mapping[str, str]) -> ReportOptions:
         number_from_environment(environment, "METRICS_PORT"),
         number_from_environment(environment, "LINGER") or 0,
         variable_of("RUN_DIR_IS_MADE") in environment,
+        number_from_environment(environment, "LIVES") or 0,
     )
 
 
@@ -104,12 +107,12 @@ class Reports:
         self._files = _files_of(job, options) if rank == 0 else RunFiles()
         self._memory = MemoryGrowth()
         self._metrics = WorkerMetrics(rank, is_read=options.metrics_port is not None)
-        self._run_log = RunLog(
-            open_writers(self._files.folder, job.run.events), steps_per_epoch=None, learning_rate=lambda _: 0.0
-        )
+        writers = open_writers(self._files.folder, job.run.events, sys.maxsize if options.lives else 0)
+        self._run_log = RunLog(writers, steps_per_epoch=None, learning_rate=lambda _: 0.0)
         self._stack = ExitStack()
         self._notices = Notices()
-        self._last = 0
+        self._last = self.before = 0
+        """The steps that earlier lives of the script have made."""
         self.tracer = make_tracer(options.trace, options.trace_steps)
         self.observer = Observer(
             rank, total_steps=0, batch=0, metrics=self._metrics, run_log=self._run_log, activity=activity
@@ -150,8 +153,20 @@ class Reports:
         self._job = job
         self._run_log.happened("training", workers=self._job.world.workers, script=_script())
 
+    def goes_on(self, before: int) -> None:
+        """The script goes on behind so many steps of earlier lives."""
+        self.before = before
+        self._run_log.cut(before)
+        self.observer.goes_on(before)
+        self._run_log.happened("resumed", after_step=before)
+
+    def flush(self) -> None:
+        """Have rows in their table that a kill of this process would lose."""
+        self._run_log.flush()
+
     def stepped(self, record: StepRecord) -> None:
         """A step and its exchange have ended."""
+        record = replace(record, step=record.step + self.before)
         self._last = record.step
         self.observer.stepped(record)
         for name, start_s, stop_s in (
