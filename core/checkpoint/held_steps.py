@@ -27,7 +27,7 @@ from taihu.core.process.free_memory import free_bytes
 from taihu.core.process.mapped_files import make_mapped
 from taihu.core.wire.base.clock import SystemClock
 
-__all__ = ["MOST_HELD", "HeldSteps", "Label", "labels_of", "read_held", "read_run"]
+__all__ = ["MOST_HELD", "HeldSteps", "Label", "held_in", "labels_of", "read_held", "read_run"]
 
 MOST_HELD: Final = 3
 """The most steps that a member holds."""
@@ -187,6 +187,15 @@ def labels_of(folder: Path, member: str) -> frozenset[Label]:
         with suppress(CheckpointError), open_part(_path(folder, member, place)) as stored:
             found.add(_label(stored))
     return frozenset(found - {Label(*_NONE)})
+
+
+def held_in(folder: Path) -> dict[str, frozenset[Label]]:
+    """The steps of all members that hold some in a folder, by their names."""
+    members = set()
+    for path in folder.glob("[0-9]-*"):
+        with suppress(CheckpointError), open_part(path) as stored:
+            members.add(stored.member)
+    return {member: labels_of(folder, member) for member in members}
 
 
 def read_held(folder: Path, member: str, label: Label) -> State:

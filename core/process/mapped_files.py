@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["OPEN_FLAGS", "SHARED_MEMORY", "is_own", "make_mapped", "map_file"]
+__all__ = ["OPEN_FLAGS", "SHARED_MEMORY", "boot_id", "is_own", "make_mapped", "map_file"]
 
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - opened with O_EXCL, or checked before use
 """The folder whose files are memory of this host: they outlive processes, not the host."""
@@ -51,3 +51,8 @@ def map_file(file: int, size: int) -> NDArray[np.uint8]:
     # Populated now, so that no step of the training pays for page faults.
     mapping = mmap(file, size, flags=MAP_SHARED | MAP_POPULATE, prot=PROT_READ | PROT_WRITE)
     return np.frombuffer(mapping, dtype=np.uint8)
+
+
+def boot_id() -> str:
+    """The identity of this machine since it was started."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -19,7 +19,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 import atexit
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -33,6 +33,7 @@ from taihu.core.process.ending import is_due_to_others_than, known_exit_code, lo
 from taihu.core.process.exit_codes import note_exit_codes
 from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.backend import register
+from taihu.torch.elastic_sampler import ElasticSampler as _ElasticSampler
 from taihu.torch.hook import ExchangeState, exchange_hook
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
 from taihu.torch.place import find_place
@@ -43,6 +44,7 @@ from taihu.torch.world import World
 
 __all__ = [
     "DistributedOptimizer",
+    "ElasticSampler",
     "ExchangeState",
     "broadcast_parameters",
     "clip_grad_norm_",
@@ -185,6 +187,50 @@ def clip_grad_norm_(parameters: torch.Tensor | Iterable[torch.Tensor], max_norm:
     norm = spread.total_norm(clipped)
     torch.nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
     return norm
+
+
+def ElasticSampler(  # noqa: N802 - a sampler as PyTorch's are named
+    data: Sized | int,
+    *,
+    batch: int | None = None,
+    batch_of_worker: int | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    drop_last: bool = False,
+) -> _ElasticSampler:
+    """The `batch_sampler` of a loader whose batches are divided over the workers, however many there are.
+
+    Step after step all workers have the same samples together::
+
+        sampler = taihu.torch.ElasticSampler(data, batch=96)
+        loader = DataLoader(data, batch_sampler=sampler)
+        for epoch in state.epochs(10):
+            sampler.set_epoch(epoch)
+            for images, labels in state.batches(loader):
+
+    Args:
+        data: the samples, or their number.
+        batch: samples in a step of all workers together; where they do not come out even, gradients count by shares.
+        batch_of_worker: samples in a step of each worker, in place of `batch`: more workers have more of them, see
+            `TrainingState.adapt_rates`.
+        shuffle: whether the order is drawn anew for each epoch, by `seed` and the epoch.
+        seed: of the orders.
+        drop_last: whether samples behind the last whole batch are left out; the first ones fill it otherwise.
+
+    Raises:
+        ConfigError: some worker would have no sample in a batch.
+    """
+    world = _present.get()
+    return _ElasticSampler(
+        data,
+        world.rank,
+        world.size,
+        batch=batch,
+        batch_of_worker=batch_of_worker,
+        shuffle=shuffle,
+        seed=seed,
+        drop_last=drop_last,
+    )
 
 
 def state(**objects: Stateful) -> TrainingState:

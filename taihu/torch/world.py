@@ -284,6 +284,11 @@ class World:
         """The steps whose gradients have been exchanged, in all lives of the script."""
         return self._reports.before + (0 if self._steps is None else self._steps.step)
 
+    def weigh(self, weight: float) -> None:
+        """Have this worker's gradients count so much in the means, from the next backward on."""
+        if self._steps is not None:
+            self._steps.weight = weight
+
     def goes_on(self, exchanged: int) -> None:
         """The script goes on behind so many exchanged steps of earlier lives."""
         self._reports.goes_on(exchanged)

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from taihu.core.base.errors import SharedMemoryError
 from taihu.core.process.lives import LIFE, is_over, own_life
-from taihu.core.process.mapped_files import OPEN_FLAGS, SHARED_MEMORY, is_own, make_mapped, map_file
+from taihu.core.process.mapped_files import OPEN_FLAGS, SHARED_MEMORY, boot_id, is_own, make_mapped, map_file
 from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = [
@@ -84,7 +84,7 @@ class SharedBuffer:
             remove_leftovers()
             token = secrets.token_bytes(_TOKEN_BYTES)
             path = SHARED_MEMORY / f"taihu-{own_life()}-{token.hex()}"
-            descriptor = SharedDescriptor(_boot_id(), str(path), token, size_bytes)
+            descriptor = SharedDescriptor(boot_id(), str(path), token, size_bytes)
             memory = make_mapped(path, _HEADER_BYTES + size_bytes)
         except OSError as error:
             raise SharedMemoryError(f"no shared buffer of {size_bytes} bytes in {SHARED_MEMORY}: {error}") from error
@@ -172,7 +172,7 @@ def open_shared(descriptor: SharedDescriptor) -> SharedBuffer:
     """
     path = Path(descriptor.path)
     try:
-        own = _boot_id()
+        own = boot_id()
         if descriptor.boot_id != own:
             raise SharedMemoryError(f"shared buffer of boot {descriptor.boot_id!r}: this machine's boot is {own!r}")
         if path.parent != SHARED_MEMORY or descriptor.path != str(path) or not _NAME.fullmatch(path.name):
@@ -211,7 +211,3 @@ def _open(path: Path, size_bytes: int) -> NDArray[np.uint8]:
         return map_file(file, status.st_size)
     finally:
         os.close(file)
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

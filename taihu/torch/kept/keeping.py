@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -15,21 +16,26 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import CheckpointError, TaihuError
 from taihu.core.base.words import one_line
 from taihu.core.checkpoint.files import PartFile, write_part
-from taihu.core.checkpoint.held_steps import HeldSteps, Label, labels_of, read_held
+from taihu.core.checkpoint.held_steps import HeldSteps, Label, held_in, read_held, read_run
 from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.places import Place, write_durably
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
+from taihu.core.process.mapped_files import boot_id
 from taihu.core.wire.base.clock import SystemClock
+from taihu.torch.kept.offers import Held, Offer
 
 __all__ = ["SCRIPT", "Arrays", "Keeping"]
 
 Arrays = Mapping[str, NDArray[Any]]
+_Form = list[tuple[str, tuple[int, ...]]]
 
 SCRIPT: Final = {"script": "1"}
 """The settings in the manifest of a script's checkpoint, by which no other run takes it for its own."""
 
+_ALIKE: Final = "all by "
+"""What all workers have alike is held by the first one of each host, under this name and its rank."""
 _LOOK_S: Final = 0.05
 _OTHERS_S: Final = 60.0
 
@@ -49,7 +55,7 @@ class Keeping:
     def __init__(
         self, name: str, rank: int, workers: int, *, folder: Place | None, memory: Path | None, keep: int
     ) -> None:
-        self._member = f"worker {rank}"
+        self._member = _member(rank)
         self._rank, self._workers, self._keep = rank, workers, keep
         self._store = None if folder is None else CheckpointStore(folder)
         self._memory = memory
@@ -65,8 +71,8 @@ class Keeping:
             files={},
         )
         self._generation = 0
-        self._held: HeldSteps | None = None
-        self._form: list[tuple[str, tuple[int, ...]]] = []
+        self._held: dict[str, HeldSteps] = {}
+        self._forms: dict[str, _Form] = {}
         self._writing: threading.Thread | None = None
         self._clock = SystemClock()
         self.written = 0
@@ -75,19 +81,33 @@ class Keeping:
     def begin(self, generation: int) -> None:
         """Hold steps of this life of the run from now on."""
         self._generation = generation
-        if self._memory is not None:
-            self._held = HeldSteps(self._memory, self._member, generation, self._run)
 
-    @property
-    def labels(self) -> frozenset[Label]:
-        """The steps that this worker's place on this host holds, or held when its last process ended."""
-        return frozenset() if self._memory is None else labels_of(self._memory, self._member)
+    def offer(self) -> Offer:
+        """All that lies in memory of this host, whoever has held it."""
+        if self._memory is None or not self._memory.exists():
+            return Offer(0)
+        status = self._memory.stat()
+        host = zlib.crc32(f"{boot_id()} {status.st_dev} {status.st_ino}".encode())
+        found: dict[bool, set[Held]] = {True: set(), False: set()}
+        for member, labels in held_in(self._memory).items():
+            for label in labels:
+                with suppress(CheckpointError, ValueError):
+                    workers = read_run(self._memory, member, label).workers
+                    found[member.startswith(_ALIKE)].add(Held(int(member.split()[-1]), label, workers))
+        return Offer(host, frozenset(found[True]), frozenset(found[False]))
 
-    def read_held(self, label: Label) -> dict[str, NDArray[Any]]:
-        """The arrays that are held of a step; raises CheckpointError where none are, or no more."""
+    def read_alike(self, writer: int, label: Label) -> dict[str, NDArray[Any]]:
+        """The arrays of what all workers have alike, held in memory of this host; raises CheckpointError if not."""
+        return self._read(f"{_ALIKE}{writer}", label)
+
+    def read_own(self, writer: int, label: Label) -> dict[str, NDArray[Any]]:
+        """The arrays that a worker had of its own, held in memory of this host; raises CheckpointError if not."""
+        return self._read(_member(writer), label)
+
+    def _read(self, member: str, label: Label) -> dict[str, NDArray[Any]]:
         if self._memory is None:
             raise CheckpointError(f"{self._member} holds no steps")
-        return dict(read_held(self._memory, self._member, label).own)
+        return dict(read_held(self._memory, member, label).own)
 
     @property
     def newest(self) -> Checkpoint | None:
@@ -116,17 +136,25 @@ class Keeping:
             raise CheckpointError(f"{checkpoint.folder} is no checkpoint of a script; name another checkpoint.dir")
         return checkpoint.own_of(self._member)
 
-    def hold(self, step: int, arrays: Arrays) -> None:
-        """Hold what this worker has behind `step`."""
-        if self._held is None:
+    def hold(self, step: int, own: Arrays, alike: Arrays) -> None:
+        """Hold what this worker has behind `step` of its own, and what all have alike if that is given."""
+        if self._memory is None:
             return
+        self._hold(self._memory, self._member, step, own)
+        if alike:
+            self._hold(self._memory, f"{_ALIKE}{self._rank}", step, alike)
+
+    def _hold(self, memory: Path, member: str, step: int, arrays: Arrays) -> None:
         state, form = State(own=arrays), [(name, array.shape) for name, array in arrays.items()]
-        if form != self._form:
-            self._held.adopt(self._run)
-            self._form = form
-        self._held.begin(step, lambda: state)
-        self._held.put(step, state)
-        self._held.end(step)
+        held = self._held.get(member)
+        if held is None:
+            held = self._held[member] = HeldSteps(memory, member, self._generation, self._run)
+        elif form != self._forms[member]:
+            held.adopt(self._run)
+        self._forms[member] = form
+        held.begin(step, lambda: state)
+        held.put(step, state)
+        held.end(step)
 
     def write(self, step: int, arrays: Arrays) -> None:
         """Begin to write what this worker has behind `step`; all workers wait until the last one is written."""
@@ -160,7 +188,7 @@ class Keeping:
                 return
             files = {self._member: file}
             for rank in range(1, self._workers):
-                files[f"worker {rank}"] = self._told_by(store, step, rank)
+                files[_member(rank)] = self._told_by(store, step, rank)
             run = self._run.model_copy(update={"step": step, "total_steps": step, "files": Manifest.entries(files)})
             store.commit(run)
             store.prune(self._keep, step)
@@ -180,3 +208,11 @@ class Keeping:
     def _told_in(self, store: CheckpointStore, step: int, rank: int) -> Place:
         """The file in which a worker says what it has written in this life of the run."""
         return store.folder_of(step) / f"worker-{rank}-{self._generation}.json"
+
+
+def _member(rank: int) -> str:
+    return f"worker {rank}"
+
+
+def _state(arrays: Iterable[Arrays]) -> State:
+    return State(own={name: each for some in arrays for name, each in some.items()})

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 
-__all__ = ["Loops", "Position", "drawn_from", "generators"]
+from taihu.torch.elastic_sampler import ElasticSampler
+
+__all__ = ["Loops", "Position", "drawn_from", "generators", "sampler_of"]
 
 T = TypeVar("T")
 
@@ -50,11 +52,17 @@ class Position:
         epoch: the pass of `epochs`, from 0.
         loop: the loop over batches within it, from 0.
         batches: passes that this loop has behind it.
+        samples: those of all workers that it has seen; 0 where nobody counts them.
     """
 
     epoch: int = 0
     loop: int = 0
     batches: int = 0
+    samples: int = 0
+
+    def on_others(self, before: int, now: int) -> Position:
+        """The place of so many workers, at which all together have seen as many samples as those before."""
+        return self if self.samples else replace(self, batches=self.batches * before // now)
 
 
 @dataclass
@@ -64,19 +72,27 @@ class Loops:
     What a loop draws from generators as it begins, as for an order of samples, it draws again where it goes on.
 
     Attributes:
-        passed: is called when a pass over a batch has ended.
         place: as far as the script has come.
         at_epoch, at_loop: the states of the generators when the epoch and the loop began.
         goes_on: the place from which the script goes on, until it is there.
         now: the states of the generators there.
     """
 
-    passed: Callable[[], None]
     place: Position = field(default_factory=Position)
     at_epoch: dict[str, Any] = field(default_factory=generators)
     at_loop: dict[str, Any] = field(default_factory=generators)
     goes_on: Position | None = None
-    now: dict[str, Any] = field(default_factory=dict)
+    now: dict[str, Any] = field(default_factory=generators)
+
+    @property
+    def is_at(self) -> Position:
+        """The place of the script, which it has yet to come to where it goes on."""
+        return self.place if self.goes_on is None else self.goes_on
+
+    @property
+    def draws_from(self) -> dict[str, Any]:
+        """The states of the generators there."""
+        return generators() if self.goes_on is None else self.now
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of epochs, from the one that the script is in."""
@@ -93,17 +109,7 @@ class Loops:
             self.at_epoch = self.at_loop = generators()
 
     def batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches of a loop, from the one that the script is at."""
-        try:
-            for batch in self._left(batches):
-                yield batch
-                self.place = replace(self.place, batches=self.place.batches + 1)
-                self.passed()
-        finally:
-            self.place = replace(self.place, loop=self.place.loop + 1, batches=0)
-
-    def _left(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches that the loop has before it."""
+        """The batches that a loop has before it: `passed` follows each, and `ended` the loop."""
         goes_on = self.goes_on
         if goes_on is None or not goes_on.batches:
             self.goes_on = None
@@ -112,18 +118,46 @@ class Loops:
         if self.place.loop < goes_on.loop:
             return iter(())
         drawn_from(self.at_loop)
-        left = _without(batches, goes_on.batches)
+        left = _left(batches, goes_on)
         drawn_from(self.now)
-        self.place = replace(self.place, batches=goes_on.batches)
+        self.place = replace(self.place, batches=goes_on.batches, samples=goes_on.samples)
         self.goes_on = None
         return left
 
+    def passed(self, samples: int = 0) -> None:
+        """A pass over a batch has ended.
 
-def _without(batches: Iterable[T], count: int) -> Iterator[T]:
-    """The batches behind the first `count`, which are not even loaded where they can be counted off."""
+        Args:
+            samples: of all workers in it, where they are counted.
+        """
+        place = self.place
+        self.place = replace(place, batches=place.batches + 1, samples=place.samples + samples)
+
+    def ended(self) -> None:
+        """A loop over batches has ended, or was left."""
+        self.place = Position(self.place.epoch, self.place.loop + 1)
+
+
+def sampler_of(batches: object) -> ElasticSampler | None:
+    """The sampler that divides batches of all workers, where a loader has one."""
+    sampler = getattr(batches, "batch_sampler", batches)
+    return sampler if isinstance(sampler, ElasticSampler) else None
+
+
+def _left(batches: Iterable[T], place: Position) -> Iterator[T]:
+    """The batches from a place on, where the others are not even loaded if nothing is drawn for them elsewhere."""
+    sampler = sampler_of(batches) if place.samples else None
+    # Processes of a loader draw by themselves, as they did where a step has as many samples as before.
+    if sampler is not None and (not getattr(batches, "num_workers", 0) or _is_changed(sampler, place)):
+        sampler.seek(place.samples)
+        return iter(batches)
     if isinstance(batches, Sequence):
-        return (batches[index] for index in range(count, len(batches)))
+        return (batches[index] for index in range(place.batches, len(batches)))
     left = iter(batches)
-    for _ in range(count):
+    for _ in range(place.batches):
         next(left, None)
     return left
+
+
+def _is_changed(sampler: ElasticSampler, place: Position) -> bool:
+    return place.batches * sampler.batch != place.samples

@@ -115,6 +115,8 @@ class BackwardSteps:
         """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
         self.apart: list[Apart] = []
         """The local steps of optimizers that make some."""
+        self.weight = 1.0
+        """That of this worker's gradients in the means."""
         self.is_joined = False
         """Whether workers may have different numbers of backwards, and tell each other of one before each."""
         self._own = 0
@@ -331,6 +333,8 @@ class BackwardSteps:
             self._ready_as_yet(parameter)
             return
         self._came[key] = None
+        if self.weight != 1.0:
+            _weigh(parameter, self.weight)
         opened.steps.ready(layer, record)
 
     def _ready_as_yet(self, parameter: torch.nn.Parameter) -> None:
@@ -347,6 +351,8 @@ class BackwardSteps:
         if key in self._came:
             raise self._twice(number or 0)
         self._came[key] = None
+        if self.weight != 1.0:
+            _weigh(parameter, self.weight)
         if self._opened is not None and not self._reopens and number is not None:
             self._opened.steps.ready(self._opened.places.by_number[number], record)
 
@@ -581,6 +587,13 @@ class BackwardSteps:
             self._record.waited_in_backward_s += seconds
         else:
             self._waited_in_forward_s += seconds
+
+
+def _weigh(parameter: torch.nn.Parameter, weight: float) -> None:
+    """Have a complete gradient count for more or less than that of another worker."""
+    if parameter.grad is not None:
+        with torch.no_grad():
+            parameter.grad.mul_(weight)
 
 
 class _Waiting:
