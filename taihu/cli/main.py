@@ -79,6 +79,11 @@ _MORE: Final = (
         "Run the workers that a run assigns to this machine, as agents come and go, until the run has ended.",
     ),
     (
+        "scale",
+        "taihu.cli.runs.scale:scale",
+        "Have a PyTorch script that taihu run has started go on with another number of workers.",
+    ),
+    (
         "node",
         "taihu.cli.node:node",
         "Take one role of a run, a server's or a worker's, by the rank that mpirun, srun or torchrun gave.",

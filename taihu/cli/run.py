@@ -27,7 +27,9 @@ from taihu.launch.place import script_job
 from taihu.local.display import Display, PlainDisplay, make_display
 from taihu.local.resuming import find_state
 from taihu.local.run import RUN_FOLDER
-from taihu.local.scripts import GRACE_S, ScriptRun, check_script
+from taihu.local.scripts.life import GRACE_S, Script
+from taihu.local.scripts.lives import Numbers
+from taihu.local.scripts.run import ScriptRun
 
 __all__ = ["run_script"]
 
@@ -47,6 +49,19 @@ def run_script(
             metavar="auto|RUN|CHECKPOINT",
             help="Go on from what taihu.torch.state has kept: in a run, a checkpoint, or the newest run.",
         ),
+    ] = None,
+    min_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--min-workers",
+            metavar="N",
+            min=1,
+            help="Go on with fewer, down to N, where processes are killed again and again without a step between.",
+        ),
+    ] = None,
+    max_workers: Annotated[
+        int | None,
+        typer.Option("--max-workers", metavar="N", min=1, help="taihu scale asks for no more than N."),
     ] = None,
     run_dir: RunDirOption = None,
     json_file: Annotated[
@@ -104,6 +119,7 @@ def run_script(
       taihu run --workers 3 --trace trace.json --trace-steps 20-40 train.py
       taihu run --workers 3 --metrics-port 9400 --quiet train.py > out.txt
       taihu run --workers 3 --resume auto train.py                     goes on, see taihu.torch.state
+      taihu run --workers 3 --min-workers 2 --max-workers 8 train.py   taihu scale changes it
       taihu run --workers 3 --grace 120 train_that_saves_on_sigterm.py
     """  # noqa: D301
     outlive_output()
@@ -115,29 +131,19 @@ def run_script(
         own["checkpoint"], settings = find_state(resume, RUN_FOLDER.parent, job.checkpoint.dir)
         job = flags.resolve(job_file or settings, own)
     job = _named(script_job(job, has_servers=flags.servers is not None), script)
-    check_script(script)
+    interrupts = Interrupts(tells_signal=True)
+    work = Script(script, arguments or [], metrics_port, trace_steps, interrupts, grace)
+    work.check()
+    numbers = Numbers(job.world.workers, min_workers, max_workers)
     check_processes(job)
     if is_stdout(json_file):
         raise ConfigError("--json -: standard output is the script's; give a file")
     check_writable(json_file, trace)
     check_folder_writable(logs)
     make_tracer(trace, trace_steps)
-    interrupts = Interrupts(tells_signal=True)
     interrupts.install()
     files = prepare_run(job, job_file, default=RUN_FOLDER)
-    run = ScriptRun(
-        job,
-        script,
-        arguments or [],
-        files,
-        logs=logs,
-        trace=trace,
-        trace_steps=trace_steps,
-        metrics_port=metrics_port,
-        interrupts=interrupts,
-        grace_s=grace,
-        forks=fork,
-    )
+    run = ScriptRun(job, work, numbers, files, logs=logs, trace=trace, forks=fork)
     console = Console(stderr=True)
     with _display(console, quiet=quiet) as display:
         display.say(f"running {script} with {_members(job)}")

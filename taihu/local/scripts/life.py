@@ -1,0 +1,314 @@
+"""One life of a script's processes on this machine: from their start until all have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, NoReturn
+
+from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.base.whole_file import write_text
+from taihu.core.job import Job, job_to_toml
+from taihu.core.job.machine import share_of_threads
+from taihu.core.job.variables import variable_of
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.results import read_json
+from taihu.core.security.security import Security
+from taihu.core.settings import CheckpointSettings
+from taihu.core.wire.base.address import free_port
+from taihu.local.display import Display
+from taihu.local.own_token import kept_for_commands
+from taihu.local.process_files import ProcessFiles
+from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.scripts.lives import ScriptLives
+from taihu.local.watching import StatusWatch
+
+__all__ = ["GRACE_S", "SCRIPT", "Script", "ScriptLife", "ScriptProcesses"]
+
+_LOOK_S: Final = 0.05
+_STATUS_S: Final = 0.5
+_CONSEQUENCES_S: Final = 4.0
+# The time that processes have to end which did not when they were asked to.
+_LAST_S: Final = 1.0
+GRACE_S: Final = 30.0
+"""The time that a script has to save behind a signal; schedulers kill after as long."""
+SCRIPT: Final = "taihu.torch.script"
+"""The module that runs a script as a worker."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A user's script, and how its processes are run.
+
+    Attributes:
+        path: a Python file, see `check`.
+        arguments: for the script.
+        metrics_port: of worker 0's page of metrics, those of others follow; 0 for free ones, None for no pages.
+        trace_steps: of the trace, as `ProcessFiles` has them.
+        interrupts: the first one is passed to all processes of the script.
+        grace_s: the time that these have then; the second one ends them at once.
+    """
+
+    path: Path
+    arguments: Sequence[str] = ()
+    metrics_port: int | None = None
+    trace_steps: str | None = None
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    grace_s: float = GRACE_S
+
+    def check(self) -> None:
+        """Check what can be known to be wrong before anything is made.
+
+        Raises:
+            ConfigError: there is no such script, or no PyTorch.
+        """
+        if not self.path.is_file():
+            raise ConfigError(f"script {self.path}: no such file; give the path of a Python script")
+        if find_spec("torch") is None:
+            raise ConfigError(
+                "PyTorch is not installed for this Python: pip install torch, or taihu with the extra 'torch'"
+            )
+
+
+class ScriptProcesses:
+    """The names of a script's processes and their files, in a life with so many workers."""
+
+    def __init__(self, job: Job, files: ProcessFiles) -> None:
+        self.workers = [f"worker {rank}" for rank in range(job.world.workers)]
+        self.servers = [f"server {index}" for index in range(job.servers)]
+        self._files = files
+
+    def used(self) -> list[Path]:
+        """Results that workers which have used taihu.torch have left."""
+        return [path for path in map(self._files.results, self.workers) if path.exists()]
+
+    def forget(self) -> None:
+        """What has been told is of a life that is over."""
+        for name in (*self.workers, *self.servers):
+            self._files.results(name).unlink(missing_ok=True)
+
+
+class ScriptLife:
+    """The servers, and as many processes of a script as the job has workers.
+
+    Args:
+        job: of this life.
+        script: that runs.
+        processes: of the run.
+        files: of its processes.
+        folder: of the run; None where it has none.
+        lives: those before.
+        display: shows how the run goes.
+        security: of the run.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        script: Script,
+        processes: LocalProcesses,
+        files: ProcessFiles,
+        folder: Path | None,
+        *,
+        lives: ScriptLives,
+        display: Display,
+        security: Security,
+    ) -> None:
+        self._job, self._script, self._processes = job, script, processes
+        self._files, self._folder, self._lives = files, folder, lives
+        self._display, self._security = display, security
+        self._names = ScriptProcesses(job, files)
+
+    def run(self) -> int | None:
+        """Start all processes, and watch them.
+
+        Returns:
+            The number of workers with which another life is to follow this one; None where all have ended.
+
+        Raises:
+            DaemonFailedError: one ended before its time.
+            InterruptedRunError: a signal has come.
+        """
+        coordinator = self._start_servers()
+        status = StatusWatch(coordinator, self._display, self._security)
+        # From its first moment on a script may have something to save.
+        interrupts = self._script.interrupts.offered_to(lambda reason: True)
+        with kept_for_commands(self._security, coordinator), interrupts:
+            self._start_workers(coordinator)
+            return self._watch(status)
+
+    def end(self) -> None:
+        """End all processes; what they have told is of a life that is over."""
+        for name in self._processes.names:
+            self._processes.dismiss(name)
+        self._names.forget()
+
+    def _watch(self, status: StatusWatch) -> int | None:
+        looked, processes = time.monotonic(), self._processes
+        try:
+            while not processes.check():
+                if self._script.interrupts.reason:
+                    self._stop()
+                time.sleep(_LOOK_S)
+                if set(processes.living) <= set(self._names.servers) and not self._names.used():
+                    for name in processes.living:  # they would wait for workers that never come
+                        processes.settle(name)
+                if time.monotonic() - looked > _STATUS_S:
+                    looked = time.monotonic()
+                    self._look(status)
+                    if (asked := self._lives.asked()) is not None:
+                        return asked
+        except DaemonFailedError as error:
+            if self._lives.may_follow(error):
+                raise
+            # What one failure leads to elsewhere ends within a moment; the cause is told, not the consequence.
+            processes.wait_for_words(_CONSEQUENCES_S)
+            processes.check()
+            raise
+        return None
+
+    def _look(self, status: StatusWatch) -> None:
+        """Show how the run goes; raises RunError where a worker waits for one that has ended without taking part."""
+        processes = self._processes
+        processes.end_stopped()
+        if not processes.any_has_ended:
+            status.show()
+            return
+        workers = self._names.workers
+        joining = {name for name in workers if _joins(self._files.results(name))}
+        departed = [name for name in workers if name not in processes.living and name not in joining]
+        waiting = [name for name in workers if name in processes.living and name in joining]
+        if departed and waiting:
+            raise RunError(
+                f"{departed[0]} has ended (exit code 0) before its first DistributedOptimizer while {waiting[0]} "
+                f"waits in it; have all workers of the script make it; log: {processes.log_of(departed[0])}"
+            )
+
+    def _stop(self) -> NoReturn:
+        """Pass the signal to the script's processes, which may save, and end when they have.
+
+        Raises:
+            InterruptedRunError: whether they have ended in time or not; at once where a second signal comes.
+        """
+        interrupts, grace_s, processes = self._script.interrupts, self._script.grace_s, self._processes
+        reason, number = interrupts.reason, interrupts.number
+        self._display.say(
+            f"{reason}: the script's processes are told, and have {grace_s:g} s; press Ctrl-C to end them"
+        )
+        end = f"all processes of the script are ended, for they have not within {grace_s:g} s"
+        try:
+            for name in self._names.workers:
+                processes.signal(name, number)
+            until_s = time.monotonic() + grace_s
+            while time.monotonic() < until_s:
+                processes.wait(_LOOK_S)
+                if set(processes.living) <= set(self._names.servers):
+                    end = "all processes of the script have ended"
+                    break
+            raise interrupts.error(f"{reason}: {end}")
+        finally:
+            interrupts.ignore()
+            processes.stop(_LAST_S)
+
+    def _start_servers(self) -> str:
+        """Write the job and start the servers; returns the coordinator's address."""
+        job_file, metrics_port = _job_file(self._files), self._script.metrics_port
+        # Results of all workers together are written by who started them, and scripts keep their own state.
+        run = self._job.run.model_copy(
+            update={"dir": _absolute(self._folder), "save": Path("none"), "results": Path("none")}
+        )
+        cluster = self._job.cluster.model_copy(update={"coordinator": None})
+        own = {"cluster": cluster, "run": run, "checkpoint": CheckpointSettings()}
+        write_text(job_file, job_to_toml(self._job.model_copy(update=own), given=True))
+        coordinator = ""
+        for index, name in enumerate(self._names.servers):
+            options = ["--log-format", "json", "--bind", "127.0.0.1:0", *self._files.arguments(name)]
+            if metrics_port:
+                options += ["--metrics-port", str(metrics_port + len(self._names.workers) + index)]
+            arguments = ["--rank", str(index), str(job_file), *options]
+            if coordinator:
+                self._processes.start(name, "taihu.ps_server", [*arguments, "--coordinator", coordinator])
+            else:
+                coordinator = self._processes.start_listening(name, "taihu.ps_server", arguments)
+        return coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
+
+    def _start_workers(self, coordinator: str) -> None:
+        """Start the script's processes."""
+        master_port, processes = free_port("127.0.0.1"), self._processes
+        for rank, name in enumerate(self._names.workers):
+            variables = {
+                "JOB": str(_job_file(self._files)),
+                "RANK": str(rank),
+                "CLUSTER__COORDINATOR": coordinator,
+                **self._options(rank),
+                **self._kept(),
+                "LOG": str(processes.log_of(name).absolute()),
+            }
+            environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
+            environment |= _words_of_torch(rank, len(self._names.workers), master_port)
+            # Libraries take all cores otherwise.
+            environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self._job)))
+            command = [SCRIPT, str(os.getpid()), str(self._script.path), *self._script.arguments]
+            processes.run(name, command, environment, is_shown=rank == 0)
+        if self._lives.are_possible and not self._lives.count:
+            processes.stand_by()
+
+    def _kept(self) -> Mapping[str, str]:
+        """The settings of `[checkpoint]`, by the variables that give them: they are the script's alone."""
+        settings, lives = self._job.checkpoint, self._lives
+        if (folder := settings.dir if lives.folder is None else lives.folder) is None:
+            return {}
+        numbers = settings.model_dump(mode="json", include=settings.model_fields_set - {"dir", "resume"})
+        told = {key: json.dumps(value) for key, value in numbers.items()}
+        places = {"dir": folder, "resume": settings.resume}
+        told |= {key: str(place) for key, place in places.items() if place is not None}
+        kept = {f"CHECKPOINT__{key.upper()}": value for key, value in told.items() if value != "null"}
+        return {"LIVES": str(lives.count), **kept}
+
+    def _options(self, rank: int) -> Mapping[str, str]:
+        """The options of a worker, by the variables that give them."""
+        name, port = self._names.workers[rank], self._script.metrics_port
+        options = {"JSON": str(self._files.results(name))}
+        if (part := self._files.trace_part(name)) is not None:
+            options["TRACE"] = str(part)
+        if self._script.trace_steps is not None:
+            options["TRACE_STEPS"] = self._script.trace_steps
+        if port is not None:
+            options["METRICS_PORT"] = str(port and port + rank)
+        if self._folder is not None:
+            options["RUN_DIR_IS_MADE"] = "1"
+        return options
+
+
+def _absolute(folder: Path | None) -> Path:
+    return Path("none") if folder is None else folder.absolute()
+
+
+def _job_file(files: ProcessFiles) -> Path:
+    return files.folder / "job.toml"
+
+
+def _words_of_torch(rank: int, size: int, master_port: int) -> dict[str, str]:
+    """The variables by which `torch.distributed.init_process_group` finds the other processes, as torchrun sets them.
+
+    `taihu.torch` itself goes by this process's TAIHU_RANK, which comes before them.
+    """
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    words = {name: str(number) for name, number in numbers.items()}
+    # Where this run is itself within a torchrun's process, its store is not ours.
+    return {
+        **words,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+    }
+
+
+def _joins(results: Path) -> bool:
+    """Whether a worker has come to what all of them begin together."""
+    return results.exists() and bool(read_json(results).get("joins", True))
