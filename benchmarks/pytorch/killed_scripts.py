@@ -17,13 +17,13 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from benchmarks.base.rows import publish, save_rows
 
-__all__ = ["KINDS", "kept_example", "table"]
+__all__ = ["KINDS", "KeptRun", "Made", "kept_example", "table"]
 
 _PAGE: Final = "measured by benchmarks.pytorch.killed_scripts"
 _EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "torch" / "transformer_text.py"
@@ -32,11 +32,24 @@ _KEPT: Final = (
     "    state = taihu.torch.state(model=model, optimizer=optimizer, warm_up=warm_up)\n"
     "    for step in state.batches(range(1, options.steps + 1)):\n"
 )
+_DRAWN: Final = (
+    "        begins = torch.randint(len(text) - options.context - 1, (options.batch,))\n"
+    "        begins = begins[taihu.torch.rank() :: taihu.torch.world_size()]\n"
+)
+_ELASTIC: Final = (
+    "    state = taihu.torch.state(model=model, optimizer=optimizer, warm_up=warm_up)\n"
+    "    sampler = taihu.torch.ElasticSampler(len(text) - options.context - 1, batch=options.batch)\n"
+    "    for begins in state.batches(sampler):\n"
+    "        step = state.step + 1\n"
+    "        if step > options.steps:\n"
+    "            break\n"
+)
 _PID: Final = "    Path(f'pid.{taihu.torch.rank()}').write_text(str(__import__('os').getpid()))\n"
 _TOLD: Final = "        loss.backward()\n"
 _TELL: Final = (
     "        with Path(f'losses.{taihu.torch.rank()}').open('a') as told:\n"
-    "            told.write(f'{step} {loss.item().hex()} {time.monotonic()}\\n')\n"
+    "            told.write(f'{step} {loss.item().hex()} {time.monotonic()} {len(begins)} '\n"
+    '                       f\'{__import__("os").environ.get("TAIHU_LIVES", 0)}\\n\')\n'
 )
 _END: Final = "\n\n\nif __name__"
 _HASH: Final = (
@@ -45,18 +58,28 @@ _HASH: Final = (
     "    Path(f'hash.{taihu.torch.rank()}').write_text(__import__('hashlib').sha256(values).hexdigest())\n"
 )
 KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"ring": (), "dlgs": ("--compression", "dlgs"), "servers": ("--servers", "2", "--compression", "topk")}
+    {
+        "ring": (),
+        "ring, ElasticSampler": (),
+        "dlgs": ("--compression", "dlgs"),
+        "servers": ("--servers", "2", "--compression", "topk"),
+    }
 )
 _WORKERS: Final = 3
 _LOOK_S: Final = 0.01
 _LONGEST_S: Final = 120.0
 
 
-def kept_example() -> str:
-    """The example with the lines that keep its state, and those that tell this benchmark of it."""
+def kept_example(*, is_elastic: bool) -> str:
+    """The example with the lines that keep its state, and those that tell this benchmark of it.
+
+    Args:
+        is_elastic: whether an `ElasticSampler` draws its batches.
+    """
     text = _EXAMPLE.read_text()
     for former, later in (
-        (_LOOP, _PID + _KEPT),
+        (_LOOP, _PID + (_ELASTIC if is_elastic else _KEPT)),
+        (_DRAWN, "" if is_elastic else _DRAWN),
         (_TOLD, _TOLD + _TELL),
         (_END, _HASH + _END.removeprefix("\n")),
     ):
@@ -66,14 +89,46 @@ def kept_example() -> str:
     return text
 
 
-class _Run:
-    """A run of the script in `folder`."""
+class Made(NamedTuple):
+    """A step as a worker has made it.
 
-    def __init__(self, folder: Path, flags: Sequence[str], steps: int, restarts: int) -> None:
+    Attributes:
+        step: from 1.
+        loss: of its samples, in hexadecimal digits.
+        at_s: when its backward had ended, by the monotonic clock.
+        samples: that it had.
+        life: of the script, from 0.
+    """
+
+    step: int
+    loss: str
+    at_s: float
+    samples: int
+    life: int
+
+
+def _made(words: Sequence[str]) -> Made:
+    step, loss, at_s, samples, life = words
+    return Made(int(step), loss, float(at_s), int(samples), int(life))
+
+
+class KeptRun:
+    """A run of the script in `folder`, which is made; the run's own is `run` in it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        flags: Sequence[str],
+        steps: int,
+        *,
+        restarts: int = 0,
+        workers: int = _WORKERS,
+        is_elastic: bool = False,
+    ) -> None:
         folder.mkdir()
-        (folder / "script.py").write_text(kept_example())
+        (folder / "script.py").write_text(kept_example(is_elastic=is_elastic))
         self._folder = folder
-        command = [sys.executable, "-P", "-m", "taihu", "run", "--workers", str(_WORKERS), *flags]
+        command = [sys.executable, "-P", "-m", "taihu", "run", "--workers", str(workers), "--run-dir", "run", *flags]
         self.process = subprocess.Popen(
             [*command, "--set", f"checkpoint.restarts={restarts}", "script.py", "--steps", str(steps)],
             cwd=folder,
@@ -82,12 +137,11 @@ class _Run:
             text=True,
         )
 
-    def losses(self, rank: int = 0) -> list[tuple[int, str, float]]:
-        """The steps that a worker has begun, each with its loss and its time, those begun again as well."""
+    def losses(self, rank: int = 0) -> list[Made]:
+        """The steps that a worker has made, those made again as well."""
         path = self._folder / f"losses.{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        told = [line.split() for line in lines]
-        return [(int(each[0]), each[1], float(each[2])) for each in told if len(each) == len(("step", "loss", "s"))]
+        return [_made(words) for line in lines if len(words := line.split()) == len(Made._fields)]
 
     def await_steps(self, count: int, after: int) -> None:
         """Return when there are so many steps more than `after`."""
@@ -104,21 +158,22 @@ class _Run:
         os.kill(pid, signal.SIGKILL)
         return time.monotonic()
 
-    def end(self) -> tuple[dict[int, str], set[str]]:
+    def end(self, workers: int = _WORKERS) -> tuple[dict[int, str], set[str]]:
         """The last loss of each step, and the hashes of all workers; raises SystemExit where the run has failed."""
         told = self.process.communicate()[1]
         if self.process.returncode:
             raise SystemExit(f"error: {told}")
-        hashes = {(self._folder / f"hash.{rank}").read_text() for rank in range(_WORKERS)}
-        return {step: loss for step, loss, _ in self.losses()}, hashes
+        hashes = {(self._folder / f"hash.{rank}").read_text() for rank in range(workers)}
+        return {made.step: made.loss for made in self.losses()}, hashes
 
 
 def _measure(kind: str, kills: int, every: int, seed: int, folder: Path) -> dict[str, Any]:
     steps = (kills + 1) * (every + 4)
-    whole = _Run(folder / "whole", KINDS[kind], steps, 0)
+    is_elastic = "Elastic" in kind
+    whole = KeptRun(folder / "whole", KINDS[kind], steps, is_elastic=is_elastic)
     undisturbed = whole.end()
     drawn = random.Random(seed)  # noqa: S311 - no secret
-    run = _Run(folder / "killed", KINDS[kind], steps, 10 * kills)
+    run = KeptRun(folder / "killed", KINDS[kind], steps, restarts=10 * kills, is_elastic=is_elastic)
     waits, again = [], []
     for _ in range(kills):
         before = len(run.losses())
@@ -127,16 +182,16 @@ def _measure(kind: str, kills: int, every: int, seed: int, folder: Path) -> dict
         killed_s = run.kill(drawn.randrange(_WORKERS))
         time.sleep(_LOOK_S)
         made = run.losses()
-        begun = [max(step for step, *_ in run.losses(rank)) for rank in range(_WORKERS)]
+        begun = [max(each.step for each in run.losses(rank)) for rank in range(_WORKERS)]
         last, completed = max(begun), min(begun) - 1
         deadline = time.monotonic() + _LONGEST_S
-        while not (new := [at for step, _, at in run.losses() if step > last and at > killed_s]):
+        while not (new := [each.at_s for each in run.losses() if each.step > last and each.at_s > killed_s]):
             if time.monotonic() > deadline or run.process.poll() is not None:
                 run.process.kill()
                 raise SystemExit(f"error: the run does not go on: {run.process.communicate()[1]}")
             time.sleep(_LOOK_S)
         waits.append(new[0] - killed_s)
-        behind = [step for step, _, at in run.losses()[len(made) :] if at > killed_s]
+        behind = [each.step for each in run.losses()[len(made) :] if each.at_s > killed_s]
         again.append((sum(step <= completed for step in behind), sum(step <= begun[0] for step in behind)))
     disturbed = run.end()
     if disturbed != undisturbed:

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.daemons import wait_for
+from support.daemons import free_port, wait_for
 from support.torch_scripts import SCRIPTS
+
+from taihu.core.job.environment import without_settings
 
 TAIHU = [sys.executable, "-P", "-m", "taihu"]
 EPOCHS, SAMPLES = 2, 100
@@ -141,3 +143,36 @@ def test_a_run_that_has_ended_is_not_scaled(tmp_path: Path) -> None:
     refused = scaled(tmp_path, 2)
     assert refused.returncode == 1
     assert "taihu run --workers 2 --resume run goes on with it" in refused.stderr
+
+
+def test_hosts_that_torchrun_lets_come_and_go(tmp_path: Path) -> None:
+    """Where hosts come or go torchrun starts all workers again, and counts no restart: its run id tells."""
+    lives = ((2, "waits.5"), (4, "waits.13"), (3, None))
+    for workers, waits in lives:
+        words = {
+            "WORLD_SIZE": str(workers),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(free_port()),
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_RUN_ID": f"job-{os.getpid()}",
+            "TAIHU_CHECKPOINT__DIR": str(tmp_path / "kept"),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-P", str(SCRIPTS / "elastic.py"), str(EPOCHS), "10", "5", "13"]
+        processes = [
+            subprocess.Popen(command, cwd=tmp_path, env={**without_settings(os.environ), **words, "RANK": str(rank)})
+            for rank in range(workers)
+        ]
+        try:
+            if waits is None:
+                assert [process.wait(120) for process in processes] == [0] * workers
+            else:
+                wait_for((tmp_path / waits).exists, f"worker 0 has not come to {waits}")
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    check(tmp_path, 10, {1: 2, 5: 4, 13: 3})
+    assert not (tmp_path / "kept" / "launch").exists()
