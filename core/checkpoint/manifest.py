@@ -12,10 +12,13 @@ from taihu.core.base.words import told
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
-__all__ = ["MANIFEST", "Manifest", "parse_manifest"]
+__all__ = ["MANIFEST", "SCRIPT", "Manifest", "parse_manifest"]
 
 MANIFEST: Final = "manifest.json"
 """The name of the file; a checkpoint without one does not count."""
+
+SCRIPT: Final = {"script": "1"}
+"""The settings in the manifest of a script's checkpoint, by which no other run takes it for its own."""
 
 _Count = Annotated[int, Field(ge=0)]
 _FileName = Annotated[str, Field(pattern=r"^[a-z]+-[0-9]+\.safetensors$")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import signal
@@ -11,8 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from support.daemons import wait_for
 from support.torch_scripts import SCRIPTS, taihu_run
+from torch.distributed import checkpoint as torch_checkpoint
 
 from taihu.core.checkpoint.run_memory import named_memory
 
@@ -151,6 +155,28 @@ def test_what_is_not_kept_whole_is_refused(script: str, words: str, tmp_path: Pa
     )
     assert done.returncode == 1
     assert words in done.stderr.splitlines()[-1]
+
+
+def test_what_a_script_has_kept_is_exported_for_pytorch(tmp_path: Path) -> None:
+    run(tmp_path, "--set", f"checkpoint.dir={tmp_path / 'kept'}", workers=2)
+    for name in ("state.pt", "state.safetensors", "state"):
+        command = [sys.executable, "-P", "-m", "taihu", "checkpoint", "export", "kept", name]
+        told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+        assert told.stdout.startswith(f"{name}: the state after ")
+        assert not told.stderr
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    model, digest = loaded["model"], hashlib.sha256()
+    for name in ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias"):
+        digest.update(model[name].numpy().tobytes())
+    assert digest.hexdigest() == ends_of(tmp_path, 2)[0][0]
+    assert loaded["scheduler"]["last_epoch"] == 3
+    tensors = load_file(tmp_path / "state.safetensors")
+    assert {name for name in tensors if name.startswith("model.")} == {f"model.{name}" for name in model}
+    assert torch.equal(tensors["optimizer.state.0.exp_avg"], loaded["optimizer"]["state"][0]["exp_avg"])
+    own = {"model": {name: torch.zeros_like(each) for name, each in model.items()}}
+    with pytest.warns(UserWarning, match="single process"):
+        torch_checkpoint.load(own, checkpoint_id=tmp_path / "state", no_dist=True)
+    assert all(torch.equal(own["model"][name], each) for name, each in model.items())
 
 
 def test_a_folder_of_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:

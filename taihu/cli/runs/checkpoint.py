@@ -10,6 +10,7 @@ import typer
 from taihu.core.base.errors import CheckpointError
 from taihu.core.base.whole_file import writing
 from taihu.core.base.words import aligned, counted
+from taihu.core.checkpoint.manifest import SCRIPT
 from taihu.core.checkpoint.places import Place, place_of
 from taihu.core.checkpoint.resharding import reshard
 from taihu.core.checkpoint.store import CheckpointStore, newest_in
@@ -81,19 +82,30 @@ def verify(folder: _Folder) -> None:
 
 def export(
     folder: _Folder,
-    file: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The file to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
 ) -> None:
     """Write the model of a checkpoint, the newest that is whole, as `taihu train --save` does.
+
+    Of a PyTorch script all objects of its taihu.torch.state are written: FILE.pt for torch.load, FILE.safetensors
+    with all tensors by OBJECT.NAME, or a folder for torch.distributed.checkpoint.
 
     \b
     Examples:
       taihu checkpoint export runs/small_cnn-on-digits-20260728-120005 model.safetensors
+      taihu checkpoint export runs/train-20260728-120005 state.pt
       taihu evaluate runs/small_cnn-on-digits-20260728-120005/checkpoints/step-000120     without a file of its own
     """  # noqa: D301
     check_writable(file)
     checkpoint = newest_in(_inside(place_of(folder)))
-    export_model(checkpoint, file)
-    typer.echo(f"{file}: the model after {counted(checkpoint.step, 'step')}")
+    is_script = checkpoint.manifest.settings == SCRIPT
+    if is_script:
+        from taihu.torch.kept.exporting import export_objects  # noqa: PLC0415 - PyTorch, which others need not have
+
+        export_objects(checkpoint, file)
+    else:
+        export_model(checkpoint, file)
+    what = "the state" if is_script else "the model"
+    typer.echo(f"{file}: {what} after {counted(checkpoint.step, 'step')}")
 
 
 def reshard_checkpoint(

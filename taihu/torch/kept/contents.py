@@ -15,7 +15,7 @@ from taihu.torch.kept.loops import Loops, Position, generators
 from taihu.torch.kept.tree import arrays_and_words, from_arrays_and_words
 from taihu.torch.optimizer import OURS, DistributedOptimizer
 
-__all__ = ["ALIKE", "Contents", "Counts", "Stateful"]
+__all__ = ["ALIKE", "Contents", "Counts", "Stateful", "objects_of"]
 
 ALIKE: Final = "shared"
 """The names of arrays that all workers have alike begin so."""
@@ -108,6 +108,12 @@ class Contents:
             self._capacity[name] = max(_LEAST_WORDS, 2 * len(words))
         room = words.ljust(self._capacity[name])
         return {**arrays, f"{name}{_WORDS}": np.frombuffer(room, dtype=np.uint8)}
+
+
+def objects_of(alike: Arrays) -> dict[str, Any]:
+    """The states of all objects among arrays, by name; raises CheckpointError where these are damaged."""
+    objects: dict[str, Any] = from_arrays_and_words(alike, _words(alike, ALIKE))["objects"]
+    return objects
 
 
 def _alike(each: Stateful) -> Any:

@@ -17,7 +17,7 @@ from taihu.core.base.errors import CheckpointError, TaihuError
 from taihu.core.base.words import one_line
 from taihu.core.checkpoint.files import PartFile, write_part
 from taihu.core.checkpoint.held_steps import HeldSteps, Label, held_in, read_held, read_run
-from taihu.core.checkpoint.manifest import Manifest
+from taihu.core.checkpoint.manifest import SCRIPT, Manifest
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.places import Place, write_durably
 from taihu.core.checkpoint.reading import Checkpoint
@@ -26,13 +26,10 @@ from taihu.core.process.mapped_files import boot_id
 from taihu.core.wire.base.clock import SystemClock
 from taihu.torch.kept.offers import Held, Offer
 
-__all__ = ["SCRIPT", "Arrays", "Keeping"]
+__all__ = ["Arrays", "Keeping"]
 
 Arrays = Mapping[str, NDArray[Any]]
 _Form = list[tuple[str, tuple[int, ...]]]
-
-SCRIPT: Final = {"script": "1"}
-"""The settings in the manifest of a script's checkpoint, by which no other run takes it for its own."""
 
 _ALIKE: Final = "all by "
 """What all workers have alike is held by the first one of each host, under this name and its rank."""
