@@ -14,7 +14,6 @@ from typing import Any, Final, NoReturn
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.whole_file import write_text
 from taihu.core.job import Job, job_to_toml
-from taihu.core.job.machine import share_of_threads
 from taihu.core.job.run_folder import CHECKPOINTS, RunFiles
 from taihu.core.job.variables import variable_of
 from taihu.core.process.entry import Interrupts
@@ -22,11 +21,11 @@ from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
 from taihu.core.security.security import Security
 from taihu.core.settings import CheckpointSettings, RunSettings
-from taihu.core.wire.base.address import free_port
 from taihu.local.display import Display
+from taihu.local.ground import Ground, OneMachine, ScriptProcesses
 from taihu.local.own_token import kept_for_commands, security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder
-from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes import DaemonFailedError
 from taihu.local.results import results_of
 from taihu.local.script_lives import ScriptLives
 from taihu.local.watching import StatusWatch
@@ -76,6 +75,7 @@ class ScriptRun:
         interrupts: the first one is passed to all processes of the script.
         grace_s: the time that these have then; the second one ends them at once.
         forks: whether the processes may be forks of this one, which holds nothing but the run.
+        ground: the machines on which they run.
     """
 
     job: Job
@@ -89,6 +89,7 @@ class ScriptRun:
     interrupts: Interrupts = field(default_factory=Interrupts)
     grace_s: float = GRACE_S
     forks: bool = False
+    ground: Ground = field(default_factory=OneMachine)
 
     def run(self, display: Display) -> tuple[dict[str, Any] | None, bool]:
         """Start all processes; returns when they have ended.
@@ -108,8 +109,9 @@ class ScriptRun:
             files = ProcessFiles(folder, self.trace, self.trace_steps)
             lives = ScriptLives(self._kept_in, self.job.checkpoint.restarts)
             try:
-                with LocalProcesses(
-                    logs, fork=imported, lost_after_s=self.job.cluster.lost_after_s, token=security.token
+                lost_after_s = self.job.cluster.lost_after_s
+                with self.ground.processes(
+                    logs, folder, fork=imported, lost_after_s=lost_after_s, token=security.token
                 ) as processes:
                     while True:
                         try:
@@ -124,7 +126,7 @@ class ScriptRun:
 
     def _live(
         self,
-        processes: LocalProcesses,
+        processes: ScriptProcesses,
         files: ProcessFiles,
         display: Display,
         security: Security,
@@ -147,7 +149,7 @@ class ScriptRun:
                 raise self.interrupts.error(self.interrupts.reason)
             time.sleep(_LOOK_S)
 
-    def _end_all(self, processes: LocalProcesses, files: ProcessFiles) -> None:
+    def _end_all(self, processes: ScriptProcesses, files: ProcessFiles) -> None:
         """End all processes; what they have told is of a life that is over."""
         for name in processes.names:
             processes.dismiss(name)
@@ -158,7 +160,7 @@ class ScriptRun:
     def _kept_in(self) -> Path | None:
         """The folder in which scripts keep their state: the job's, or one in the run's folder."""
         folder = self.job.checkpoint.dir
-        if folder is None and self.files.folder is not None:
+        if folder is None and self.files.folder is not None and self.ground.shares(self.files.folder):
             return self.files.folder.absolute() / CHECKPOINTS
         return folder.absolute() if isinstance(folder, Path) and folder != Path("none") else None
 
@@ -168,7 +170,7 @@ class ScriptRun:
 
     def _watch(
         self,
-        processes: LocalProcesses,
+        processes: ScriptProcesses,
         status: StatusWatch,
         files: ProcessFiles,
         display: Display,
@@ -194,7 +196,7 @@ class ScriptRun:
             processes.check()
             raise
 
-    def _look(self, processes: LocalProcesses, status: StatusWatch, files: ProcessFiles) -> None:
+    def _look(self, processes: ScriptProcesses, status: StatusWatch, files: ProcessFiles) -> None:
         """Show how the run goes; raises RunError where a worker waits for one that has ended without taking part."""
         processes.end_stopped()
         if not processes.any_has_ended:
@@ -209,7 +211,7 @@ class ScriptRun:
                 f"waits in it; have all workers of the script make it; log: {processes.log_of(departed[0])}"
             )
 
-    def _stop(self, processes: LocalProcesses, display: Display) -> NoReturn:
+    def _stop(self, processes: ScriptProcesses, display: Display) -> NoReturn:
         """Pass the signal to the script's processes, which may save, and end when they have.
 
         Raises:
@@ -234,7 +236,7 @@ class ScriptRun:
             self.interrupts.ignore()
             processes.stop(_LAST_S)
 
-    def _start_servers(self, processes: LocalProcesses, files: ProcessFiles) -> str:
+    def _start_servers(self, processes: ScriptProcesses, files: ProcessFiles) -> str:
         """Write the job and start the servers; returns the coordinator's address."""
         job_file = _job_file(files)
         own = {
@@ -245,7 +247,7 @@ class ScriptRun:
         write_text(job_file, job_to_toml(self.job.model_copy(update=own), given=True))
         coordinator = ""
         for index, name in enumerate(self._servers):
-            options = ["--log-format", "json", "--bind", "127.0.0.1:0", *files.arguments(name)]
+            options = ["--log-format", "json", *self.ground.listening(name), *files.arguments(name)]
             if self.metrics_port:
                 options += ["--metrics-port", str(self.metrics_port + self.job.world.workers + index)]
             arguments = ["--rank", str(index), str(job_file), *options]
@@ -253,14 +255,13 @@ class ScriptRun:
                 processes.start(name, "taihu.ps_server", [*arguments, "--coordinator", coordinator])
             else:
                 coordinator = processes.start_listening(name, "taihu.ps_server", arguments)
-        return coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
+        return coordinator or self.ground.coordinator()
 
     def _start_workers(
-        self, processes: LocalProcesses, files: ProcessFiles, coordinator: str, lives: ScriptLives
+        self, processes: ScriptProcesses, files: ProcessFiles, coordinator: str, lives: ScriptLives
     ) -> None:
         """Start the script's processes."""
-        master_port = free_port("127.0.0.1")
-        for rank, name in enumerate(self._workers):
+        for rank, (name, place) in enumerate(zip(self._workers, self.ground.places(self.job), strict=True)):
             variables = {
                 "JOB": str(_job_file(files)),
                 "RANK": str(rank),
@@ -270,9 +271,9 @@ class ScriptRun:
                 "LOG": str(processes.log_of(name).absolute()),
             }
             environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
-            environment |= _words_of_torch(rank, len(self._workers), master_port)
+            environment |= place.variables
             # Libraries take all cores otherwise.
-            environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self.job)))
+            environment.setdefault("OMP_NUM_THREADS", str(place.threads))
             command = [_SCRIPT, str(os.getpid()), str(self.script), *self.arguments]
             processes.run(name, command, environment, is_shown=rank == 0)
         if lives.are_possible and not lives.count:
@@ -332,22 +333,6 @@ class ScriptRun:
 
 def _job_file(files: ProcessFiles) -> Path:
     return files.folder / "job.toml"
-
-
-def _words_of_torch(rank: int, size: int, master_port: int) -> dict[str, str]:
-    """The variables by which `torch.distributed.init_process_group` finds the other processes, as torchrun sets them.
-
-    `taihu.torch` itself goes by this process's TAIHU_RANK, which comes before them.
-    """
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    words = {name: str(number) for name, number in numbers.items()}
-    # Where this run is itself within a torchrun's process, its store is not ours.
-    return {
-        **words,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(master_port),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
 
 
 def _joins(results: Path) -> bool:
