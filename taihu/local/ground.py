@@ -11,8 +11,10 @@ from typing import Protocol
 
 from taihu.core.job import Job
 from taihu.core.job.machine import share_of_threads
+from taihu.core.security.security import Security
 from taihu.core.security.token import Token
 from taihu.core.wire.base.address import free_port
+from taihu.local.own_token import security_of_run
 from taihu.local.processes import LocalProcesses
 
 __all__ = ["Ground", "OneMachine", "ScriptProcesses", "WorkerPlace", "words_of_torch"]
@@ -107,6 +109,9 @@ class Ground(Protocol):
             token: the run's.
         """
 
+    def security(self, job: Job) -> Security:
+        """The means of whoever starts the run, with the token of its processes if they have one."""
+
     def shares(self, folder: Path) -> bool:
         """Whether all processes find this machine's `folder` at the same place."""
 
@@ -126,7 +131,7 @@ class OneMachine:
     def processes(
         self,
         logs: Path,
-        folder: Path,  # noqa: ARG002 - processes see it
+        folder: Path,
         *,
         fork: Sequence[str],
         lost_after_s: float,
@@ -135,11 +140,15 @@ class OneMachine:
         """Processes of this machine."""
         return LocalProcesses(logs, fork=fork, lost_after_s=lost_after_s, token=token)
 
-    def shares(self, folder: Path) -> bool:  # noqa: ARG002
+    def security(self, job: Job) -> Security:
+        """A token of the run's own, which does not leave this machine."""
+        return security_of_run(job)
+
+    def shares(self, folder: Path) -> bool:
         """True."""
         return True
 
-    def listening(self, name: str) -> list[str]:  # noqa: ARG002
+    def listening(self, name: str) -> list[str]:
         """A free port of this machine alone."""
         return ["--bind", f"{_HERE}:0"]
 
@@ -159,7 +168,8 @@ def words_of_torch(rank: int, size: int, master: tuple[str, int], local: tuple[i
     `taihu.torch` itself goes by this process's TAIHU_RANK, which comes before them.
 
     Args:
-        rank, size: among all workers.
+        rank: among all workers.
+        size: number of all workers.
         master: host and port of rank 0's store.
         local: rank and size among those of the same host.
     """

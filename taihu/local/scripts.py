@@ -23,7 +23,7 @@ from taihu.core.security.security import Security
 from taihu.core.settings import CheckpointSettings, RunSettings
 from taihu.local.display import Display
 from taihu.local.ground import Ground, OneMachine, ScriptProcesses
-from taihu.local.own_token import kept_for_commands, security_of_run
+from taihu.local.own_token import kept_for_commands
 from taihu.local.process_files import ProcessFiles, log_folder
 from taihu.local.processes import DaemonFailedError
 from taihu.local.results import results_of
@@ -104,7 +104,7 @@ class ScriptRun:
         """
         # PyTorch is imported once for all of them; a single one imports it as Python does.
         imported = (_SCRIPT, *(_SERVER if self.job.servers else ())) if self._is_forked else ()
-        security = security_of_run(self.job)
+        security = self.ground.security(self.job)
         with log_folder(self.logs, self.files) as logs, passing_folder() as folder:
             files = ProcessFiles(folder, self.trace, self.trace_steps)
             lives = ScriptLives(self._kept_in, self.job.checkpoint.restarts)
