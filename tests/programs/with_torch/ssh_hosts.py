@@ -1,4 +1,4 @@
-"""Hosts with OpenSSH's server: network namespaces, each with an address and a memory of its own, that share all files."""
+"""Hosts with OpenSSH's server: network namespaces with addresses and memory of their own, which share all files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from benchmarks.base.network import ShapedNetwork
@@ -41,28 +41,19 @@ _BEGIN_S = 20.0
 
 
 class SshHosts:
-    """`count` hosts `host1`, `host2` ...; a context manager. Needs root, iproute2, openssh-server and openssh-client.
+    """`count` hosts `host1`, `host2` ...; a context manager. ssh has no key of `stranger`, and nobody is at `gone`.
+
+    Needs root, iproute2, iptables, openssh-server and openssh-client.
 
     Args:
         count: number of hosts.
         folder: an empty folder for keys and configuration, which are made for this alone.
-        settings: lines for the server of a host, by its number from 1.
-        hidden: folders that a host does not have.
     """
 
-    def __init__(
-        self,
-        count: int,
-        folder: Path,
-        *,
-        settings: Mapping[int, str] = MappingProxyType({}),
-        hidden: Mapping[int, Path] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, count: int, folder: Path) -> None:
         self._network = ShapedNetwork(count, 1e9)
         self._count = count
         self._folder = folder
-        self._settings = settings
-        self._hidden = hidden
         self._servers: dict[int, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -92,22 +83,20 @@ class SshHosts:
         """The IPv4 address of a host."""
         return self._network.address(number - 1)
 
-    def begin(self, number: int) -> None:
-        """Start the server of a host, and wait until it lets in."""
+    def begin(self, number: int, more: str = "", hidden: Path | None = None) -> None:
+        """Start the server of a host with `more` settings, without a folder; wait until it answers."""
         file = self._folder / f"sshd_config_{number}"
-        more = self._settings.get(number, "")
         file.write_text(_SERVER.format(address=self.address(number), folder=self._folder, more=more))
         command = ["/usr/sbin/sshd", "-D", "-e", "-f", str(file)]
-        if (hidden := self._hidden.get(number)) is not None:
+        if hidden is not None:
             command = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
         with (self._folder / f"sshd_{number}.log").open("ab") as log:
             self._servers[number] = subprocess.Popen(
                 self._network.command(number - 1, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         deadline = time.monotonic() + _BEGIN_S
-        while subprocess.run(
-            self._inside(1, *shlex.split(self.ssh), f"host{number}", "true"), check=False
-        ).returncode:
+        attempt = self._inside(1, *shlex.split(self.ssh), f"host{number}", "true")
+        while "Connection refused" in subprocess.run(attempt, check=False, capture_output=True, text=True).stderr:
             assert time.monotonic() < deadline, (self._folder / f"sshd_{number}.log").read_text()
             time.sleep(0.05)
 
@@ -117,10 +106,22 @@ class SshHosts:
         server.kill()
         server.wait()
 
-    def cut(self, number: int) -> None:
-        """Cut the link of a host."""
-        command = ["ip", "-n", self._network.namespace(number - 1), "link", "set", "eth0", "down"]
-        subprocess.run(command, check=True)
+    def shut(self, number: int, *, but: Sequence[int]) -> None:
+        """Drop whatever comes to a host, but answers and what goes to these ports."""
+        self._network.shut(number - 1, but=None)
+        for port in but:
+            self._iptables(number, "-A", "INPUT", "-p", "tcp", "--dport", str(port), "-j", "ACCEPT")
+
+    def open(self) -> None:
+        """Let all come to all hosts again."""
+        for number in range(1, self._count + 1):
+            self._iptables(number, "-P", "INPUT", "ACCEPT")
+            self._iptables(number, "-F", "INPUT")
+
+    def connections(self, number: int) -> list[int]:
+        """The processes of a host's server that each have a connection."""
+        names = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in self.pids(number)}
+        return [pid for pid, name in names.items() if name.startswith("sshd: ") and "[listener]" not in name]
 
     def pids(self, number: int) -> list[int]:
         """The processes on a host, its server's too."""
@@ -152,6 +153,9 @@ class SshHosts:
     def _inside(self, number: int, *command: str) -> Sequence[str]:
         return self._network.command(number - 1, *command)
 
+    def _iptables(self, number: int, *arguments: str) -> None:
+        subprocess.run(self._inside(number, "iptables", *arguments), check=True)
+
     def _write_client(self) -> None:
         key = (self._folder / "host_key.pub").read_text()
         numbers = range(1, self._count + 1)
@@ -160,5 +164,7 @@ class SshHosts:
         names = " ".join(f"host{number}" for number in numbers)
         config = _CLIENT.format(names=names, folder=self._folder)
         config += "".join(f"Host host{number}\n    HostName {self.address(number)}\n" for number in numbers)
+        own = f"    IdentityFile {self._folder}/user_key\n    UserKnownHostsFile {self._folder}/known_hosts\n"
+        config += f"Host stranger\n    HostName {self.address(1)}\n    HostKeyAlias stranger\n{own}"
         config += f"Host gone\n    HostName {self.address(200)}\n"
         (self._folder / "ssh_config").write_text(config)
