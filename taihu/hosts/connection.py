@@ -130,6 +130,8 @@ class Connection:
         self._over.set()
         for thread in self._threads:
             thread.join()
+        for stream in (self._ssh.stdout, self._ssh.stderr):
+            _stream(stream).close()
 
     def _thread(self, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=work, name=f"ssh {self.host}", daemon=True)

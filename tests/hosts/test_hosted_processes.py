@@ -26,7 +26,7 @@ echo words of a login shell
 exec sh -c "$word"
 """
 
-# Run as the script of a worker: its supervisor, the way in which it ends, and the place of its results.
+# Run as the script of a worker: its supervisor, with which it ends, the way in which it ends, its results' place.
 PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
@@ -40,7 +40,7 @@ if way == "fails":
     sys.exit(3)
 if way == "stays":
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit())
-    while True:
+    while os.getppid() == int(supervisor):
         time.sleep(0.02)
 """
 
@@ -132,7 +132,7 @@ def test_a_host_is_lost_with_its_connection_and_reached_anew(tmp_path: Path) -> 
     with hosted(tmp_path) as processes:
         run(processes, tmp_path, "stays")
         wait_for((tmp_path / "stays.pid").exists, "it does not begin")
-        wait_for(lambda: (tmp_path / "stays.pid").read_text(), "it does not begin")
+        wait_for((tmp_path / "stays.pid").read_text, "it does not begin")
         pid = int((tmp_path / "stays.pid").read_text())
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(parent, signal.SIGKILL)

@@ -58,21 +58,13 @@ def await_end(slurm: SlurmNodes, folder: Path, job: str) -> None:
 
 
 def test_a_job_that_is_queued_again_goes_on(slurm: SlurmNodes, undisturbed: list[list[str]], tmp_path: Path) -> None:
-    """By `scontrol requeue`, as a node's failure and preemption do: in the midst of an epoch."""
-    script = (SCRIPTS / "keeps.py").read_text().replace("os.kill(os.getpid(), signal.SIGKILL)", "signal.pause()")
+    """By itself where a task is killed, then by `scontrol requeue`, as a node that fails does: in mid-epoch."""
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    script = (SCRIPTS / "keeps.py").read_text().replace(kill, f"{kill} if each[1] == 3 else signal.pause()")
     (tmp_path / "keeps.py").write_text(script)
-    job = submit(slurm, tmp_path, "keeps.py", EPOCHS, "1:5")
-    wait_for((tmp_path / "killed.1.5").exists, "the script does not come to step 5")
+    job = submit(slurm, tmp_path, "keeps.py", EPOCHS, "2:3", "1:6")
+    wait_for((tmp_path / "killed.1.6").exists, "the script does not come to step 6")
     slurm.say("scontrol", "requeue", job)
-    await_end(slurm, tmp_path, job)
-    assert ends(tmp_path) == undisturbed
-    assert began(tmp_path) == [4, 4, 4]
-
-
-def test_a_job_whose_task_is_killed_queues_itself_again(
-    slurm: SlurmNodes, undisturbed: list[list[str]], tmp_path: Path
-) -> None:
-    job = submit(slurm, tmp_path, str(SCRIPTS / "keeps.py"), EPOCHS, "2:6")
     await_end(slurm, tmp_path, job)
     assert ends(tmp_path) == undisturbed
     assert began(tmp_path) == [5, 5, 5]
