@@ -159,7 +159,9 @@ importlib.metadata.version = lambda name: versions.get(name) or known(name)
 
 def test_a_host_that_cannot_take_part_is_named_with_the_remedy(hosts: SshHosts, tmp_path: Path) -> None:
     """Before anything starts, in one line."""
-    (tmp_path / "script.py").write_text(ENDLESS)
+    work = tmp_path / "shared" / "work"
+    work.mkdir(parents=True)
+    (work / "script.py").write_text(ENDLESS)
     fakes = {"taihu": 'taihu.core.__version__ = "0.0.9"', "torch": 'versions["torch"] = "1.2.3"'}
     for name, line in fakes.items():
         (tmp_path / name).mkdir()
@@ -178,7 +180,7 @@ def test_a_host_that_cannot_take_part_is_named_with_the_remedy(hosts: SshHosts, 
             f"host3: {sys.executable} has no taihu there; install it, or give --python",
         ),
         "an older taihu": ("", Path(taihu.__file__).parent, ["host3"], "host3: its taihu is another version, which"),
-        "no folder": ("", tmp_path.parent, ["host3"], f"host3: has no folder {tmp_path}; make it there, share it"),
+        "no folder": ("", work.parent, ["host3"], f"host3: has no folder {work}; make it there, share it"),
         "another taihu": (
             f"SetEnv PYTHONPATH={tmp_path / 'taihu'}",
             None,
@@ -196,13 +198,11 @@ def test_a_host_that_cannot_take_part_is_named_with_the_remedy(hosts: SshHosts, 
         hosts.end(3)
         hosts.begin(3, more, hidden)
         host, *options = arguments
-        code, output, errors = hosts.run(
-            tmp_path, "-H", f"{'' if options else 'host1,'}{host}", *options, "script.py"
-        )
+        code, output, errors = hosts.run(work, "-H", f"{'' if options else 'host1,'}{host}", *options, "script.py")
         assert (code, output) == (2, ""), errors
         assert errors.startswith(f"error: {words}"), errors
         assert len(errors.splitlines()) == 1
     hosts.end(3)
     hosts.begin(3)
-    assert not list(tmp_path.glob("runs"))
+    assert not list(work.glob("runs"))
     assert no_process_is_left(hosts)
