@@ -33,6 +33,7 @@ OPTIONS: Final = (
     "TRACE_STEPS",
     "RUN_DIR_IS_MADE",
     "LIVES",
+    "SSH",
 )
 _DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "AGENTS", "RESTARTS", "THREADS", "RUN", "LOOK_AFTER")
 _SECRETS: Final = ("TOKEN",)

@@ -29,6 +29,11 @@ _COMMANDS: Final = (
         "Run a PyTorch script that uses taihu.torch in several processes on this machine.",
     ),
     (
+        "launch",
+        "taihu.cli.launch:launch",
+        "Run a PyTorch script that uses taihu.torch on several hosts, which ssh reaches without a password.",
+    ),
+    (
         "runs",
         "taihu.cli.runs.runs:runs",
         "List the runs of a folder: when each began, whether it goes on or how it ended, its last step and scores.",

@@ -29,7 +29,7 @@ from taihu.core.security.token import TOKEN_VARIABLE, Token
 from taihu.local.causes import Ended, cause_of, end_in_words
 from taihu.local.stuck import LastingNames
 
-__all__ = ["DaemonFailedError", "LocalProcesses", "prepare_to_fork"]
+__all__ = ["DaemonFailedError", "LocalProcesses", "failure_of", "last_words_of", "prepare_to_fork"]
 
 _POLL_S = 0.05
 _STDOUT, _STDERR = 1, 2
@@ -91,6 +91,22 @@ class DaemonFailedError(RunError):
         return str(self).partition("; log: ")[0]
 
 
+def last_words_of(log: Path | None, *, is_script: bool) -> str:
+    """The error, or else the last line, that a log ends with; lines of a script's own are none."""
+    if log is None:
+        return ""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else lines[-1] if lines and not is_script else ""
+
+
+def failure_of(failed: Collection[str], everybody: Sequence[Ended]) -> DaemonFailedError:
+    """The error of a run of which processes with the names `failed` have ended before their time."""
+    cause = cause_of([each for each in everybody if each.name in failed or each.is_stopped])
+    message = end_in_words(cause, everybody)
+    return DaemonFailedError(message, cause.name, max(1, cause.exit_code), was_killed=cause.exit_code < 0)
+
+
 @dataclass
 class _Daemon:
     name: str
@@ -109,11 +125,7 @@ class _Daemon:
     @property
     def last_words(self) -> str:
         """The error, or else the last line, that its log ends with; a script's own lines are none."""
-        if self.log is None:
-            return ""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return errors[-1] if errors else lines[-1] if lines and not self.is_script else ""
+        return last_words_of(self.log, is_script=self.is_script)
 
     @property
     def end(self) -> Ended:
@@ -361,6 +373,11 @@ class LocalProcesses:
         return [daemon.name for daemon in self._daemons if daemon.process.returncode is None]
 
     @property
+    def ended(self) -> list[Ended]:
+        """The ends of all daemons that have ended by now."""
+        return [daemon.end for daemon in self._daemons if daemon.process.poll() is not None]
+
+    @property
     def interrupted(self) -> list[str]:
         """The names of daemons that were seen to have ended because they were asked to."""
         return [daemon.name for daemon in self._daemons if daemon.process.returncode == EXIT_INTERRUPTED]
@@ -376,12 +393,7 @@ class LocalProcesses:
             if daemon.process.returncode not in accepted and daemon.name not in apart_from and not daemon.is_settled
         ]
         if failed:
-            everybody = [daemon.end for daemon in self._daemons]
-            names = {daemon.name for daemon in failed}
-            cause = cause_of([each for each in everybody if each.name in names or each.is_stopped])
-            message = end_in_words(cause, everybody)
-            code, was_killed = max(1, cause.exit_code), cause.exit_code < 0
-            raise DaemonFailedError(message, cause.name, code, was_killed=was_killed)
+            raise failure_of({daemon.name for daemon in failed}, [daemon.end for daemon in self._daemons])
 
     def wait_for_words(self, timeout_s: float) -> None:
         """Return when all have ended, or as scripts have said that others are to blame, or `timeout_s` has passed."""

@@ -14,21 +14,20 @@ from typing import Final, NoReturn
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.whole_file import write_text
 from taihu.core.job import Job, job_to_toml
-from taihu.core.job.machine import share_of_threads
 from taihu.core.job.variables import variable_of
 from taihu.core.process.entry import Interrupts
 from taihu.core.process.results import read_json
 from taihu.core.security.security import Security
 from taihu.core.settings import CheckpointSettings
-from taihu.core.wire.base.address import free_port
 from taihu.local.display import Display
 from taihu.local.own_token import kept_for_commands
 from taihu.local.process_files import ProcessFiles
-from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes import DaemonFailedError
+from taihu.local.scripts.ground import Ground, ScriptProcesses
 from taihu.local.scripts.lives import ScriptLives
 from taihu.local.watching import StatusWatch
 
-__all__ = ["GRACE_S", "SCRIPT", "Script", "ScriptLife", "ScriptProcesses"]
+__all__ = ["GRACE_S", "SCRIPT", "Members", "Script", "ScriptLife"]
 
 _LOOK_S: Final = 0.05
 _STATUS_S: Final = 0.5
@@ -75,8 +74,8 @@ class Script:
             )
 
 
-class ScriptProcesses:
-    """The names of a script's processes and their files, in a life with so many workers."""
+class Members:
+    """The names of a run's processes and their files, in a life with so many workers."""
 
     def __init__(self, job: Job, files: ProcessFiles) -> None:
         self.workers = [f"worker {rank}" for rank in range(job.world.workers)]
@@ -99,6 +98,7 @@ class ScriptLife:
     Args:
         job: of this life.
         script: that runs.
+        ground: the machines.
         processes: of the run.
         files: of its processes.
         folder: of the run; None where it has none.
@@ -111,18 +111,19 @@ class ScriptLife:
         self,
         job: Job,
         script: Script,
-        processes: LocalProcesses,
+        ground: Ground,
+        processes: ScriptProcesses,
+        *,
         files: ProcessFiles,
         folder: Path | None,
-        *,
         lives: ScriptLives,
         display: Display,
         security: Security,
     ) -> None:
-        self._job, self._script, self._processes = job, script, processes
+        self._job, self._script, self._ground, self._processes = job, script, ground, processes
         self._files, self._folder, self._lives = files, folder, lives
         self._display, self._security = display, security
-        self._names = ScriptProcesses(job, files)
+        self._names = Members(job, files)
 
     def run(self) -> int | None:
         """Start all processes, and watch them.
@@ -227,7 +228,7 @@ class ScriptLife:
         write_text(job_file, job_to_toml(self._job.model_copy(update=own), given=True))
         coordinator = ""
         for index, name in enumerate(self._names.servers):
-            options = ["--log-format", "json", "--bind", "127.0.0.1:0", *self._files.arguments(name)]
+            options = ["--log-format", "json", *self._ground.listening(name), *self._files.arguments(name)]
             if metrics_port:
                 options += ["--metrics-port", str(metrics_port + len(self._names.workers) + index)]
             arguments = ["--rank", str(index), str(job_file), *options]
@@ -235,12 +236,12 @@ class ScriptLife:
                 self._processes.start(name, "taihu.ps_server", [*arguments, "--coordinator", coordinator])
             else:
                 coordinator = self._processes.start_listening(name, "taihu.ps_server", arguments)
-        return coordinator or f"127.0.0.1:{free_port('127.0.0.1')}"
+        return coordinator or self._ground.coordinator()
 
     def _start_workers(self, coordinator: str) -> None:
         """Start the script's processes."""
-        master_port, processes = free_port("127.0.0.1"), self._processes
-        for rank, name in enumerate(self._names.workers):
+        processes, places = self._processes, self._ground.places(self._job)
+        for rank, (name, place) in enumerate(zip(self._names.workers, places, strict=True)):
             variables = {
                 "JOB": str(_job_file(self._files)),
                 "RANK": str(rank),
@@ -250,9 +251,9 @@ class ScriptLife:
                 "LOG": str(processes.log_of(name).absolute()),
             }
             environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
-            environment |= _words_of_torch(rank, len(self._names.workers), master_port)
+            environment |= place.variables
             # Libraries take all cores otherwise.
-            environment.setdefault("OMP_NUM_THREADS", str(share_of_threads(self._job)))
+            environment.setdefault("OMP_NUM_THREADS", str(place.threads))
             command = [SCRIPT, str(os.getpid()), str(self._script.path), *self._script.arguments]
             processes.run(name, command, environment, is_shown=rank == 0)
         if self._lives.are_possible and not self._lives.count:
@@ -291,22 +292,6 @@ def _absolute(folder: Path | None) -> Path:
 
 def _job_file(files: ProcessFiles) -> Path:
     return files.folder / "job.toml"
-
-
-def _words_of_torch(rank: int, size: int, master_port: int) -> dict[str, str]:
-    """The variables by which `torch.distributed.init_process_group` finds the other processes, as torchrun sets them.
-
-    `taihu.torch` itself goes by this process's TAIHU_RANK, which comes before them.
-    """
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    words = {name: str(number) for name, number in numbers.items()}
-    # Where this run is itself within a torchrun's process, its store is not ours.
-    return {
-        **words,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(master_port),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
 
 
 def _joins(results: Path) -> bool:

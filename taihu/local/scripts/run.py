@@ -13,11 +13,11 @@ from taihu.core.job.run_folder import CHECKPOINTS, RunFiles
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
 from taihu.local.display import Display
-from taihu.local.own_token import security_of_run
 from taihu.local.process_files import ProcessFiles, log_folder
-from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes import DaemonFailedError
 from taihu.local.results import results_of
-from taihu.local.scripts.life import SCRIPT, Script, ScriptLife, ScriptProcesses
+from taihu.local.scripts.ground import Ground, OneMachine
+from taihu.local.scripts.life import SCRIPT, Members, Script, ScriptLife
 from taihu.local.scripts.lives import Numbers, ScriptLives
 
 __all__ = ["ScriptRun"]
@@ -41,6 +41,7 @@ class ScriptRun:
         logs: a folder.
         trace: the file of the run's trace.
         forks: whether the processes may be forks of this one, which holds nothing but the run.
+        ground: the machines on which they run.
     """
 
     job: Job
@@ -50,6 +51,7 @@ class ScriptRun:
     logs: Path | None = None
     trace: Path | None = None
     forks: bool = False
+    ground: Ground = field(default_factory=OneMachine)
 
     def run(self, display: Display) -> tuple[dict[str, Any] | None, bool]:
         """Start all processes; returns when they have ended.
@@ -65,22 +67,24 @@ class ScriptRun:
         # PyTorch is imported once for all of them; a single one imports it as Python does.
         is_forked = self.forks and max(self.job.world.workers, self.numbers.most or 1) > 1
         imported = (SCRIPT, *(_SERVER if self.job.servers else ())) if is_forked else ()
-        security = security_of_run(self.job)
+        security = self.ground.security(self.job)
         lives = ScriptLives(self._kept_in, self.job.checkpoint.restarts, self.numbers, self.files.folder)
         with log_folder(self.logs, self.files) as logs, passing_folder() as folder:
             files = ProcessFiles(folder, self.trace, self.script.trace_steps)
             try:
-                with LocalProcesses(
-                    logs, fork=imported, lost_after_s=self.job.cluster.lost_after_s, token=security.token
+                lost_after_s = self.job.cluster.lost_after_s
+                with self.ground.processes(
+                    logs, folder, fork=imported, lost_after_s=lost_after_s, token=security.token
                 ) as processes:
                     while True:
                         job = revised(self.job, "cluster", workers=lives.workers)
                         life = ScriptLife(
                             job,
                             self.script,
+                            self.ground,
                             processes,
-                            files,
-                            self.files.folder,
+                            files=files,
+                            folder=self.files.folder,
                             lives=lives,
                             display=display,
                             security=security,
@@ -88,7 +92,7 @@ class ScriptRun:
                         if not self._goes_on(life, lives, display):
                             break
             finally:
-                names = ScriptProcesses(job, files)
+                names = Members(job, files)
                 files.merge_trace([*names.servers, *names.workers], display.warn)
             return self._results(job, names, files), bool(names.used())
 
@@ -124,11 +128,11 @@ class ScriptRun:
     def _kept_in(self) -> Path | None:
         """The folder in which scripts keep their state: the job's, or one in the run's folder."""
         folder = self.job.checkpoint.dir
-        if folder is None and self.files.folder is not None:
+        if folder is None and self.files.folder is not None and self.ground.shares(self.files.folder):
             return self.files.folder.absolute() / CHECKPOINTS
         return folder.absolute() if isinstance(folder, Path) and folder != Path("none") else None
 
-    def _results(self, job: Job, names: ScriptProcesses, files: ProcessFiles) -> dict[str, Any] | None:
+    def _results(self, job: Job, names: Members, files: ProcessFiles) -> dict[str, Any] | None:
         workers = [read_json(path) for path in names.used()]
         if len(workers) < len(names.workers) or not all(worker["steps"] for worker in workers):
             return None

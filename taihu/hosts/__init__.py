@@ -1,0 +1,1 @@
+"""The processes of a run on several hosts, which ssh reaches."""
