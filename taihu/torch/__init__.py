@@ -33,8 +33,8 @@ from taihu.core.process.ending import is_due_to_others_than, known_exit_code, lo
 from taihu.core.process.exit_codes import note_exit_codes
 from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.backend import register
-from taihu.torch.elastic_sampler import ElasticSampler as _ElasticSampler
 from taihu.torch.hook import ExchangeState, exchange_hook
+from taihu.torch.kept.elastic_sampler import ElasticSampler as _ElasticSampler
 from taihu.torch.optimizer import DistributedOptimizer as _DistributedOptimizer
 from taihu.torch.place import find_place
 from taihu.torch.sharded_linear import AT_LEAST, Choice

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from typing_extensions import override
@@ -17,16 +17,14 @@ from taihu.torch.advice import advice_on_optimizer
 from taihu.torch.gradients.exchanged import Optimized
 from taihu.torch.gradients.gradients import check_parameters, layout_of, trained
 from taihu.torch.gradients.rules import ScriptOptimizer
+from taihu.torch.kept.contents import OURS
 from taihu.torch.local_steps import PREFIX as LOCAL
 from taihu.torch.local_steps import LocalSteps
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.steps import BackwardSteps
 from taihu.torch.world import World
 
-__all__ = ["OURS", "DistributedOptimizer"]
-
-OURS: Final = "taihu."
-"""The names in a state that are those of compression and of local steps begin so."""
+__all__ = ["DistributedOptimizer"]
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

@@ -134,7 +134,7 @@ class TrainingState:
     def _kept(self, *, alike: bool) -> tuple[Arrays, Arrays]:
         """The arrays of this worker's own, and those that all have alike, which some keep."""
         counts = Counts(self.step, self._world.exchanged, self._world.size)
-        return self._contents.own(), self._contents.alike(counts) if alike else {}
+        return self._contents.kept(counts, alike=alike)
 
     def _hold(self, own: Arrays, alike: Arrays) -> None:
         self._keeping.hold(self.step, own, alike)

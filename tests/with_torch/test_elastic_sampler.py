@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from taihu.core.base.errors import ConfigError
-from taihu.torch.elastic_sampler import ElasticSampler
+from taihu.torch.kept.elastic_sampler import ElasticSampler
 from taihu.torch.kept.loops import Loops, Position
 
 SEED, EPOCH = 7, 3

@@ -146,7 +146,7 @@ def test_a_run_that_has_ended_is_not_scaled(tmp_path: Path) -> None:
 
 
 def test_hosts_that_torchrun_lets_come_and_go(tmp_path: Path) -> None:
-    """Where hosts come or go torchrun starts all workers again, and counts no restart: its run id tells."""
+    """Torchrun starts all workers again where hosts come or go, and counts no restart: its run id tells."""
     lives = ((2, "waits.5"), (4, "waits.13"), (3, None))
     for workers, waits in lives:
         words = {

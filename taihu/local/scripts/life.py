@@ -87,7 +87,7 @@ class Members:
         return [path for path in map(self._files.results, self.workers) if path.exists()]
 
     def forget(self) -> None:
-        """What has been told is of a life that is over."""
+        """The results that are there are of a life that is over."""
         for name in (*self.workers, *self.servers):
             self._files.results(name).unlink(missing_ok=True)
 

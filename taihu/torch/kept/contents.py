@@ -1,4 +1,4 @@
-"""What a script trains with as arrays: what all workers have alike, and what this one has of its own."""
+"""A script's objects and place as arrays: those that all workers have alike, and those of this one alone."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from dataclasses import asdict
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import CheckpointError
 from taihu.torch.kept.keeping import Arrays
 from taihu.torch.kept.loops import Loops, Position, generators
 from taihu.torch.kept.tree import arrays_and_words, from_arrays_and_words
-from taihu.torch.optimizer import OURS, DistributedOptimizer
 
-__all__ = ["ALIKE", "Contents", "Counts", "Stateful", "objects_of"]
+__all__ = ["ALIKE", "OURS", "Contents", "Counts", "Stateful", "objects_of"]
 
 ALIKE: Final = "shared"
 """The names of arrays that all workers have alike begin so."""
+
+OURS: Final = "taihu."
+"""The names in an optimizer's state that are those of compression and of local steps begin so."""
 
 _OWN: Final = "own"
 _WORDS: Final = "/words"
@@ -63,17 +66,25 @@ class Contents:
         self._loops = loops
         self._capacity: dict[str, int] = {}
 
-    def alike(self, counts: Counts) -> dict[str, NDArray[Any]]:
-        """The arrays of what all workers have alike."""
-        objects = {name: _alike(each) for name, each in self._objects.items()}
-        return self._packed({**counts._asdict(), "place": asdict(self._loops.is_at), "objects": objects}, ALIKE)
+    def kept(self, counts: Counts, *, alike: bool) -> tuple[Arrays, Arrays]:
+        """The arrays of this worker's own, its generators and the rest of compression, and those that all have alike.
 
-    def own(self) -> dict[str, NDArray[Any]]:
-        """The arrays of what this worker has of its own: its generators, and what compression has held back."""
+        Args:
+            counts: of the state.
+            alike: whether the second ones are wanted; there are none else.
+        """
         loops = self._loops
-        objects = {name: _own(each) for name, each in self._objects.items() if isinstance(each, DistributedOptimizer)}
-        own = {"objects": objects, "at_epoch": loops.at_epoch, "at_loop": loops.at_loop, "now": loops.draws_from}
-        return self._packed(own, _OWN)
+        own, shared = {}, {}
+        for name, each in self._objects.items():
+            divided, mine = _divided(each) if alike or isinstance(each, torch.optim.Optimizer) else (None, None)
+            if mine:
+                own[name] = mine
+            shared[name] = divided
+        tree = {"objects": own, "at_epoch": loops.at_epoch, "at_loop": loops.at_loop, "now": loops.draws_from}
+        arrays = self._packed(tree, _OWN)
+        if not alike:
+            return arrays, {}
+        return arrays, self._packed({**counts._asdict(), "place": asdict(loops.is_at), "objects": shared}, ALIKE)
 
     def load(self, alike: Arrays, own: Arrays, workers: int) -> Counts:
         """Go on from what was kept.
@@ -116,15 +127,11 @@ def objects_of(alike: Arrays) -> dict[str, Any]:
     return objects
 
 
-def _alike(each: Stateful) -> Any:
+def _divided(each: Stateful) -> tuple[Any, dict[str, Any]]:
+    """The state of an object: what all workers have alike, and what this one has of its own."""
     kept = each.state_dict()
-    if isinstance(each, DistributedOptimizer):
-        return {key: value for key, value in kept.items() if not key.startswith(OURS)}
-    return kept
-
-
-def _own(each: DistributedOptimizer) -> dict[str, Any]:
-    return {key: value for key, value in each.state_dict().items() if key.startswith(OURS)}
+    own = {key: kept[key] for key in kept if str(key).startswith(OURS)} if isinstance(kept, Mapping) else {}
+    return {key: kept[key] for key in kept if key not in own} if own else kept, own
 
 
 def _words(arrays: Arrays, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a script has kept in a checkpoint, as files that PyTorch and readers of safetensors know."""
+"""The state of a script in a checkpoint, as files that PyTorch and readers of safetensors know."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ from taihu.core.wire.base.clock import WallClock
 from taihu.torch.kept.contents import ALIKE, Contents, Counts
 from taihu.torch.kept.keeping import Arrays, Keeping
 from taihu.torch.kept.offers import Chosen, Offer, choose
-from taihu.torch.kept.telling import Telling
-from taihu.torch.world import World
+from taihu.torch.kept.telling import Telling, Workers
 
 __all__ = ["GoingOn", "forget_former"]
 
@@ -49,7 +48,7 @@ class GoingOn:
         out_of_memory: whether what was taken over lies in memory.
     """
 
-    def __init__(self, world: World, settings: CheckpointSettings) -> None:
+    def __init__(self, world: Workers, settings: CheckpointSettings) -> None:
         self._world, self._settings = world, settings
         self._telling = Telling(world)
         folder = None if settings.dir is None or settings.dir == Path("none") else place_of(settings.dir)

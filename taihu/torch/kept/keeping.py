@@ -32,7 +32,7 @@ Arrays = Mapping[str, NDArray[Any]]
 _Form = list[tuple[str, tuple[int, ...]]]
 
 _ALIKE: Final = "all by "
-"""What all workers have alike is held by the first one of each host, under this name and its rank."""
+"""The first worker of each host holds all that workers have alike, under this name and its rank."""
 _LOOK_S: Final = 0.05
 _OTHERS_S: Final = 60.0
 

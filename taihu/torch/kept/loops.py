@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
-from taihu.torch.elastic_sampler import ElasticSampler
+from taihu.torch.kept.elastic_sampler import ElasticSampler
 
 __all__ = ["Loops", "Position", "drawn_from", "generators", "sampler_of"]
 

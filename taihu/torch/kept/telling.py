@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from numpy.typing import NDArray
 
-from taihu.torch.world import World
+from taihu.core.job import Job
 
-__all__ = ["Telling"]
+__all__ = ["Telling", "Workers"]
+
+
+class Workers(Protocol):
+    """The workers of a script, of which this process is one.
+
+    Attributes:
+        job: of the run.
+        rank: of this one.
+        size: their number.
+    """
+
+    job: Job
+    rank: int
+    size: int
+
+    def bring(self, tensors: Sequence[torch.Tensor], root: int = 0) -> None:
+        """Have the values of worker `root` in tensors that all workers have alike."""
+
+    def goes_on(self, exchanged: int) -> None:
+        """The script goes on behind so many exchanged steps of earlier lives."""
 
 
 class Telling:
@@ -21,7 +41,7 @@ class Telling:
         world: the workers, who have met.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Workers) -> None:
         self._world = world
 
     def number(self, number: int, root: int = 0) -> int:
@@ -31,7 +51,7 @@ class Telling:
         return int(told.item())
 
     def words(self, own: object, root: int = 0) -> Any:
-        """What worker `root` has, as JSON knows it."""
+        """The words of worker `root`, all that JSON knows."""
         told = json.dumps(own).encode()
         words = torch.zeros(self.number(len(told), root), dtype=torch.uint8)
         if self._world.rank == root:
@@ -40,7 +60,7 @@ class Telling:
         return json.loads(words.numpy().tobytes())
 
     def of_all(self, own: object) -> list[Any]:
-        """What each worker has, by rank."""
+        """The words of each worker, by rank."""
         return [self.words(own, root) for root in range(self._world.size)]
 
     def arrays(self, own: Mapping[str, NDArray[Any]], root: int = 0) -> dict[str, NDArray[Any]]:
