@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from taihu.worker.reporting.run_events import EventFile
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
 from taihu.core.base.errors import RunError
 from taihu.core.job.schedule import learning_rate
 from taihu.core.settings import OptimizerSettings
-from taihu.worker.reporting.run_events import EventFile
 from taihu.worker.reporting.run_log import CsvTables, RunLog, ScalarWriter, open_writers
 from taihu.worker.reporting.run_rows import STEP_COLUMNS, Scalars
 from taihu.worker.training.progress import Evaluation, StepSample
