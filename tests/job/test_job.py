@@ -834,7 +834,7 @@ LOCAL = {
     ("run", "dir"),
     ("run", "save"),
     ("run", "results"),
-    ("run", "events"),
+    ("run", "loggers"),
     ("run", "history"),
     *(("chaos", key) for key in ChaosSettings.model_fields),
     *(("security", key) for key in SecuritySettings.model_fields),

@@ -317,10 +317,10 @@ class RunLog:
         if self._writers:
             self._notes.append(evaluation)
 
-    def logged(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """A script has values of its own, of the last step where it names none."""
+    def logged(self, values: Mapping[str, float], step: int) -> None:
+        """A script has values of its own for the loggers."""
         if self._loggers:
-            self._notes.append(OwnNote(self._step if step is None else step, values))
+            self._notes.append(OwnNote(step, values))
 
     def happened(self, event: str, **facts: float | str) -> None:
         """Something happened after the last step: `event` names it, `facts` say more."""

@@ -181,9 +181,9 @@ class Reports:
         ):
             self.tracer.add("compute", name, start_s, stop_s, step=record.step)
 
-    def logs(self, values: Mapping[str, float], step: int | None) -> None:
+    def logs(self, values: Mapping[str, float], step: int) -> None:
         """The script has values of its own for the loggers of the run."""
-        self._run_log.logged(values, self._last if step is None else step)
+        self._run_log.logged(values, step)
 
     def travels(self, path: str) -> None:
         """Values take `path` now."""

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -152,13 +152,12 @@ class HandedOn:
         try:
             logger = self._make()
             self._is_made.set()
-            handed = Handed(self._kept / "handed")
-            self._had = logger.begin(dict(handed.steps))
-            for rows in self._batches():
-                logger.log(rows)
-                handed.note(rows)
-            logger.end(self._state)
-            handed.close()
+            with closing(Handed(self._kept / "handed")) as handed:
+                self._had = logger.begin(dict(handed.steps))
+                for rows in self._batches():
+                    logger.log(rows)
+                    handed.note(rows)
+                logger.end(self._state)
         except Exception as error:
             self._give_up(one_line(str(error)).rstrip(".") or type(error).__name__)
         finally:
@@ -191,8 +190,8 @@ class HandedOn:
 
     def _lacks(self, row: LoggedRow) -> bool:
         """Whether the logger has not had this row: tables of earlier lives may have what comes again."""
-        last = self._last.get(row.kind, 0)
-        if row.step <= self._had.get(row.kind, 0) or (row.kind != "own" and row.step <= last):
+        last = self._last.get(row.kind, -1)
+        if row.step <= self._had.get(row.kind, -1) or (row.kind != "own" and row.step <= last):
             return False
         self._last[row.kind] = row.step
         return True
