@@ -19,7 +19,6 @@ from taihu.core.base.whole_file import writing
 from taihu.core.job.run_folder import add_events
 from taihu.core.wire.base.clock import WallClock
 from taihu.worker.reporting.held_rows import HeldRows
-from taihu.worker.reporting.loggers.handing import HandedOn
 from taihu.worker.reporting.run_rows import (
     STEP_COLUMNS,
     EventNote,
@@ -32,7 +31,7 @@ from taihu.worker.reporting.run_rows import (
 )
 from taihu.worker.training.progress import Evaluation, StepSample
 
-__all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
+__all__ = ["CsvTables", "LoggerWriter", "RunLog", "ScalarWriter", "open_writers"]
 
 _INTERVAL_S = 1.0
 _LOSS: Final = "worker_0_loss"
@@ -63,6 +62,13 @@ class ScalarWriter(Protocol):
 
     def close(self) -> None:
         """Write what is left; nothing comes after."""
+
+
+class LoggerWriter(ScalarWriter, Protocol):
+    """A place that keeps the rows of all lives of a run elsewhere."""
+
+    def goes_on(self, begun_after: int) -> None:
+        """The run goes on behind a step: rows up to there that this place lacks are in the tables."""
 
 
 class CsvTables:
@@ -220,7 +226,7 @@ class RunLog:
         wall: WallClock | None = None,
         say: Callable[[str], None] = _warn,
         held: HeldRows | None = None,
-        loggers: Sequence[HandedOn] = (),
+        loggers: Sequence[LoggerWriter] = (),
     ) -> None:
         self._say = say
         self._held = held if writers or loggers else None

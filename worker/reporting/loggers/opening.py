@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from taihu import __version__
+from taihu.core import __version__
 from taihu.core.base.errors import WriteError
 from taihu.core.base.whole_file import writing
 from taihu.core.job import Job
