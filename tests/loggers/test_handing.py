@@ -222,7 +222,7 @@ def test_a_logger_is_told_the_settings_and_no_paths_or_addresses(
         return Told()
 
     monkeypatch.setattr("taihu.worker.reporting.loggers.opening.make_logger", made)
-    given = {
+    given: dict[str, dict[str, object]] = {
         "run": {"loggers": "mine"},
         "train": {"batch": 9},
         "cluster": {"coordinator": "host:7"},
@@ -251,7 +251,8 @@ def test_a_run_that_goes_on_in_another_folder_goes_on_with_the_same_loggers(tmp_
     (former / "loggers" / "mine").mkdir(parents=True)
     (former / "loggers" / "mine" / "id").write_text("1234")
     (tmp_path / "now").mkdir()
-    resumed = {"checkpoint": {"resume": str(former / "checkpoints" / "step-000120")}, "run": {"loggers": ["mine"]}}
+    resume = str(former / "checkpoints" / "step-000120")
+    resumed: dict[str, dict[str, object]] = {"checkpoint": {"resume": resume}, "run": {"loggers": ["mine"]}}
     said: list[str] = []
     for handed in open_loggers(load_job(None, resumed), tmp_path / "now", said.append):
         handed.close()

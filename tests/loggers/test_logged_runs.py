@@ -18,6 +18,8 @@ from support.own_loggers import installed
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from taihu.core.job.environment import without_settings
+from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun
+from taihu.worker.reporting.loggers.to_tensorboard import EventFile
 
 STEPS, KILLED = 60, 30
 
@@ -105,6 +107,21 @@ def test_loggers_have_each_step_of_a_killed_run_once_and_broken_ones_are_told(pa
         pytest.approx(float(row["worker_0_loss"])) for row in table
     ]
     assert shown[tests[-1][1]]["test/accuracy"] == pytest.approx(tests[-1][2]["test/accuracy"])
+
+
+def test_tensorboard_drops_what_a_killed_process_has_left_behind_the_step_that_was_noted(tmp_path: Path) -> None:
+    run = LoggedRun("run", tmp_path, tmp_path, {}, {})
+    lives: list[tuple[dict[Kind, int], range]] = [({}, range(1, 6)), ({"step": 3}, range(4, 8))]
+    begun = []
+    for handed, steps in lives:
+        life = EventFile(run)
+        begun.append(life)
+        assert life.begin(handed) == handed
+        life.log([LoggedRow("step", step, {"seconds/step": step + len(handed)}) for step in steps])
+    shown = shown_by_tensorboard(tmp_path)
+    for life in begun:
+        life.end("finished")
+    assert [values["seconds/step"] for values in shown.values()] == [1, 2, 3, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(

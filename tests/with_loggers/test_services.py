@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import struct
 import subprocess
@@ -145,3 +146,63 @@ def histories_of(content: bytes, folder: Path) -> list[tuple[int, dict[str, floa
         return []
     (folder / "read.wandb").write_bytes(content)
     return list(histories(folder / "read.wandb"))
+
+
+LIFE = """
+import json, os, signal, sys
+from pathlib import Path
+from taihu.core.job.loggers import LoggedRow, LoggedRun, make_logger
+name, folder, handed, first, last, how = sys.argv[1:]
+run = LoggedRun("run", Path(folder), Path(folder), {"train.batch": 7}, {"taihu.job": "mine"})
+logger = make_logger(name, run)
+print(json.dumps(logger.begin(json.loads(handed))), flush=True)
+names = ("seconds/step", "seconds/wait", "loss/worker_0")
+logger.log([LoggedRow("step", step, dict.fromkeys(names, step)) for step in range(int(first), int(last) + 1)])
+if how == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+logger.end(how)
+"""
+
+
+def life(folder: Path, name: str, handed: dict[str, int], steps: tuple[int, int], how: str) -> dict[str, int]:
+    """A life of a logger alone, with these steps; returns the steps that it says it has when it begins."""
+    services = {"MLFLOW_TRACKING_URI": f"file://{folder}/store", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LIFE, name, str(folder), json.dumps(handed), *map(str, steps), how],
+        env={**without_settings(os.environ), **services, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == (-9 if how == "killed" else 0), done.stderr
+    told: dict[str, int] = json.loads(done.stdout.splitlines()[0])
+    return told
+
+
+def test_wandb_says_what_it_has_lost_with_a_killed_process(tmp_path: Path) -> None:
+    """Thousands of rows fill its buffer, so that some are written, and others are not."""
+    assert life(tmp_path, "wandb", {}, (1, 3000), "killed") == {}
+    [file] = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    written = [step for step, _ in histories(file)]
+    assert written == list(range(1, len(written) + 1))
+    assert 0 < len(written) < 3000
+    there = life(tmp_path, "wandb", {"step": 3000}, (len(written) + 1, 3010), "finished")
+    assert there["step"] == len(written)
+    told = [step for path in sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb")) for step, _ in histories(path)]
+    assert told == list(range(1, 3011))
+
+
+def test_mlflow_says_what_it_has_beyond_what_was_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between two metrics of a step: the rest of it comes, and nothing comes twice."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient  # noqa: PLC0415 - it reads the environment
+
+    assert life(tmp_path, "mlflow", {}, (1, 5), "killed") == {}
+    client, run_id = MlflowClient(f"file://{tmp_path}/store"), (tmp_path / "id").read_text()
+    client.log_metric(run_id, "seconds/step", 6.0, step=6)
+    assert life(tmp_path, "mlflow", {"step": 3}, (4, 8), "stopped") == {"step": 5, "test": 0}
+    for name in ("seconds/step", "seconds/wait", "loss/worker_0"):
+        assert sorted(each.step for each in client.get_metric_history(run_id, name)) == list(range(1, 9))
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.params) == ("KILLED", {"train.batch": "7"})

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from support.own_loggers import installed
 from support.torch_scripts import taihu_run
 
@@ -42,4 +43,4 @@ def test_a_value_that_is_no_number_is_refused_by_its_name() -> None:
     words = "log(loss=...): expected a number or a tensor of one element, got tensor([0., 0.])"
     taihu.torch.init({})
     with pytest.raises(ConfigError, match=re.escape(words)):
-        taihu.torch.log(loss=taihu.torch.torch.zeros(2))
+        taihu.torch.log(loss=torch.zeros(2))

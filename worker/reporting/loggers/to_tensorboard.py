@@ -23,8 +23,10 @@ class EventFile:
 
     def __init__(self, run: LoggedRun) -> None:
         self._path = run.folder / "events"
+        # Names have the second in them, and a life may be shorter than that.
+        lives = len(list(run.folder.glob("events.out.tfevents.*")))
         with writing(self._path):
-            self._file = EventsWriter(str(self._path))
+            self._file = EventsWriter(str(self._path), f".{lives:03d}" if lives else "")
 
     def begin(self, handed: Mapping[Kind, int]) -> Mapping[Kind, int]:
         """Have TensorBoard forget what a kill may have left of later steps: they come again, in this file."""
