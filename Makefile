@@ -6,6 +6,7 @@ JOB ?=
 PROGRAMS ?= tests/programs
 TORCH ?= torch==2.13.0
 FRAMEWORKS ?= accelerate==1.15.0 pytorch-lightning==2.6.6
+LOGGERS ?= mlflow-skinny==3.17.2 wandb==0.31.0
 CORE ?=
 SAMPLE ?=
 SEEDS ?=
@@ -21,7 +22,7 @@ UV_SYSTEM_CERTS=true UV_DEFAULT_INDEX="$${PIP_INDEX_URL:-$$($(BIN)/pip config ge
 $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[$(subst +,$(comma),$(1))]' 2>/dev/null || $(PIP_INSTALL) --editable '.[$(subst +,$(comma),$(1))]'
 endef
 
-.PHONY: docs train test test-deploy test-torch mutants explore check protos bench clean help
+.PHONY: docs train test test-deploy test-loggers test-torch mutants explore check protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -60,6 +61,10 @@ test-deploy: $(VENV)/tested ## run the tests that need programs of Debian's, as 
 test-torch: $(VENV)/tested ## install torch beside everything else, and run the tests of models exported to it
 	$(BIN)/pip install --quiet $(TORCH) $(FRAMEWORKS)
 	$(BIN)/pytest tests/with_torch $(if $(FRAMEWORKS),,--ignore tests/with_torch/test_backend_frameworks.py)
+
+test-loggers: $(VENV)/tested ## install MLflow and W&B beside everything else, and run the tests of runs that log there
+	$(BIN)/pip install --quiet $(LOGGERS)
+	$(BIN)/pytest tests/with_loggers
 
 # All mutants of all cores take an hour and more: name a core, or a sample of each. A run that is broken off goes on.
 mutants: $(VENV)/tested ## small wrong changes to the pure cores that tests notice (CORE=planner SAMPLE=60)

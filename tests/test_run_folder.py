@@ -143,7 +143,10 @@ def test_a_process_in_the_place_of_another_one_goes_on_in_its_folder(tmp_path: P
         ({"dir": "file/run"}, "cannot be made: file: File exists; give another --run-dir, or none"),
         ({"dir": "run", "save": "/nowhere/m.safetensors"}, "cannot write /nowhere/m.safetensors"),
         ({"results": "nowhere/r.json"}, "cannot write nowhere/r.json"),
-        ({"events": "tensorboard"}, "without a run folder there is no place for them; give --run-dir"),
+        (
+            {"loggers": "tensorboard,mine"},
+            "run.loggers tensorboard, mine: without a run folder",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_said_before_training(
@@ -156,13 +159,23 @@ def test_what_cannot_be_written_is_said_before_training(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_missing_tensorboard_writer_is_said_before_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tensorboard", r"tensorboardX is not installed; pip install 'taihu\[tensorboard\]'"),
+        ("mlflow", r"mlflow is not installed; pip install 'taihu\[mlflow\]', or leave 'mlflow' out of run.loggers"),
+        ("wandb", r"wandb is not installed; pip install 'taihu\[wandb\]'"),
+        ("wandbb", "no logger is called 'wandbb'; known here: tensorboard, mlflow, wandb"),
+    ],
+)
+def test_a_logger_that_is_not_there_is_said_before_training(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taihu.core.job.run_folder.find_spec", lambda name: None)
-    job = Job(run=RunSettings(dir=tmp_path / "run", events="tensorboard"))
-    with pytest.raises(ConfigError, match=r"tensorboardX is not installed; pip install 'taihu\[tensorboard\]'"):
+    monkeypatch.setattr("taihu.core.job.loggers.find_spec", lambda name: None)
+    job = Job(run=RunSettings(dir=tmp_path / "run", loggers=(name,)))
+    with pytest.raises(ConfigError, match=words) as caught:
         prepare_run(job, None)
+    assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
 

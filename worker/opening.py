@@ -23,6 +23,7 @@ from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches, BatchSource
 from taihu.worker.options import WorkerOptions
 from taihu.worker.reporting.held_rows import HeldRows
+from taihu.worker.reporting.loggers.opening import open_loggers
 from taihu.worker.reporting.run_log import RunLog, open_writers
 from taihu.worker.saved.beginning import beginning_of
 from taihu.worker.saved.sources import TensorSource
@@ -101,13 +102,14 @@ def opened(who: Who) -> Iterator[Opened]:
         recorder = stack.enter_context(recording)
         beginning = stack.enter_context(beginning_of(job, options.rank))
         after = 0 if begun is None else begun.step
-        writers = open_writers(options.files.folder, job.run.events, after, options.wall, options.notices.say)
+        folder, say = options.files.folder, options.notices.say
         run_log = RunLog(
-            writers,
+            open_writers(folder, after, say),
+            loggers=open_loggers(job, folder, say),
             steps_per_epoch=batches.steps_per_epoch,
             learning_rate=partial(learning_rate, in_steps(job.optimizer_of_rate, length)),
             wall=options.wall,
-            say=options.notices.say,
+            say=say,
             held=HeldRows.open(None if options.rank else memory_of(job)),
         )
         run_log.goes_on(after)

@@ -66,7 +66,7 @@ def _disks() -> Iterator[Place]:
     yield Place("a run folder that becomes full", small, 0, f"model.safetensors: {_FULL}; the model is ")
     ring = _on_disk(f"{_RING} --run-dir k/r", size="40k", full=False)
     yield Place("a run folder that becomes full, in a ring", ring, 0, f"model.safetensors: {_FULL}; the model is ")
-    events = _on_disk(f"{_TRAIN} --run-dir k/r --set run.events=tensorboard", size="36k", full=False)
+    events = _on_disk(f"{_TRAIN} --run-dir k/r --set run.loggers=tensorboard", size="36k", full=False)
     yield Place("TensorBoard's events", events, 0, "events: ")
     yield Place("a model", _on_disk(f"{_TRAIN} --run-dir none --save k/m.safetensors"), 0, "; the model is ")
     yield Place("results", _on_disk(f"{_TRAIN} --run-dir none --json k/r.json"), 1, f"r.json: {_FULL}")

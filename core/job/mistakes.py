@@ -17,7 +17,11 @@ from taihu.core.settings.words import expected, expected_of, written
 __all__ = ["RENAMED", "mistake", "new_name"]
 
 RENAMED: Final = MappingProxyType(
-    {"train.checkpoint": "train.recompute", "train.checkpoint_segments": "train.recompute_segments"}
+    {
+        "train.checkpoint": "train.recompute",
+        "train.checkpoint_segments": "train.recompute_segments",
+        "run.events": "run.loggers",
+    }
 )
 """Keys that jobs had once, and their names now."""
 

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from taihu.core.base.errors import ConfigError, WriteError
 from taihu.core.base.whole_file import make_durably, make_folder, write_bytes, write_text, writing
 from taihu.core.job import Job, job_to_toml, load_job
+from taihu.core.job.loggers import check_loggers
 from taihu.core.process.results import as_json, check_writable
 from taihu.core.settings import RunSettings
 
@@ -147,11 +147,11 @@ def prepare_run(
         goes_on: whether a folder of a run of the same job is taken for that of this one.
 
     Raises:
-        ConfigError: the folder holds something, a file could not be written, or what `run.events` needs is missing.
+        ConfigError: the folder holds something, a file could not be written, or what `run.loggers` needs is missing.
         WriteError: nothing can be written into the folder.
     """
     folder = run_folder(job, datetime.now(), default)
-    _check_events(job.run.events, folder)
+    _check_loggers(job.run.loggers, folder)
     files = run_files(job.run, folder)
     files.check_writable()
     if folder is None or made or (goes_on and _is_of(folder, job)):
@@ -166,16 +166,12 @@ def prepare_run(
     return files
 
 
-def _check_events(events: str, folder: Path | None) -> None:
-    if events == "none":
-        return
-    if folder is None:
-        raise ConfigError(f"run.events {events!r}: without a run folder there is no place for them; give --run-dir")
-    if find_spec("tensorboardX") is None:
+def _check_loggers(names: tuple[str, ...], folder: Path | None) -> None:
+    if names and folder is None:
         raise ConfigError(
-            f"run.events {events!r}: tensorboardX is not installed; pip install 'taihu[tensorboard]', "
-            "or set run.events = 'none'"
+            f"run.loggers {', '.join(names)}: without a run folder nothing is kept of them; give --run-dir"
         )
+    check_loggers(names)
 
 
 def _make(folder: Path, job: Job, *, anew: bool) -> Path:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.checkpoint.places import place_of
 from taihu.core.job import Job
+from taihu.core.job.loggers import check_loggers
 from taihu.core.process.results import check_folder_writable
 from taihu.doctor.findings import Finding, fails
 from taihu.worker.preflight import check_inputs
@@ -28,9 +28,7 @@ def check_files(job: Job, where: str) -> Iterator[Finding]:
             known = next(each for each in (folder, *folder.parents) if "{" not in str(each))
             yield from _tried("disk", where, partial(check_folder_writable, known))
     yield from _check_checkpoints(job, where)
-    if job.run.events == "tensorboard" and find_spec("tensorboardX") is None:
-        text = "run.events 'tensorboard': tensorboardX is not installed"
-        yield fails("packages", where, text, "pip install 'taihu[tensorboard]'")
+    yield from _tried("packages", where, partial(check_loggers, job.run.loggers))
 
 
 def finding_of(check: str, where: str, error: ConfigError) -> Finding:

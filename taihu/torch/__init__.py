@@ -50,6 +50,7 @@ __all__ = [
     "clip_grad_norm_",
     "exchange_hook",
     "init",
+    "log",
     "rank",
     "shard_linear",
     "shutdown",
@@ -258,6 +259,35 @@ def state(**objects: Stateful) -> TrainingState:
     """
     world = _present.get()
     return TrainingState(world, world.checkpoint, objects)
+
+
+def log(**values: torch.Tensor | float) -> None:
+    """Give values of the script's own to the loggers of the run, as `taihu run --set run.loggers=mlflow` has them.
+
+    They belong to the last backward that has ended. Those of worker 0 are taken, and nothing happens on others::
+
+        loss.backward()
+        optimizer.step()
+        taihu.torch.log(loss=loss, accuracy=accuracy)
+
+    Args:
+        values: numbers, or tensors of one element each, by the names that loggers show. That of a tensor on a GPU is
+            waited for.
+
+    Raises:
+        ConfigError: a value is neither.
+    """
+    world = _present.get()
+    if world.rank == 0:
+        world.logs({name: _number(name, value) for name, value in values.items()})
+
+
+def _number(name: str, value: torch.Tensor | float) -> float:
+    try:
+        return float(value.item() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        expected = "expected a number or a tensor of one element"
+        raise ConfigError(f"log({name}=...): {expected}, got {one_line(repr(value))[:80]}") from None
 
 
 def shutdown() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -296,6 +296,10 @@ class World:
     def flush(self) -> None:
         """Have what has been reported outlive this process."""
         self._reports.flush()
+
+    def logs(self, values: Mapping[str, float]) -> None:
+        """The script has values of its own for loggers, of the step that it has exchanged last."""
+        self._reports.logs(values, self.exchanged)
 
     def at_end(self, close: Callable[..., None]) -> None:
         """Call `close(well=...)` when this process's part ends: well, or with an error, or an exit code."""

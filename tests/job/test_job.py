@@ -179,7 +179,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "dir": TEXT.filter(lambda text: not {"{", "}"} & set(text)) | st.just("runs/{name}-{time}"),
         "save": TEXT,
         "results": TEXT,
-        "events": st.sampled_from(["none", "tensorboard"]),
+        "loggers": st.lists(st.sampled_from(["tensorboard", "mlflow", "mine"]), unique=True, max_size=3),
         "history": TEXT,
     },
     "checkpoint": {
@@ -787,7 +787,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "dir": "elsewhere",
         "save": "m.safetensors",
         "results": "r.json",
-        "events": "tensorboard",
+        "loggers": ["tensorboard"],
         "history": "history",
     },
     "checkpoint": {
@@ -834,7 +834,7 @@ LOCAL = {
     ("run", "dir"),
     ("run", "save"),
     ("run", "results"),
-    ("run", "events"),
+    ("run", "loggers"),
     ("run", "history"),
     *(("chaos", key) for key in ChaosSettings.model_fields),
     *(("security", key) for key in SecuritySettings.model_fields),

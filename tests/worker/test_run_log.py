@@ -20,9 +20,11 @@ from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
 from taihu.core.base.errors import RunError
+from taihu.core.job.loggers import LoggedRun
 from taihu.core.job.schedule import learning_rate
 from taihu.core.settings import OptimizerSettings
-from taihu.worker.reporting.run_events import EventFile
+from taihu.worker.reporting.loggers.handing import HandedOn
+from taihu.worker.reporting.loggers.to_tensorboard import EventFile
 from taihu.worker.reporting.run_log import CsvTables, RunLog, ScalarWriter, open_writers
 from taihu.worker.reporting.run_rows import STEP_COLUMNS, Scalars
 from taihu.worker.training.progress import Evaluation, StepSample
@@ -65,6 +67,11 @@ def events(folder: Path) -> Iterator[Event]:
         content = content[16 + length :]
 
 
+def event_file(folder: Path) -> HandedOn:
+    run = LoggedRun("run", folder, folder, {}, {})
+    return HandedOn("tensorboard", lambda: EventFile(run), folder, (folder,), print)
+
+
 def run_log(*writers: ScalarWriter, interval_s: float = 1000.0) -> RunLog:
     return RunLog(
         writers,
@@ -79,7 +86,7 @@ def run_log(*writers: ScalarWriter, interval_s: float = 1000.0) -> RunLog:
 def test_every_step_is_a_row_and_an_event(notes: list[tuple[StepSample, float]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with run_log(CsvTables(folder), EventFile(folder)) as log:
+        with run_log(CsvTables(folder), event_file(folder)) as log:
             for step, (sample, scale) in enumerate(notes, 1):
                 log.stepped(step, sample, scale)
         table = rows(folder / "steps.csv")
@@ -107,7 +114,7 @@ def test_every_test_is_a_row_and_an_event(tmp_path: Path) -> None:
         Evaluation(3, 1, 0.25, 1.5, 1.25, None, {"rmse": 0.5}),
         Evaluation(6, 2, 0.25, 0.75, 0.5, None, {"rmse": 0.875}),
     ]
-    with run_log(CsvTables(tmp_path), EventFile(tmp_path)) as log:
+    with run_log(CsvTables(tmp_path), event_file(tmp_path)) as log:
         for evaluation in tested:
             log.evaluated(evaluation)
     table = rows(tmp_path / "epochs.csv")
@@ -119,7 +126,7 @@ def test_every_test_is_a_row_and_an_event(tmp_path: Path) -> None:
 
 
 def test_what_happened_is_a_line_with_the_step_before_it(tmp_path: Path) -> None:
-    with run_log(CsvTables(tmp_path), EventFile(tmp_path)) as log:
+    with run_log(CsvTables(tmp_path), event_file(tmp_path)) as log:
         log.happened("training", workers=3)
         log.stepped(1, SAMPLE, 1.0)
         log.happened("planned", predicted_seconds=0.5)
@@ -167,7 +174,7 @@ def test_a_full_disk_ends_the_table_and_not_the_run(tmp_path: Path, capsys: pyte
 
 def test_what_fails_in_the_run_leaves_the_rows_until_then(tmp_path: Path) -> None:
     def fail() -> None:
-        with run_log(*open_writers(tmp_path, "none")) as log:
+        with run_log(*open_writers(tmp_path)) as log:
             log.stepped(1, SAMPLE, 1.0)
             raise RunError("a worker was lost")
 
@@ -178,7 +185,7 @@ def test_what_fails_in_the_run_leaves_the_rows_until_then(tmp_path: Path) -> Non
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
-    assert open_writers(None, "tensorboard") == []
+    assert open_writers(None) == []
     with run_log() as log:
         log.stepped(1, SAMPLE, 1.0)
         assert not log.pending

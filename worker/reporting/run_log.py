@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Literal, NamedTuple, Protocol, Self
+from typing import IO, Final, NamedTuple, Protocol, Self
 
 import structlog
 
@@ -22,6 +22,7 @@ from taihu.worker.reporting.held_rows import HeldRows
 from taihu.worker.reporting.run_rows import (
     STEP_COLUMNS,
     EventNote,
+    OwnNote,
     Scalars,
     StepNote,
     begun_scalars,
@@ -30,7 +31,7 @@ from taihu.worker.reporting.run_rows import (
 )
 from taihu.worker.training.progress import Evaluation, StepSample
 
-__all__ = ["CsvTables", "RunLog", "ScalarWriter", "open_writers"]
+__all__ = ["CsvTables", "LoggerWriter", "RunLog", "ScalarWriter", "open_writers"]
 
 _INTERVAL_S = 1.0
 _LOSS: Final = "worker_0_loss"
@@ -50,6 +51,9 @@ class ScalarWriter(Protocol):
     def add_test(self, row: Scalars) -> None:
         """Take in a row of `epoch_scalars`; all of a run have the same keys."""
 
+    def add_own(self, note: OwnNote) -> None:
+        """Take in a script's own values."""
+
     def add_event(self, event: EventNote) -> None:
         """Take in what happened."""
 
@@ -58,6 +62,13 @@ class ScalarWriter(Protocol):
 
     def close(self) -> None:
         """Write what is left; nothing comes after."""
+
+
+class LoggerWriter(ScalarWriter, Protocol):
+    """A place that keeps the rows of all lives of a run elsewhere."""
+
+    def goes_on(self, begun_after: int) -> None:
+        """The run goes on behind a step: rows up to there that this place lacks are in the tables."""
 
 
 class CsvTables:
@@ -112,6 +123,9 @@ class CsvTables:
                 table.writerow(row)
             self.last_test = int(row["step"])
             table.writerow(row.values())
+
+    def add_own(self, note: OwnNote) -> None:
+        """Nothing: tables have the columns of every run."""
 
     def add_event(self, event: EventNote) -> None:
         """Write a line of `events.jsonl`; there are few of them."""
@@ -172,30 +186,18 @@ def _keep_rows(path: Path, last_step: int) -> _Kept:
     return _Kept(steps, losses, former)
 
 
-def open_writers(
-    folder: Path | None,
-    events: Literal["none", "tensorboard"],
-    begun_after: int = 0,
-    wall: WallClock | None = None,
-    say: Callable[[str], None] = _warn,
-) -> list[ScalarWriter]:
-    """The files of a run in its folder, with times of `wall`; none where it has no folder.
+def open_writers(folder: Path | None, begun_after: int = 0, say: Callable[[str], None] = _warn) -> list[ScalarWriter]:
+    """The tables of a run in its folder; none where it has no folder.
 
     See `CsvTables` for `begun_after`. A file that cannot be made is left out, and `say` is told of it.
     """
     if folder is None:
         return []
-    made: list[ScalarWriter] = []
     try:
-        made.append(CsvTables(folder, begun_after))
-        if events != "none":
-            from taihu.worker.reporting.run_events import EventFile  # noqa: PLC0415 - an extra, most runs do without
-
-            with writing(folder / "events"):
-                made.append(EventFile(folder, wall))
+        return [CsvTables(folder, begun_after)]
     except WriteError as error:
         say(f"{error}; {_GOES_ON}")
-    return made
+        return []
 
 
 class RunLog:
@@ -211,6 +213,7 @@ class RunLog:
         say: is told of a file that cannot be written.
         wall: the time of events.
         held: has the rows of steps whose writing a kill may prevent.
+        loggers: that rows are handed to.
     """
 
     def __init__(
@@ -223,19 +226,21 @@ class RunLog:
         wall: WallClock | None = None,
         say: Callable[[str], None] = _warn,
         held: HeldRows | None = None,
+        loggers: Sequence[LoggerWriter] = (),
     ) -> None:
         self._say = say
-        self._held = held if writers else None
+        self._held = held if writers or loggers else None
         self.untested_losses: list[float] = []
         """Losses of the steps since the last test that earlier lives have made."""
         self.made_again = 0
         """Steps that had been completed, and are made again: none where the run goes on from the last one."""
-        self._writers = list(writers)
+        self._writers = [*writers, *loggers]
+        self._loggers = loggers
         self._steps_per_epoch = steps_per_epoch
         self._learning_rate = learning_rate
         self._interval_s = interval_s
         self._wall = wall or WallClock()
-        self._notes: deque[StepNote | Scalars | Evaluation | EventNote] = deque()
+        self._notes: deque[StepNote | Scalars | Evaluation | OwnNote | EventNote] = deque()
         self._step = 0
         self._ends = threading.Event()
         self._writing = threading.Lock()
@@ -281,6 +286,7 @@ class RunLog:
 
     def goes_on(self, begun_after: int) -> None:
         """The run goes on behind a step: rows that a kill has kept from the tables are written."""
+        self._loggers_go_on(begun_after)
         if (tables := self._tables) is None:
             return
         former = tables.former_step
@@ -298,6 +304,12 @@ class RunLog:
             if (tables := self._tables) is not None:
                 with self._given_up_on_failure(tables):
                     tables.cut(begun_after)
+        self._loggers_go_on(begun_after)
+
+    def _loggers_go_on(self, begun_after: int) -> None:
+        if begun_after:
+            for logger in self._loggers:
+                logger.goes_on(begun_after)
 
     def has_test(self, step: int) -> bool:
         """Whether the table of tests has that of a step, or there is no table of this run's own steps."""
@@ -310,6 +322,11 @@ class RunLog:
         """The model was tested."""
         if self._writers:
             self._notes.append(evaluation)
+
+    def logged(self, values: Mapping[str, float], step: int) -> None:
+        """A script has values of its own for the loggers."""
+        if self._loggers:
+            self._notes.append(OwnNote(step, values))
 
     def happened(self, event: str, **facts: float | str) -> None:
         """Something happened after the last step: `event` names it, `facts` say more."""
@@ -336,19 +353,11 @@ class RunLog:
         notes = [self._notes.popleft() for _ in range(len(self._notes))]
         if not notes:
             return
-        steps = [
-            note if isinstance(note, dict) else self._row(note) for note in notes if isinstance(note, StepNote | dict)
-        ]
-        tests = [epoch_scalars(note) for note in notes if isinstance(note, Evaluation)]
-        events = [note for note in notes if isinstance(note, EventNote)]
+        told = [self._row(note) if isinstance(note, StepNote) else note for note in notes]
         for writer in tuple(self._writers):
             with self._given_up_on_failure(writer):
-                for row in steps:
-                    writer.add_step(row)
-                for row in tests:
-                    writer.add_test(row)
-                for event in events:
-                    writer.add_event(event)
+                for note in told:
+                    _add(writer, note)
                 writer.flush()
 
     def _row(self, note: StepNote) -> Scalars:
@@ -363,3 +372,15 @@ class RunLog:
             with suppress(OSError, WriteError):
                 writer.close()
             self._say(f"{error}; {_GOES_ON}")
+
+
+def _add(writer: ScalarWriter, note: Scalars | Evaluation | OwnNote | EventNote) -> None:
+    match note:
+        case dict():
+            writer.add_step(note)
+        case Evaluation():
+            writer.add_test(epoch_scalars(note))
+        case OwnNote():
+            writer.add_own(note)
+        case _:
+            writer.add_event(note)

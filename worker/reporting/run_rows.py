@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from taihu.core.job.loggers import LoggedRow
 from taihu.worker.training.progress import Evaluation, StepSample
 
-__all__ = ["STEP_COLUMNS", "EventNote", "StepNote", "begun_scalars", "epoch_scalars", "step_scalars"]
+__all__ = [
+    "STEP_COLUMNS",
+    "EventNote",
+    "OwnNote",
+    "StepNote",
+    "begun_scalars",
+    "epoch_scalars",
+    "logged_step",
+    "logged_test",
+    "step_scalars",
+]
 
 STEP_COLUMNS = (
     "step",
@@ -26,6 +37,14 @@ STEP_COLUMNS = (
     "loss_scale",
 )
 _OF_SAMPLE = STEP_COLUMNS[4:-1]
+_LOGGED = {
+    "worker_0_loss": "loss/worker_0",
+    "learning_rate": "learning_rate",
+    "loss_scale": "loss_scale",
+    "selected_ratio": "exchange/selected_ratio",
+    "sent_bytes": "exchange/sent_bytes",
+    "received_bytes": "exchange/received_bytes",
+}
 
 Scalars = dict[str, float]
 
@@ -45,6 +64,13 @@ class EventNote(NamedTuple):
     facts: Mapping[str, float | str]
     step: int
     time_s: float
+
+
+class OwnNote(NamedTuple):
+    """Values that a script logs itself, with the step that they belong to."""
+
+    step: int
+    values: Mapping[str, float]
 
 
 def step_scalars(note: StepNote, steps_per_epoch: int | None, learning_rate: Callable[[int], float]) -> Scalars:
@@ -83,3 +109,23 @@ def epoch_scalars(evaluation: Evaluation) -> Scalars:
         "test_loss": evaluation.test_loss,
         **{f"test_{name}": value for name, value in evaluation.test_metrics.items()},
     }
+
+
+def logged_step(row: Scalars) -> LoggedRow:
+    """A row of `step_scalars` for loggers, by the names that they show."""
+    values = {_step_name(name): value for name, value in row.items() if name not in {"step", "epoch"}}
+    return LoggedRow("step", int(row["step"]), values)
+
+
+def logged_test(row: Scalars) -> LoggedRow:
+    """A row of `epoch_scalars` for loggers, at the step after which the model was tested."""
+    values = {_test_name(name): value for name, value in row.items() if name not in {"step", "seconds"}}
+    return LoggedRow("test", int(row["step"]), values)
+
+
+def _step_name(name: str) -> str:
+    return _LOGGED.get(name) or f"seconds/{name.removesuffix('_seconds')}"
+
+
+def _test_name(name: str) -> str:
+    return {"train_loss": "loss/train_mean", "epoch": "epoch"}.get(name) or name.replace("test_", "test/", 1)

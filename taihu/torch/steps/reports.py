@@ -32,6 +32,7 @@ from taihu.core.wire.base.address import host_of
 from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, WorkerMetrics
 from taihu.worker.exchange.session import Session
 from taihu.worker.reporting.activity import Activity
+from taihu.worker.reporting.loggers.opening import open_loggers
 from taihu.worker.reporting.observer import Observer
 from taihu.worker.reporting.run_log import RunLog, open_writers
 from taihu.worker.training.step_record import StepRecord
@@ -107,10 +108,14 @@ class Reports:
         self._files = _files_of(job, options) if rank == 0 else RunFiles()
         self._memory = MemoryGrowth()
         self._metrics = WorkerMetrics(rank, is_read=options.metrics_port is not None)
-        writers = open_writers(self._files.folder, job.run.events, sys.maxsize if options.lives else 0)
-        self._run_log = RunLog(writers, steps_per_epoch=None, learning_rate=lambda _: 0.0)
         self._stack = ExitStack()
         self._notices = Notices()
+        self._run_log = RunLog(
+            open_writers(self._files.folder, sys.maxsize if options.lives else 0),
+            steps_per_epoch=None,
+            learning_rate=lambda _: 0.0,
+            loggers=open_loggers(job, self._files.folder, self._notices.say, _script()),
+        )
         self._last = self.before = 0
         """The steps that earlier lives of the script have made."""
         self.tracer = make_tracer(options.trace, options.trace_steps)
@@ -175,6 +180,10 @@ class Reports:
             ("wait", record.backward_end_s, record.end_s),
         ):
             self.tracer.add("compute", name, start_s, stop_s, step=record.step)
+
+    def logs(self, values: Mapping[str, float], step: int) -> None:
+        """The script has values of its own for the loggers of the run."""
+        self._run_log.logged(values, step)
 
     def travels(self, path: str) -> None:
         """Values take `path` now."""
