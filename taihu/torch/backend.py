@@ -42,7 +42,7 @@ class Groups:
         """A connected group; `options` are c10d's DistributedBackendOptions.
 
         Raises:
-            TaihuError: the group's processes do not find each other within its timeout.
+            DistBackendError, ConfigError: as `TaihuGroup`.
         """
         name = options.group_id or "default"
         # The group of all has no list of them.

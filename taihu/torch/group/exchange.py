@@ -74,12 +74,13 @@ class GroupExchange:
         Raises:
             TaihuError: what `run` raises, in better words where ranks have not called the same.
         """
+        if self._failure is not None:
+            # Behind an error ranks may call what they like.
+            raise self._failure
         call = self._call = Call(self._call.number + 1, words)
         self._calls.append(call)
         self._watch.begin(call)
         try:
-            if self._failure is not None:
-                raise self._failure
             run()
         except TaihuError as error:
             if self.size == 1:
@@ -99,10 +100,18 @@ class GroupExchange:
         """End every operation of every rank with `error`, or with what came first."""
         self._communicator.fail(error)
 
+    def give_up(self, error: TaihuError) -> None:
+        """End every operation of every rank with `error`, which needs no other rank's word on it."""
+        self._is_explained = True
+        self.fail(error)
+
     def close(self) -> None:
-        """Leave in good order."""
+        """Leave in good order, or behind an error at once."""
         self._watch.close()
-        self._meeting.close()
+        if self._failure is None:
+            self._meeting.close()
+        else:
+            self._meeting.cut()
 
     def allreduce(
         self, what: str, values: NDArray[Any], value_type: ValueType, timeout_s: float, *, mean: bool

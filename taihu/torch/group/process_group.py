@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from taihu.core.base.errors import ExchangeError
+from taihu.core.base.errors import ConfigError, ExchangeError, TaihuError
 from taihu.torch.group import moves, sparse, sums
 from taihu.torch.group.callers import Callers
 from taihu.torch.group.calls import MOST_TAG, Words, call_of
@@ -57,7 +58,8 @@ class TaihuGroup(dist.ProcessGroup):
         on_end: is called with `store` when this process has left a group of several.
 
     Raises:
-        TaihuError: the group's processes do not find each other.
+        DistBackendError: the group's processes do not find each other, or one of them is lost; it is named.
+        ConfigError: this machine has no address at which others reach it.
     """
 
     def __init__(
@@ -73,13 +75,22 @@ class TaihuGroup(dist.ProcessGroup):
         self._global_ranks = tuple(global_ranks) or tuple(range(place.size))
         self._names = {"name": place.name, "description": ""}
         self._timeout_s = place.timeout_s
-        self._exchange = GroupExchange(store, place)
+        self._exchange = self._connected(store, place)
         self._callers = Callers(f"taihu-{place.name}-callback")
         self._messages = Messages(self._exchange, self._explain, self._callers)
         self._order = Order(f"taihu-{place.name}", self._explain, self._callers)
         self._on_end = on_end
         self._process = os.getpid()
+        self._leaving = threading.Lock()
         self._closed = False
+
+    def _connected(self, store: Any, place: GroupPlace) -> GroupExchange:
+        try:
+            return GroupExchange(store, place)
+        except ConfigError:
+            raise
+        except TaihuError as error:
+            raise self._explain("init", error) from None
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place; a sparse COO tensor is summed, and coalesced then."""
@@ -319,23 +330,31 @@ class TaihuGroup(dist.ProcessGroup):
         return self._global_ranks[rank] if rank < len(self._global_ranks) else rank
 
     def shutdown(self) -> None:
-        """Leave in good order when what was issued has ended; may be called again."""
-        if not self._closed and os.getpid() == self._process:
+        """Leave in good order when what was issued has ended; may be called again, by any thread."""
+        if os.getpid() != self._process:
+            return
+        with self._leaving:
+            if self._closed:
+                return
             self._closed = True
-            self._order.close(_FAREWELL_S)
+            if not self._order.close(_FAREWELL_S):
+                self.give_up("has destroyed the group before all that it had issued was done")
+                self._order.close(_FAREWELL_S)
+            self._messages.close()
             self._callers.close()
             self._exchange.close()
             if self._place.size > 1:
                 self._on_end(self._store)
 
     def abort(self) -> None:
-        """End every operation with an error, on all ranks."""
+        """End every operation with an error, on all ranks, and leave; may be called again, by any thread."""
         self.give_up("has aborted the group")
+        self.shutdown()
 
     def give_up(self, reason: str) -> None:
         """End every operation on all ranks with an error that says that this rank `reason`."""
         if os.getpid() == self._process:
-            self._exchange.fail(ExchangeError(f"worker {self._place.rank} {reason}"))
+            self._exchange.give_up(ExchangeError(f"worker {self._place.rank} {reason}"))
 
     def set_timeout(self, timeout: Any) -> None:
         """Give operations that are issued from now on another timeout."""
