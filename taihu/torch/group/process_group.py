@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from taihu.core.base.errors import ConfigError, ExchangeError, TaihuError
+from taihu.core.base.errors import ConfigError, MemberLostError, TaihuError
 from taihu.torch.group import moves, sparse, sums
 from taihu.torch.group.callers import Callers
 from taihu.torch.group.calls import MOST_TAG, Words, call_of
@@ -354,7 +354,8 @@ class TaihuGroup(dist.ProcessGroup):
     def give_up(self, reason: str) -> None:
         """End every operation on all ranks with an error that says that this rank `reason`."""
         if os.getpid() == self._process:
-            self._exchange.give_up(ExchangeError(f"worker {self._place.rank} {reason}"))
+            # Others need not ask whether all have called the same: this rank is lost to them.
+            self._exchange.give_up(MemberLostError(f"worker {self._place.rank} {reason}"))
 
     def set_timeout(self, timeout: Any) -> None:
         """Give operations that are issued from now on another timeout."""
