@@ -139,4 +139,4 @@ def destroy_while_waiting(rank: int) -> list[str]:
 def test_what_is_under_way_when_a_group_is_destroyed_ends_with_an_error(tmp_path: Path) -> None:
     told, _ = on_ranks(2, tmp_path, destroy_while_waiting)
     for text in told:
-        assert "rank 0 has destroyed the group before" in text
+        assert "rank 0 has left the group before" in text

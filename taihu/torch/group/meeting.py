@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.peer_service import PEER_SERVICE
-from taihu.core.base.errors import ConfigError, PeerUnreachableError
+from taihu.core.base.errors import ConfigError, MemberLostError, PeerUnreachableError
 from taihu.core.base.words import said_by
 from taihu.core.coordination.listener import Listener, ListenOptions, open_listener
 from taihu.core.security.security import Security
@@ -24,7 +24,7 @@ from taihu.torch.group.board import Board
 from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.vigil import Vigil
 
-__all__ = ["Meeting", "meet"]
+__all__ = ["Meeting", "listen", "meet", "meet_by_roster"]
 
 _SPARE_THREADS: Final = 4
 _LONGEST_SILENCE_S: Final = 15.0
@@ -64,10 +64,8 @@ def meet(store: Any, place: GroupPlace) -> Meeting:
         ConfigError: this machine has no address to listen on.
     """
     if place.size == 1:
-        word = _new_word()
-        return Meeting(Communicator(WorkerIdentity(word, 0, 0), 1, timeout_s=place.timeout_s), None, word)
-    patience = Patience(max(1.0, min(_LONGEST_SILENCE_S, place.timeout_s)))
-    listener = _listen(store, place, patience)
+        return _alone(place)
+    listener = listen(store, place)
     with Vigil() as vigil:
         board = Board(store, place, vigil)
         try:
@@ -83,6 +81,44 @@ def meet(store: Any, place: GroupPlace) -> Meeting:
             board.give_up(said_by(f"worker {place.rank}", str(error) or repr(error)))
             listener.close(grace_s=0.0)
             raise
+
+
+def meet_by_roster(roster: Roster, place: GroupPlace, listener: Listener) -> Meeting:
+    """Connect with all processes of a roster, whose own one listens there; they may be about to connect yet.
+
+    Raises:
+        MemberLostError: one of them has gone; it is named.
+    """
+    if place.size == 1:
+        listener.close(grace_s=0.0)
+        return _alone(place)
+    meeting = Meeting(_communicator(roster, place, listener), listener, roster.word)
+    communicator = meeting.communicator
+    failures: list[BaseException] = []
+    communicator.on_failure(failures.append)
+
+    def lose(rank: int) -> None:
+        communicator.fail(MemberLostError(f"worker {rank} was lost while the group was made"))
+
+    try:
+        with Vigil() as vigil:
+            for rank, life in enumerate(roster.lives):
+                if life is not None and rank != place.rank:
+                    vigil.watch(rank, life.address)
+            with vigil.telling(lose):
+                _connect(communicator, roster, place, listener)
+        if failures:
+            raise failures[0]
+    except BaseException as error:
+        communicator.fail(error)
+        meeting.cut()
+        raise
+    return meeting
+
+
+def _alone(place: GroupPlace) -> Meeting:
+    word = _new_word()
+    return Meeting(Communicator(WorkerIdentity(word, 0, 0), 1, timeout_s=place.timeout_s), None, word)
 
 
 def _meet(board: Board, place: GroupPlace, listener: Listener, vigil: Vigil) -> Meeting:
@@ -129,7 +165,13 @@ def _connect(communicator: Communicator, roster: Roster, place: GroupPlace, list
     communicator.connect(addresses, mesh=True)
 
 
-def _listen(store: Any, place: GroupPlace, patience: Patience) -> Listener:
+def listen(store: Any, place: GroupPlace) -> Listener:
+    """Listen for a group's processes, at the address by which this machine reaches torch's store.
+
+    Raises:
+        ConfigError: this machine has no address to listen on.
+    """
+    patience = Patience(max(1.0, min(_LONGEST_SILENCE_S, place.timeout_s)))
     host = _own_host(store)
     threads = 3 * place.size + _SPARE_THREADS
     # Groups have no job, and no identities: where `taihu run` has given this process a token, that holds here, too.

@@ -9,15 +9,15 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from taihu.core.base.errors import ConfigError, MemberLostError, TaihuError
+from taihu.core.base.errors import ConfigError, TaihuError
 from taihu.torch.group import moves, sparse, sums
-from taihu.torch.group.callers import Callers
 from taihu.torch.group.calls import MOST_TAG, Words, call_of
 from taihu.torch.group.checks import (
     check_dense,
@@ -30,15 +30,17 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
+from taihu.torch.group.connected import Connected
 from taihu.torch.group.exchange import GroupExchange, Turn
-from taihu.torch.group.messages import Messages
-from taihu.torch.group.order import Order
+from taihu.torch.group.handles import Handles, Invitation
+from taihu.torch.group.meeting import Meeting, meet
 from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.work import GroupWork
 
 __all__ = ["TaihuGroup"]
 
-_FAREWELL_S: Final = 5.0
+_REVOKED_AFTER_S: Final = 0.5
+"""The time that operations have to end when a group is reconfigured."""
 
 Tensor = Any
 Tensors = list[Any]
@@ -56,6 +58,7 @@ class TaihuGroup(dist.ProcessGroup):
         place: of this process in the group.
         global_ranks: the group's ranks in the whole run, in order.
         on_end: is called with `store` when this process has left a group of several.
+        is_reconfigurable: the processes do not find each other before `reconfigure`.
 
     Raises:
         DistBackendError: the group's processes do not find each other, or one of them is lost; it is named.
@@ -68,6 +71,8 @@ class TaihuGroup(dist.ProcessGroup):
         place: GroupPlace,
         global_ranks: Sequence[int],
         on_end: Callable[[Any], None] = lambda _: None,
+        *,
+        is_reconfigurable: bool = False,
     ) -> None:
         super().__init__(place.rank, place.size)
         self._store = store
@@ -75,22 +80,89 @@ class TaihuGroup(dist.ProcessGroup):
         self._global_ranks = tuple(global_ranks) or tuple(range(place.size))
         self._names = {"name": place.name, "description": ""}
         self._timeout_s = place.timeout_s
-        self._exchange = self._connected(store, place)
-        self._callers = Callers(f"taihu-{place.name}-callback")
-        self._messages = Messages(self._exchange, self._explain, self._callers)
-        self._order = Order(f"taihu-{place.name}", self._explain, self._callers)
         self._on_end = on_end
         self._process = os.getpid()
         self._leaving = threading.Lock()
         self._closed = False
+        self._handles = Handles(store) if is_reconfigurable else None
+        self._connected: Connected | None = None
+        if not is_reconfigurable:
+            try:
+                self._connected = self._among(meet(store, place), place)
+            except ConfigError:
+                raise
+            except TaihuError as error:
+                raise self._explain("init", error) from None
 
-    def _connected(self, store: Any, place: GroupPlace) -> GroupExchange:
+    def _among(self, meeting: Meeting, place: GroupPlace) -> Connected:
+        return Connected(GroupExchange(meeting, self._store, place), place, self._explain)
+
+    def _now(self, what: str) -> Connected:
+        """The group as it is now; raises DistBackendError where it is none, or in a fork of its process."""
+        self._check_process(what)
+        if self._connected is None:
+            raise self._explain(what, RuntimeError("the group is not connected; call reconfigure, and wait for it"))
+        return self._connected
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether `reconfigure` may be called: the group was made with `enable_reconfigure`."""
+        return self._handles is not None
+
+    def get_reconfigure_handle(self) -> str:
+        """The text by which others find this process in the next `reconfigure`; the same until then."""
+        return self._own_handles().own(self._place)
+
+    def reconfigure(self, opts: Any) -> GroupWork:
+        """Leave the present members, and connect with those of other handles, one of which is this process's.
+
+        What is under way ends with an error. `opts` are c10d's ReconfigureOptions; returns at once, and the work ends
+        when all are connected, with a DistBackendError that names who is lost.
+
+        Raises:
+            DistBackendError, ValueError: as `Handles.use`.
+        """
+        handles = self._own_handles()
+        place = replace(self._place, timeout_s=seconds_of(opts.timeout, self._timeout_s))
+        invitation = handles.use(opts.uuid, opts.handles, place)
+        work = GroupWork("reconfigure", [])
+        former, self._connected = self._connected, None
+        threading.Thread(
+            target=self._reconfigure, args=(former, invitation, work), name="taihu-reconfigure", daemon=True
+        ).start()
+        return work
+
+    def _reconfigure(self, former: Connected | None, invitation: Invitation, work: GroupWork) -> None:
+        error = None
+        place = invitation.place
         try:
-            return GroupExchange(store, place)
-        except ConfigError:
-            raise
-        except TaihuError as error:
-            raise self._explain("init", error) from None
+            if former is not None:
+                former.leave(_REVOKED_AFTER_S)
+            self._global_ranks = tuple(range(place.size))
+            connected = self._among(invitation.meet(), place)
+            try:
+                # Nobody may leave while others are about to connect to it.
+                connected.exchange.meet(work.what, place.timeout_s)
+            except BaseException as raised:
+                connected.exchange.fail(raised)
+                connected.leave()
+                raise
+            self._place = replace(place, timeout_s=self._timeout_s)
+            self._connected = connected
+        except BaseException as raised:
+            error = self._explain(work.what, raised)
+        tell = work.end(error)
+        if tell is not None:
+            tell()
+
+    def _own_handles(self) -> Handles:
+        self._check_process("reconfigure")
+        if self._handles is None:
+            raise dist.DistBackendError(
+                f"taihu group {self._names['name']!r}: cannot be reconfigured; make it by "
+                "init_process_group(enable_reconfigure=True)"
+            )
+        return self._handles
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place; a sparse COO tensor is summed, and coalesced then."""
@@ -262,15 +334,18 @@ class TaihuGroup(dist.ProcessGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send a tensor to one rank; the tensor may be changed when the work has ended."""
-        return self._messages.send(self._one_of("send", tensors, dst, tag), dst, tag, self._timeout_s)
+        tensor = self._one_of("send", tensors, dst, tag)
+        return self._now("send").messages.send(tensor, dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
         """Receive a tensor of one rank."""
-        return self._messages.receive(self._one_of("recv", tensors, src, tag), src, tag, self._timeout_s)
+        tensor = self._one_of("recv", tensors, src, tag)
+        return self._now("recv").messages.receive(tensor, src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         """Receive a tensor of whichever rank sends one with this tag; the work's `source_rank` says who."""
-        return self._messages.receive(self._one_of("recv_anysource", tensors, None, tag), None, tag, self._timeout_s)
+        tensor = self._one_of("recv_anysource", tensors, None, tag)
+        return self._now("recv_anysource").messages.receive(tensor, None, tag, self._timeout_s)
 
     def _one_of(self, what: str, tensors: Tensors, other: int | None, tag: int) -> Tensor:
         self._check_process(what)
@@ -298,9 +373,9 @@ class TaihuGroup(dist.ProcessGroup):
 
     def _queue(self, call: Words, result: Tensors, run: Run, opts: Any) -> GroupWork:
         timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
-        self._check_process(call.what)
-        turn = Turn(self._exchange, call.what, timeout_s)
-        return self._order.issue(call.what, result, partial(self._run, call, run, turn))
+        connected = self._now(call.what)
+        turn = Turn(connected.exchange, call.what, timeout_s)
+        return connected.order.issue(call.what, result, partial(_carry_out, call, run, turn))
 
     def _check_process(self, what: str) -> None:
         """Raise unless this process made the group: a fork has neither its threads nor its place."""
@@ -310,14 +385,6 @@ class TaihuGroup(dist.ProcessGroup):
                 f"taihu group {self._names['name']!r}, {what}: this process is a fork of rank {rank}, and has no "
                 f"connection to the others; let rank {rank} call it"
             )
-
-    def _run(self, call: Words, run: Run, turn: Turn) -> None:
-        try:
-            self._exchange.carry_out(call, partial(run, turn))
-        except BaseException as error:
-            # The others shall not wait for this rank, which may be in the middle of it.
-            self._exchange.fail(error)
-            raise
 
     def _explain(self, what: str, error: BaseException) -> BaseException:
         """The error as PyTorch's scripts expect it; the group's numbers of ranks become those of the whole run."""
@@ -337,25 +404,28 @@ class TaihuGroup(dist.ProcessGroup):
             if self._closed:
                 return
             self._closed = True
-            if not self._order.close(_FAREWELL_S):
-                self.give_up("has destroyed the group before all that it had issued was done")
-                self._order.close(_FAREWELL_S)
-            self._messages.close()
-            self._callers.close()
-            self._exchange.close()
+            if self._handles is not None:
+                self._handles.close()
+            if self._connected is not None:
+                self._connected.leave()
             if self._place.size > 1:
                 self._on_end(self._store)
 
     def abort(self) -> None:
-        """End every operation with an error, on all ranks, and leave; may be called again, by any thread."""
+        """End every operation with an error, on all ranks, and leave; may be called again, by any thread.
+
+        Only `reconfigure` connects the group again.
+        """
         self.give_up("has aborted the group")
-        self.shutdown()
+        if self._handles is None:
+            self.shutdown()
+        elif self._connected is not None:
+            self._connected.leave()
 
     def give_up(self, reason: str) -> None:
         """End every operation on all ranks with an error that says that this rank `reason`."""
-        if os.getpid() == self._process:
-            # Others need not ask whether all have called the same: this rank is lost to them.
-            self._exchange.give_up(MemberLostError(f"worker {self._place.rank} {reason}"))
+        if os.getpid() == self._process and self._connected is not None:
+            self._connected.give_up(reason)
 
     def set_timeout(self, timeout: Any) -> None:
         """Give operations that are issued from now on another timeout."""
@@ -406,6 +476,15 @@ class TaihuGroup(dist.ProcessGroup):
     def getSize(self) -> int:  # noqa: N802 - PyTorch's name
         """The number of processes in the group."""
         return self._place.size
+
+
+def _carry_out(call: Words, run: Run, turn: Turn) -> None:
+    try:
+        turn.exchange.carry_out(call, partial(run, turn))
+    except BaseException as error:
+        # The others shall not wait for this rank, which may be in the middle of it.
+        turn.exchange.fail(error)
+        raise
 
 
 def _parts(what: str, tensor: Tensor, count: int) -> Tensors:
