@@ -1,6 +1,6 @@
 """A rank is killed at different moments: `taihu` and Gloo, whether and when the others hear of it, and go on.
 
-    python -m benchmarks backend_faults [--kills 5] [--json FILE] [--docs PAGE]
+    python -m benchmarks backend_faults [--kills 5] [--gloo-kills 1] [--json FILE] [--docs PAGE]
 
 Three ranks on this machine. The survivors' errors are timed from the kill, or from the call where they were in none;
 then they make a group of two in the same processes and train in it, to losses that one process computes. Gloo's
@@ -32,7 +32,7 @@ from benchmarks.pytorch.ranks_with_faults import MOMENTS, RANKS, Fault, losses_o
 __all__ = ["main", "run_fault", "table"]
 
 _PAGE: Final = "measured by benchmarks.pytorch.backend_faults"
-_WAYS: Final = (("taihu", False), ("taihu", True), ("gloo", False))
+_WAYS: Final[tuple[tuple[str, bool], ...]] = (("taihu", False), ("taihu", True), ("gloo", False))
 _LONGEST_S: Final = 60.0
 _NOTHING: Final = "nothing"
 _OF_STORE: Final = "barrier, rank 0 with its TCPStore"
@@ -59,7 +59,7 @@ def _next(pipe: Connection, what: str, limit_s: float = _LONGEST_S) -> Any:
 
 
 def run_fault(fault: Fault, wait_s: float) -> dict[str, Any]:
-    """What the others get of a rank that is killed `wait_s` after all have come to the moment."""
+    """The errors and losses of the others, when a rank is killed `wait_s` after all have come to the moment."""
     pipes = [_CONTEXT.Pipe() for _ in range(RANKS)]
     ranks = [_CONTEXT.Process(target=run_rank, args=(rank, fault, pipe)) for rank, (_, pipe) in enumerate(pipes)]
     for rank in ranks:
@@ -167,7 +167,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     moments = (*MOMENTS, _OF_STORE, _STOPPED)
     parser.add_argument("--moments", nargs="+", choices=moments, default=list(moments), metavar="MOMENT")
-    parser.add_argument("--kills", type=int, default=5, help="of each moment and way; Gloo's timeouts are waited for")
+    parser.add_argument("--kills", type=int, default=5, help="of each moment, over taihu, on each of its ways")
+    parser.add_argument(
+        "--gloo-kills", type=int, default=1, help="of each moment, over Gloo, whose timeouts take long"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
@@ -179,7 +182,8 @@ def main() -> None:
         for way in _WAYS:
             if (moment, *way) in known:
                 continue
-            rows.append(_measure(way, moment, options.kills, options.seed))
+            kills = options.gloo_kills if way[0] == "gloo" else options.kills
+            rows.append(_measure(way, moment, kills, options.seed))
             save_rows(options.json, rows)
             print(f"{moment}, {way}: {_cell(rows[-1])}", rows[-1]["errors"], file=sys.stderr, flush=True)
     publish(table(rows), _PAGE, options.docs)

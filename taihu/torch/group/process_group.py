@@ -5,18 +5,14 @@ Names and arguments of methods are PyTorch's, of which some have several names f
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from taihu.core.base.errors import ConfigError, TaihuError
 from taihu.torch.group import moves, sparse, sums
 from taihu.torch.group.calls import MOST_TAG, Words, call_of
 from taihu.torch.group.checks import (
@@ -30,17 +26,12 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
-from taihu.torch.group.connected import Connected
-from taihu.torch.group.exchange import GroupExchange, Turn
-from taihu.torch.group.handles import Handles, Invitation
-from taihu.torch.group.meeting import Meeting, meet
+from taihu.torch.group.exchange import Turn
+from taihu.torch.group.members import Members
 from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.work import GroupWork
 
 __all__ = ["TaihuGroup"]
-
-_REVOKED_AFTER_S: Final = 0.5
-"""The time that operations have to end when a group is reconfigured."""
 
 Tensor = Any
 Tensors = list[Any]
@@ -75,43 +66,26 @@ class TaihuGroup(dist.ProcessGroup):
         is_reconfigurable: bool = False,
     ) -> None:
         super().__init__(place.rank, place.size)
+        self._members = Members(store, place, global_ranks, is_reconfigurable=is_reconfigurable)
         self._store = store
-        self._place = place
-        self._global_ranks = tuple(global_ranks) or tuple(range(place.size))
-        self._names = {"name": place.name, "description": ""}
+        self._description = ""
         self._timeout_s = place.timeout_s
         self._on_end = on_end
-        self._process = os.getpid()
         self._leaving = threading.Lock()
         self._closed = False
-        self._handles = Handles(store) if is_reconfigurable else None
-        self._connected: Connected | None = None
-        if not is_reconfigurable:
-            try:
-                self._connected = self._among(meet(store, place), place)
-            except ConfigError:
-                raise
-            except TaihuError as error:
-                raise self._explain("init", error) from None
 
-    def _among(self, meeting: Meeting, place: GroupPlace) -> Connected:
-        return Connected(GroupExchange(meeting, self._store, place), place, self._explain)
-
-    def _now(self, what: str) -> Connected:
-        """The group as it is now; raises DistBackendError where it is none, or in a fork of its process."""
-        self._check_process(what)
-        if self._connected is None:
-            raise self._explain(what, RuntimeError("the group is not connected; call reconfigure, and wait for it"))
-        return self._connected
+    @property
+    def _place(self) -> GroupPlace:
+        return self._members.place
 
     @property
     def supports_reconfigure(self) -> bool:
         """Whether `reconfigure` may be called: the group was made with `enable_reconfigure`."""
-        return self._handles is not None
+        return self._members.are_reconfigurable
 
     def get_reconfigure_handle(self) -> str:
         """The text by which others find this process in the next `reconfigure`; the same until then."""
-        return self._own_handles().own(self._place)
+        return self._members.handle()
 
     def reconfigure(self, opts: Any) -> GroupWork:
         """Leave the present members, and connect with those of other handles, one of which is this process's.
@@ -122,47 +96,7 @@ class TaihuGroup(dist.ProcessGroup):
         Raises:
             DistBackendError, ValueError: as `Handles.use`.
         """
-        handles = self._own_handles()
-        place = replace(self._place, timeout_s=seconds_of(opts.timeout, self._timeout_s))
-        invitation = handles.use(opts.uuid, opts.handles, place)
-        work = GroupWork("reconfigure", [])
-        former, self._connected = self._connected, None
-        threading.Thread(
-            target=self._reconfigure, args=(former, invitation, work), name="taihu-reconfigure", daemon=True
-        ).start()
-        return work
-
-    def _reconfigure(self, former: Connected | None, invitation: Invitation, work: GroupWork) -> None:
-        error = None
-        place = invitation.place
-        try:
-            if former is not None:
-                former.leave(_REVOKED_AFTER_S)
-            self._global_ranks = tuple(range(place.size))
-            connected = self._among(invitation.meet(), place)
-            try:
-                # Nobody may leave while others are about to connect to it.
-                connected.exchange.meet(work.what, place.timeout_s)
-            except BaseException as raised:
-                connected.exchange.fail(raised)
-                connected.leave()
-                raise
-            self._place = replace(place, timeout_s=self._timeout_s)
-            self._connected = connected
-        except BaseException as raised:
-            error = self._explain(work.what, raised)
-        tell = work.end(error)
-        if tell is not None:
-            tell()
-
-    def _own_handles(self) -> Handles:
-        self._check_process("reconfigure")
-        if self._handles is None:
-            raise dist.DistBackendError(
-                f"taihu group {self._names['name']!r}: cannot be reconfigured; make it by "
-                "init_process_group(enable_reconfigure=True)"
-            )
-        return self._handles
+        return self._members.change(opts.uuid, opts.handles, seconds_of(opts.timeout, self._timeout_s))
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place; a sparse COO tensor is summed, and coalesced then."""
@@ -335,20 +269,20 @@ class TaihuGroup(dist.ProcessGroup):
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send a tensor to one rank; the tensor may be changed when the work has ended."""
         tensor = self._one_of("send", tensors, dst, tag)
-        return self._now("send").messages.send(tensor, dst, tag, self._timeout_s)
+        return self._members.now("send").messages.send(tensor, dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
         """Receive a tensor of one rank."""
         tensor = self._one_of("recv", tensors, src, tag)
-        return self._now("recv").messages.receive(tensor, src, tag, self._timeout_s)
+        return self._members.now("recv").messages.receive(tensor, src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         """Receive a tensor of whichever rank sends one with this tag; the work's `source_rank` says who."""
         tensor = self._one_of("recv_anysource", tensors, None, tag)
-        return self._now("recv_anysource").messages.receive(tensor, None, tag, self._timeout_s)
+        return self._members.now("recv_anysource").messages.receive(tensor, None, tag, self._timeout_s)
 
     def _one_of(self, what: str, tensors: Tensors, other: int | None, tag: int) -> Tensor:
-        self._check_process(what)
+        self._members.check_process(what)
         check_dense(what, tensors)
         if what != "send":
             check_own_memory(what, tensors)
@@ -373,41 +307,19 @@ class TaihuGroup(dist.ProcessGroup):
 
     def _queue(self, call: Words, result: Tensors, run: Run, opts: Any) -> GroupWork:
         timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
-        connected = self._now(call.what)
+        connected = self._members.now(call.what)
         turn = Turn(connected.exchange, call.what, timeout_s)
         return connected.order.issue(call.what, result, partial(_carry_out, call, run, turn))
 
-    def _check_process(self, what: str) -> None:
-        """Raise unless this process made the group: a fork has neither its threads nor its place."""
-        if os.getpid() != self._process:
-            rank = self._global_rank(self._place.rank)
-            raise dist.DistBackendError(
-                f"taihu group {self._names['name']!r}, {what}: this process is a fork of rank {rank}, and has no "
-                f"connection to the others; let rank {rank} call it"
-            )
-
-    def _explain(self, what: str, error: BaseException) -> BaseException:
-        """The error as PyTorch's scripts expect it; the group's numbers of ranks become those of the whole run."""
-        said = f"taihu group {self._names['name']!r}, {what}: {str(error) or repr(error)}"
-        named = re.sub(r"\bworker ([0-9]+)\b", lambda match: f"rank {self._global_rank(int(match[1]))}", said)
-        failed: BaseException = dist.DistBackendError(named)
-        return failed
-
-    def _global_rank(self, rank: int) -> int:
-        return self._global_ranks[rank] if rank < len(self._global_ranks) else rank
-
     def shutdown(self) -> None:
         """Leave in good order when what was issued has ended; may be called again, by any thread."""
-        if os.getpid() != self._process:
+        if not self._members.are_of_this_process:
             return
         with self._leaving:
             if self._closed:
                 return
             self._closed = True
-            if self._handles is not None:
-                self._handles.close()
-            if self._connected is not None:
-                self._connected.leave()
+            self._members.leave()
             if self._place.size > 1:
                 self._on_end(self._store)
 
@@ -417,15 +329,14 @@ class TaihuGroup(dist.ProcessGroup):
         Only `reconfigure` connects the group again.
         """
         self.give_up("has aborted the group")
-        if self._handles is None:
+        if self._members.are_reconfigurable:
+            self._members.part()
+        else:
             self.shutdown()
-        elif self._connected is not None:
-            self._connected.leave()
 
     def give_up(self, reason: str) -> None:
         """End every operation on all ranks with an error that says that this rank `reason`."""
-        if os.getpid() == self._process and self._connected is not None:
-            self._connected.give_up(reason)
+        self._members.give_up(reason)
 
     def set_timeout(self, timeout: Any) -> None:
         """Give operations that are issued from now on another timeout."""
@@ -442,18 +353,18 @@ class TaihuGroup(dist.ProcessGroup):
     @property
     def group_name(self) -> str:
         """The name that torch.distributed has given to the group."""
-        return self._names["name"]
+        return self._members.name
 
     @property
     def group_desc(self) -> str:
         """The description that torch.distributed has given to the group."""
-        return self._names["description"]
+        return self._description
 
     def _set_group_name(self, name: str) -> None:
-        self._names["name"] = name
+        self._members.name = name
 
     def _set_group_desc(self, description: str) -> None:
-        self._names["description"] = description
+        self._description = description
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
         """The backend's name."""
@@ -463,11 +374,11 @@ class TaihuGroup(dist.ProcessGroup):
 
     def getGroupName(self) -> str:  # noqa: N802 - PyTorch's name
         """As `group_name`, for C++."""
-        return self._names["name"]
+        return self._members.name
 
     def getGroupDesc(self) -> str:  # noqa: N802 - PyTorch's name
         """As `group_desc`, for C++."""
-        return self._names["description"]
+        return self._description
 
     def getRank(self) -> int:  # noqa: N802 - PyTorch's name
         """This process's rank in the group."""
