@@ -488,15 +488,23 @@ class Communicator:
         if self._failure is not None:
             raise self._failure
 
-    def close(self) -> None:
-        """Leave in good order; nothing may be under way."""
+    def close(self, *, within_s: float | None = None) -> None:
+        """Leave in good order; nothing may be under way.
+
+        Behind `fail` others may have so long, all together, to hear of that: who does not hear any more is not
+        waited for.
+        """
         self._operations.close()
         for path in self._operations.paths:
             path.close()
         for ring in self._rings:
             ring.close()
+        until_s = None if within_s is None else self._clock.now() + within_s
         for link in self._links.values():
-            link.close(self._farewell())
+            if until_s is not None:
+                link.settle_end(max(0.0, until_s - self._clock.now()))
+                link.abandon()
+            link.close(None if until_s is not None else self._farewell())
         self._servicer.close()
 
     def _call(self, operation: Operation) -> None:

@@ -42,7 +42,7 @@ class Groups:
         """A connected group; `options` are c10d's DistributedBackendOptions.
 
         Raises:
-            TaihuError: the group's processes do not find each other within its timeout.
+            DistBackendError, ConfigError: as `TaihuGroup`.
         """
         name = options.group_id or "default"
         # The group of all has no list of them.
@@ -51,7 +51,9 @@ class Groups:
         configure_script_logs(log_of_script(os.environ), role="rank", rank=rank)
         begin_results(options_of(os.environ).results, rank)
         place = GroupPlace(name, options.group_rank, options.group_size, options.timeout.total_seconds())
-        group = TaihuGroup(options.store, place, members, on_end=self._keep)
+        # From torch 2.14 on.
+        is_reconfigurable = getattr(options, "enable_reconfigure", False)
+        group = TaihuGroup(options.store, place, members, on_end=self._keep, is_reconfigurable=is_reconfigurable)
         self._present.add(group)
         self._let_go()
         return group

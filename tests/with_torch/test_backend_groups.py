@@ -247,8 +247,8 @@ def by_ring_and_in_shared_memory(rank: int) -> list[str]:
         patch.setattr(exchange, "share", lambda *_: None)
         ring = dist.new_group()
         after = sums_of_all_types(ring, rank)
-    assert isinstance(shared._exchange._sums, StagedSums)
-    assert isinstance(ring._exchange._sums, KernelRing)
+    assert isinstance(shared._members.now("test").exchange._sums, StagedSums)
+    assert isinstance(ring._members.now("test").exchange._sums, KernelRing)
     return [str((a - b).abs().max()) for a, b in zip(before, after, strict=True) if not torch.equal(a, b)]
 
 

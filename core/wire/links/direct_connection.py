@@ -175,7 +175,9 @@ def open_connection(
         track(asked)
         answer = asked.result()
         return connect_directly(split_address(address)[0], answer.port, answer.token, peer.patience)
-    except (grpc.RpcError, grpc.FutureCancelledError, OSError) as error:
+    except grpc.FutureCancelledError:  # whoever asked has closed the link
+        return None
+    except (grpc.RpcError, OSError) as error:
         reason = error.details() if isinstance(error, grpc.Call) else str(error)
         structlog.get_logger().warning("values go over gRPC", peer=peer.name, reason=reason)
         return None

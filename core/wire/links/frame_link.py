@@ -364,6 +364,11 @@ class FrameLink:
         for call in self._calls:
             call.cancel()
 
+    def settle_end(self, limit_s: float) -> None:
+        """Return when the other side has heard the last word of `fail`, or after `limit_s`."""
+        if self._watcher is not None:
+            self._watcher.join(limit_s)
+
     def close(self, last_word: FrameHeader | None = None) -> None:
         """End in good order: let the other side take in what has been sent, for a while, before a last word."""
         self._end_opening()

@@ -5,6 +5,8 @@ were new. So nothing is believed that has not been said again. Each rank says he
 for this group. Rank 0 writes the numbers that it sees into a roster, with a word of its own. Each rank that finds its
 number there repeats the word. When all have repeated one word, all are of the same group. A rank of a former group
 never repeats a new word, and the rank that comes in its place replaces its hello.
+
+Who has repeated a word of the roster's, though others were missing in it, is met: it waits for the same group.
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ class Life:
 
 @dataclass(frozen=True)
 class Roster:
-    """The ranks that rank 0 has seen, in order, None for one that has not come; `word` is for these lives alone."""
+    """The ranks that rank 0 has seen, in order, None for one that has not come; `word` is for these lives alone.
+
+    Those of `met` are of this group for certain.
+    """
 
     word: str
     lives: tuple[Life | None, ...]
+    met: tuple[int, ...] = ()
 
     @property
     def is_whole(self) -> bool:
@@ -60,13 +66,13 @@ class Roster:
 
     def text(self) -> str:
         """The roster as a key's value."""
-        return json.dumps([self.word, [life and life.text() for life in self.lives]])
+        return json.dumps([self.word, [life and life.text() for life in self.lives], self.met])
 
     @classmethod
     def read(cls, text: str) -> Roster:
         """A roster from a key's value; raises ValueError when it is none."""
-        word, lives = json.loads(text)
-        return cls(word, tuple(life and Life.read(life) for life in lives))
+        word, lives, met = json.loads(text)
+        return cls(word, tuple(life and Life.read(life) for life in lives), tuple(met))
 
 
 class Host:
@@ -76,12 +82,17 @@ class Host:
         self._new_word = new_word
         self.roster = Roster(new_word(), (None,) * size)
 
-    def see(self, lives: Sequence[Life | None]) -> bool:
-        """Take in the ranks' present lives; returns whether the roster is another one now, to be written."""
-        if tuple(lives) == self.roster.lives:
-            return False
-        self.roster = Roster(self._new_word(), tuple(lives))
-        return True
+    def see(self, lives: Sequence[Life | None], words: Sequence[str]) -> bool:
+        """Take in the ranks' present lives and words; returns whether the roster is another one now."""
+        former = self.roster
+        met = tuple(
+            rank
+            for rank, life in enumerate(lives)
+            if life is not None and life == former.lives[rank] and (rank in former.met or words[rank] == former.word)
+        )
+        word = former.word if tuple(lives) == former.lives else self._new_word()
+        self.roster = Roster(word, tuple(lives), met)
+        return self.roster != former
 
     def is_agreed(self, words: Sequence[str]) -> bool:
         """Whether all ranks are there and have repeated the roster's word."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
-from taihu.core.base.errors import PeerUnreachableError
-from taihu.core.base.words import counted, listed
+from taihu.core.base.errors import MemberLostError, PeerUnreachableError
+from taihu.core.base.words import listed
 from taihu.torch.group.agreement import Host, Life, Roster
 from taihu.torch.group.place import GroupPlace
+from taihu.torch.group.vigil import Vigil
 
 __all__ = ["Board"]
 
@@ -27,11 +29,15 @@ class Board:
     Args:
         store: the group's part of torch's.
         place: of this process; what is waited for has to come within its timeout from now on.
+        vigil: watches the ranks that are of this group for certain.
     """
 
-    def __init__(self, store: Any, place: GroupPlace) -> None:
+    def __init__(self, store: Any, place: GroupPlace, vigil: Vigil) -> None:
         self._store = store
         self._place = place
+        self._vigil = vigil
+        # Of this meeting alone: the number of rank 0's life, once it is known.
+        self._meeting: int | None = None
         self._deadline = time.monotonic() + place.timeout_s
         self._known: set[str] = set()
 
@@ -40,16 +46,19 @@ class Board:
 
         Raises:
             PeerUnreachableError: a rank has not come in time; it is named.
+            MemberLostError: a rank that had come has gone, or has failed in this; it is named.
         """
+        self._meeting = life.incarnation
         self._set("hello", life.text())
         host = Host(self._place.size, new_word)
 
         def agreed() -> bool:
             lives = [Life.read(text) if text else None for text in self._texts("hello")]
-            if host.see(lives):
+            if host.see(lives, self._texts("word")):
                 self._store.set("roster", host.roster.text())
                 self._set("word", host.roster.word)
-            return host.roster.is_whole and host.is_agreed(self._texts("word"))
+                self._watch(host.roster, host.roster.met)
+            return host.is_agreed(self._texts("word"))
 
         self._until(agreed, lambda: self._late(host.roster))
         self._store.set("go", host.roster.word)
@@ -66,18 +75,41 @@ class Board:
                 return False
             if [roster] != found:
                 found[:] = [roster]
-                if roster.is_whole:
-                    self._set("word", roster.word)
+                if roster.lives[0] is not None:
+                    self._meeting = roster.lives[0].incarnation
+                self._set("word", roster.word)
+                # Rank 0 has seen this life: it is of the same group.
+                self._watch(roster, (0, *roster.met))
             return roster.is_whole and self._text("go") == roster.word
 
         self._until(agreed, lambda: self._late(found[0]) if found else [0])
         return found[0]
 
+    def _watch(self, roster: Roster, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            life = roster.lives[rank]
+            if life is not None and rank != self._place.rank:
+                self._vigil.watch(rank, life.address)
+
+    def give_up(self, reason: str) -> None:
+        """Tell those who meet in this group that it will not be made."""
+        if self._meeting is not None:
+            with suppress(dist.DistError):
+                self._store.set(f"end/{self._meeting}", reason)
+
+    def lost(self, rank: int) -> MemberLostError:
+        """The error of `rank`, which has gone, or of what it has told before."""
+        reason = f"worker {rank} was lost while the group was made"
+        if self._meeting is not None:
+            with suppress(dist.DistError):
+                reason = self._text(f"end/{self._meeting}") or reason
+        return MemberLostError(reason)
+
     def wait_for_all(self, what: str, roster: Roster) -> None:
         """Return when all ranks of this group have called this with the same `what`.
 
         Raises:
-            PeerUnreachableError: one has not in time; it is named.
+            PeerUnreachableError, MemberLostError: as `host`.
         """
         self._set(what, roster.word)
         self._until(
@@ -112,24 +144,29 @@ class Board:
         return [self._text(key) for key in keys]
 
     def _until(self, done: Callable[[], bool], late: Callable[[], list[int]]) -> None:
-        """Return when `done()`; raise PeerUnreachableError with the ranks that are `late()` when the time is over."""
+        """Return when `done()`.
+
+        Raises:
+            PeerUnreachableError: the time is over: the ranks that are `late()` have not come.
+            MemberLostError: a rank has gone.
+        """
         pause = _FIRST_LOOK_S
-        try:
-            while not done():
-                if time.monotonic() > self._deadline:
-                    raise self._unreachable(late())
-                time.sleep(pause)
-                pause = min(1.5 * pause, _LAST_LOOK_S)
-        except dist.DistError as error:
-            raise PeerUnreachableError(
-                f"group {self._place.name!r}: the store that the processes meet at has gone "
-                f"({error.__class__.__name__}); see what rank 0, or who has started the processes, does"
-            ) from None
+        while True:
+            # Who has gone in good order has done its part before.
+            gone = self._vigil.gone
+            if done():
+                return
+            if gone:
+                raise self.lost(gone[0])
+            if time.monotonic() > self._deadline:
+                raise self._unreachable(late())
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LAST_LOOK_S)
 
     def _unreachable(self, ranks: list[int]) -> PeerUnreachableError:
-        who = listed([f"rank {rank}" for rank in ranks])
+        who = listed([f"worker {rank}" for rank in ranks])
         have = "have" if len(ranks) > 1 else "has"
         return PeerUnreachableError(
-            f"group {self._place.name!r}: {who} {have} not come within {self._place.timeout_s:g} s; start all "
-            f"{counted(self._place.size, 'process')}, or give a longer timeout"
+            f"{who} {have} not come within {self._place.timeout_s:g} s; start all {self._place.size} processes, or "
+            "give a longer timeout"
         )

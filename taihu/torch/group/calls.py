@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 
-__all__ = ["MOST_TAG", "Call", "Said", "Words", "call_of"]
+__all__ = ["MOST_TAG", "Call", "Said", "Words", "call_of", "read_calls", "text_of"]
 
 MOST_TAG: Final = 2**31 - 1
 _MOST_LISTED: Final = 8
@@ -67,15 +68,15 @@ class Said:
     def __str__(self) -> str:
         return f"{self.words} {self.sizes}".strip()
 
-    def text(self) -> str:
-        """A key's value."""
-        return f"{self.number}\n{self.words}\n{self.sizes}"
 
-    @classmethod
-    def read(cls, text: str) -> Said:
-        """From a key's value; raises ValueError when it is none."""
-        number, words, sizes = text.split("\n")
-        return cls(int(number), words, sizes)
+def text_of(calls: Sequence[Said]) -> str:
+    """Calls as a key's value."""
+    return json.dumps([(call.number, call.words, call.sizes) for call in calls])
+
+
+def read_calls(text: str) -> list[Said]:
+    """Calls from a key's value; raises ValueError when it is none."""
+    return [Said(*each) for each in json.loads(text)]
 
 
 class Call(NamedTuple):

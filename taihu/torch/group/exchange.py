@@ -21,7 +21,7 @@ from taihu.core.base.errors import ExchangeError, MemberLostError, TaihuError
 from taihu.core.wire.frames.headers import ValueType
 from taihu.torch.group.bits import letter, parcel
 from taihu.torch.group.calls import Call, Words
-from taihu.torch.group.meeting import meet
+from taihu.torch.group.meeting import Meeting
 from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.roll_call import RollCall
 from taihu.torch.group.watch import Watch
@@ -39,15 +39,15 @@ Bytes = NDArray[np.uint8]
 
 
 class GroupExchange:
-    """A process's way to the others of its group; `store` is the group's part of torch's.
+    """A process's way to the others of its group, by their `meeting`; `store` is the group's part of torch's.
 
     One thread calls what all ranks call together, in the same order; any thread sends and receives messages. After an
     error every operation of every rank ends with it: TaihuError, which calls ranks of the group workers.
     """
 
-    def __init__(self, store: Any, place: GroupPlace) -> None:
+    def __init__(self, meeting: Meeting, store: Any, place: GroupPlace) -> None:
         self.rank, self.size = place.rank, place.size
-        self._meeting = meet(store, place)
+        self._meeting = meeting
         self._communicator = self._meeting.communicator
         self._failure: BaseException | None = None
         self._communicator.on_failure(self._failed)
@@ -74,12 +74,13 @@ class GroupExchange:
         Raises:
             TaihuError: what `run` raises, in better words where ranks have not called the same.
         """
+        if self._failure is not None:
+            # Behind an error ranks may call what they like.
+            raise self._failure
         call = self._call = Call(self._call.number + 1, words)
         self._calls.append(call)
         self._watch.begin(call)
         try:
-            if self._failure is not None:
-                raise self._failure
             run()
         except TaihuError as error:
             if self.size == 1:
@@ -99,10 +100,18 @@ class GroupExchange:
         """End every operation of every rank with `error`, or with what came first."""
         self._communicator.fail(error)
 
+    def give_up(self, error: TaihuError) -> None:
+        """End every operation of every rank with `error`, which needs no other rank's word on it."""
+        self._is_explained = True
+        self.fail(error)
+
     def close(self) -> None:
-        """Leave in good order."""
+        """Leave in good order, or behind an error at once."""
         self._watch.close()
-        self._meeting.close()
+        if self._failure is None:
+            self._meeting.close()
+        else:
+            self._meeting.cut()
 
     def allreduce(
         self, what: str, values: NDArray[Any], value_type: ValueType, timeout_s: float, *, mean: bool

@@ -55,6 +55,10 @@ class Messages:
         self._exchange.receive(rank, tag, bytes_of(place), arrived)
         return work
 
+    def close(self) -> None:
+        """End those that are under way with an error."""
+        self._failed(ExchangeError("the group has been destroyed"))
+
     def _begin(self, what: str, result: list[Any], who: str, timeout_s: float) -> GroupWork:
         error = ExchangeError(f"{who} not come to {what}: Timed out after {timeout_s:g} s; see what it does")
         work = GroupWork(what, result, late=lambda: self._exchange.fail(error), limit_s=timeout_s)

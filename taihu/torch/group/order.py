@@ -99,11 +99,13 @@ class Order:
             work.end(self._explain(what, RuntimeError("the group has been destroyed")))
         return work
 
-    def close(self, limit_s: float) -> None:
-        """End when everything queued has been run; returns then, or after `limit_s`."""
+    def close(self, limit_s: float) -> bool:
+        """End when everything queued has been run; returns then, or after `limit_s`, and whether it is so."""
         self._main.end()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(limit_s)
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (item := self._main.take()) is not None:

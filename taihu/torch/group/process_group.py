@@ -5,18 +5,15 @@ Names and arguments of methods are PyTorch's, of which some have several names f
 
 from __future__ import annotations
 
-import os
-import re
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from taihu.core.base.errors import ExchangeError
 from taihu.torch.group import moves, sparse, sums
-from taihu.torch.group.callers import Callers
 from taihu.torch.group.calls import MOST_TAG, Words, call_of
 from taihu.torch.group.checks import (
     check_dense,
@@ -29,15 +26,12 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
-from taihu.torch.group.exchange import GroupExchange, Turn
-from taihu.torch.group.messages import Messages
-from taihu.torch.group.order import Order
+from taihu.torch.group.exchange import Turn
+from taihu.torch.group.members import Members
 from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.work import GroupWork
 
 __all__ = ["TaihuGroup"]
-
-_FAREWELL_S: Final = 5.0
 
 Tensor = Any
 Tensors = list[Any]
@@ -55,9 +49,11 @@ class TaihuGroup(dist.ProcessGroup):
         place: of this process in the group.
         global_ranks: the group's ranks in the whole run, in order.
         on_end: is called with `store` when this process has left a group of several.
+        is_reconfigurable: the processes do not find each other before `reconfigure`.
 
     Raises:
-        TaihuError: the group's processes do not find each other.
+        DistBackendError: the group's processes do not find each other, or one of them is lost; it is named.
+        ConfigError: this machine has no address at which others reach it.
     """
 
     def __init__(
@@ -66,20 +62,41 @@ class TaihuGroup(dist.ProcessGroup):
         place: GroupPlace,
         global_ranks: Sequence[int],
         on_end: Callable[[Any], None] = lambda _: None,
+        *,
+        is_reconfigurable: bool = False,
     ) -> None:
         super().__init__(place.rank, place.size)
+        self._members = Members(store, place, global_ranks, is_reconfigurable=is_reconfigurable)
         self._store = store
-        self._place = place
-        self._global_ranks = tuple(global_ranks) or tuple(range(place.size))
-        self._names = {"name": place.name, "description": ""}
+        self._description = ""
         self._timeout_s = place.timeout_s
-        self._exchange = GroupExchange(store, place)
-        self._callers = Callers(f"taihu-{place.name}-callback")
-        self._messages = Messages(self._exchange, self._explain, self._callers)
-        self._order = Order(f"taihu-{place.name}", self._explain, self._callers)
         self._on_end = on_end
-        self._process = os.getpid()
+        self._leaving = threading.Lock()
         self._closed = False
+
+    @property
+    def _place(self) -> GroupPlace:
+        return self._members.place
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether `reconfigure` may be called: the group was made with `enable_reconfigure`."""
+        return self._members.are_reconfigurable
+
+    def get_reconfigure_handle(self) -> str:
+        """The text by which others find this process in the next `reconfigure`; the same until then."""
+        return self._members.handle()
+
+    def reconfigure(self, opts: Any) -> GroupWork:
+        """Leave the present members, and connect with those of other handles, one of which is this process's.
+
+        What is under way ends with an error. `opts` are c10d's ReconfigureOptions; returns at once, and the work ends
+        when all are connected, with a DistBackendError that names who is lost.
+
+        Raises:
+            DistBackendError, ValueError: as `Handles.use`.
+        """
+        return self._members.change(opts.uuid, opts.handles, seconds_of(opts.timeout, self._timeout_s))
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> GroupWork:
         """Reduce each tensor over all ranks, in place; a sparse COO tensor is summed, and coalesced then."""
@@ -251,18 +268,21 @@ class TaihuGroup(dist.ProcessGroup):
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send a tensor to one rank; the tensor may be changed when the work has ended."""
-        return self._messages.send(self._one_of("send", tensors, dst, tag), dst, tag, self._timeout_s)
+        tensor = self._one_of("send", tensors, dst, tag)
+        return self._members.now("send").messages.send(tensor, dst, tag, self._timeout_s)
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> GroupWork:
         """Receive a tensor of one rank."""
-        return self._messages.receive(self._one_of("recv", tensors, src, tag), src, tag, self._timeout_s)
+        tensor = self._one_of("recv", tensors, src, tag)
+        return self._members.now("recv").messages.receive(tensor, src, tag, self._timeout_s)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
         """Receive a tensor of whichever rank sends one with this tag; the work's `source_rank` says who."""
-        return self._messages.receive(self._one_of("recv_anysource", tensors, None, tag), None, tag, self._timeout_s)
+        tensor = self._one_of("recv_anysource", tensors, None, tag)
+        return self._members.now("recv_anysource").messages.receive(tensor, None, tag, self._timeout_s)
 
     def _one_of(self, what: str, tensors: Tensors, other: int | None, tag: int) -> Tensor:
-        self._check_process(what)
+        self._members.check_process(what)
         check_dense(what, tensors)
         if what != "send":
             check_own_memory(what, tensors)
@@ -287,55 +307,36 @@ class TaihuGroup(dist.ProcessGroup):
 
     def _queue(self, call: Words, result: Tensors, run: Run, opts: Any) -> GroupWork:
         timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
-        self._check_process(call.what)
-        turn = Turn(self._exchange, call.what, timeout_s)
-        return self._order.issue(call.what, result, partial(self._run, call, run, turn))
-
-    def _check_process(self, what: str) -> None:
-        """Raise unless this process made the group: a fork has neither its threads nor its place."""
-        if os.getpid() != self._process:
-            rank = self._global_rank(self._place.rank)
-            raise dist.DistBackendError(
-                f"taihu group {self._names['name']!r}, {what}: this process is a fork of rank {rank}, and has no "
-                f"connection to the others; let rank {rank} call it"
-            )
-
-    def _run(self, call: Words, run: Run, turn: Turn) -> None:
-        try:
-            self._exchange.carry_out(call, partial(run, turn))
-        except BaseException as error:
-            # The others shall not wait for this rank, which may be in the middle of it.
-            self._exchange.fail(error)
-            raise
-
-    def _explain(self, what: str, error: BaseException) -> BaseException:
-        """The error as PyTorch's scripts expect it; the group's numbers of ranks become those of the whole run."""
-        said = f"taihu group {self._names['name']!r}, {what}: {str(error) or repr(error)}"
-        named = re.sub(r"\bworker ([0-9]+)\b", lambda match: f"rank {self._global_rank(int(match[1]))}", said)
-        failed: BaseException = dist.DistBackendError(named)
-        return failed
-
-    def _global_rank(self, rank: int) -> int:
-        return self._global_ranks[rank] if rank < len(self._global_ranks) else rank
+        connected = self._members.now(call.what)
+        turn = Turn(connected.exchange, call.what, timeout_s)
+        return connected.order.issue(call.what, result, partial(_carry_out, call, run, turn))
 
     def shutdown(self) -> None:
-        """Leave in good order when what was issued has ended; may be called again."""
-        if not self._closed and os.getpid() == self._process:
+        """Leave in good order when what was issued has ended; may be called again, by any thread."""
+        if not self._members.are_of_this_process:
+            return
+        with self._leaving:
+            if self._closed:
+                return
             self._closed = True
-            self._order.close(_FAREWELL_S)
-            self._callers.close()
-            self._exchange.close()
+            self._members.leave()
             if self._place.size > 1:
                 self._on_end(self._store)
 
     def abort(self) -> None:
-        """End every operation with an error, on all ranks."""
+        """End every operation with an error, on all ranks, and leave; may be called again, by any thread.
+
+        Only `reconfigure` connects the group again.
+        """
         self.give_up("has aborted the group")
+        if self._members.are_reconfigurable:
+            self._members.part()
+        else:
+            self.shutdown()
 
     def give_up(self, reason: str) -> None:
         """End every operation on all ranks with an error that says that this rank `reason`."""
-        if os.getpid() == self._process:
-            self._exchange.fail(ExchangeError(f"worker {self._place.rank} {reason}"))
+        self._members.give_up(reason)
 
     def set_timeout(self, timeout: Any) -> None:
         """Give operations that are issued from now on another timeout."""
@@ -352,18 +353,18 @@ class TaihuGroup(dist.ProcessGroup):
     @property
     def group_name(self) -> str:
         """The name that torch.distributed has given to the group."""
-        return self._names["name"]
+        return self._members.name
 
     @property
     def group_desc(self) -> str:
         """The description that torch.distributed has given to the group."""
-        return self._names["description"]
+        return self._description
 
     def _set_group_name(self, name: str) -> None:
-        self._names["name"] = name
+        self._members.name = name
 
     def _set_group_desc(self, description: str) -> None:
-        self._names["description"] = description
+        self._description = description
 
     def getBackendName(self) -> str:  # noqa: N802 - PyTorch's name
         """The backend's name."""
@@ -373,11 +374,11 @@ class TaihuGroup(dist.ProcessGroup):
 
     def getGroupName(self) -> str:  # noqa: N802 - PyTorch's name
         """As `group_name`, for C++."""
-        return self._names["name"]
+        return self._members.name
 
     def getGroupDesc(self) -> str:  # noqa: N802 - PyTorch's name
         """As `group_desc`, for C++."""
-        return self._names["description"]
+        return self._description
 
     def getRank(self) -> int:  # noqa: N802 - PyTorch's name
         """This process's rank in the group."""
@@ -386,6 +387,15 @@ class TaihuGroup(dist.ProcessGroup):
     def getSize(self) -> int:  # noqa: N802 - PyTorch's name
         """The number of processes in the group."""
         return self._place.size
+
+
+def _carry_out(call: Words, run: Run, turn: Turn) -> None:
+    try:
+        turn.exchange.carry_out(call, partial(run, turn))
+    except BaseException as error:
+        # The others shall not wait for this rank, which may be in the middle of it.
+        turn.exchange.fail(error)
+        raise
 
 
 def _parts(what: str, tensor: Tensor, count: int) -> Tensors:

@@ -11,12 +11,11 @@ import torch.distributed as dist
 
 from taihu.core.base.errors import ExchangeError
 from taihu.core.base.words import listed
-from taihu.torch.group.calls import Call, Said
+from taihu.torch.group.calls import Call, Said, read_calls, text_of
 from taihu.torch.group.place import GroupPlace
 
 __all__ = ["RollCall", "differing"]
 
-_BETWEEN: Final = "\n\n\n"
 _LOOK_AGAIN_S: Final = 0.05
 _LONGEST_S: Final = 1.0
 _AT_A_LOSS_S: Final = 0.3
@@ -114,7 +113,7 @@ class RollCall:
         def ask() -> None:
             deadline = time.monotonic() + min(limit_s, self._place.timeout_s)
             try:
-                self._store.set(f"{self._keys}/{self._place.rank}", _BETWEEN.join(each.text() for each in own))
+                self._store.set(f"{self._keys}/{self._place.rank}", text_of(own))
                 heard = self._heard()
                 while not is_enough(heard) and time.monotonic() < deadline:
                     threading.Event().wait(_LOOK_AGAIN_S)
@@ -132,7 +131,7 @@ class RollCall:
     def _heard(self) -> dict[int, list[Said]]:
         keys = {rank: f"{self._keys}/{rank}" for rank in self._others}
         told = {rank: bytes(self._store.get(key)).decode() for rank, key in keys.items() if self._store.check([key])}
-        return {rank: [Said.read(text) for text in texts.split(_BETWEEN)] for rank, texts in told.items()}
+        return {rank: read_calls(text) for rank, text in told.items()}
 
 
 def _said(calls: Sequence[Call]) -> list[Said]:
