@@ -124,7 +124,7 @@ class ServerShard:
             plan=plan.version,
             workers=plan.world.workers,
             frames=frames,
-            gaps=job.leaves_out,
+            gaps=job.leaves_out or (plan.updates is not None and plan.updates.steps_by_parts),
         )
         self.buffers = FrameBuffers()
 

@@ -24,7 +24,7 @@ def check_without_script(job: Job) -> None:
 
 
 def settled(job: Job, updates: UpdateRules | None) -> Job:
-    """`job` where servers update by `updates`, the optimizer of a script, or with None the workers do.
+    """`job` where servers update by `updates`, the optimizers of a script, or with None the workers do.
 
     Raises:
         ConfigError: they cannot in this job.
@@ -59,7 +59,8 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
             'update="workers"'
         )
     job = _with_dense_answers(job)
-    own = {key: getattr(updates.settings, key) for key in CONSTANTS}
+    # Of several optimizers the job names the first; servers and workers go by the rules themselves.
+    own = {key: getattr(updates.optimizers[0], key) for key in CONSTANTS}
     return revised(revised(job, "exchange", returns="parameters"), "optimizer", **own)
 
 

@@ -16,7 +16,7 @@ LAYOUT = layout_of(3, 5)
 
 
 def rules(groups: tuple[int, ...] = (0, 1), decays: tuple[float, ...] = (0.0, 0.1), **settings: Any) -> UpdateRules:
-    return UpdateRules(OptimizerSettings(**settings), decays, groups)
+    return UpdateRules((OptimizerSettings(**settings),), decays, groups, (0,) * len(decays))
 
 
 def agreement(first: UpdateRules | None) -> Agreement:

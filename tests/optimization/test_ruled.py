@@ -36,7 +36,7 @@ def test_each_parameter_group_is_a_shard_of_its_own(rule: str, data: st.DataObje
     parameters = drawn.standard_normal(offsets[-1], dtype=np.float32)
     alone = parameters.copy()
     rates = StepRates(3)
-    shard = RuledShard(UpdateRules(RULES[rule], decays, tuple(groups)), offsets, parameters, rates)
+    shard = RuledShard(UpdateRules((RULES[rule],), decays, tuple(groups), (0, 0, 0)), offsets, parameters, rates)
     # A shard for each layer and step: its schedule is the rate that this step has.
     shards = [alone[start:stop] for start, stop in pairwise(offsets)]
     states: list[dict[str, Any]] = [{} for _ in sizes]
@@ -96,7 +96,7 @@ def test_a_step_that_nobody_has_rates_for_is_not_made() -> None:
     rates = StepRates(1)
     rates.bring(0, 1, 0, ())
     parameters = np.ones(2, dtype=np.float32)
-    shard = RuledShard(UpdateRules(RULES["sgd"], (0.0,), (0,)), (0, 2), parameters, rates)
+    shard = RuledShard(UpdateRules((RULES["sgd"],), (0.0,), (0,), (0,)), (0, 2), parameters, rates)
     with pytest.raises(FrameError, match="no worker brought any"):
         shard.update(0, 2, parameters.copy(), 1)
     assert parameters.tolist() == [1.0, 1.0]

@@ -43,9 +43,10 @@ class ScriptOptimizer:
         self._constants = [_constants(group) for group in optimizer.param_groups]
         number = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.rules = UpdateRules(
-            self._settings(),
+            (self._settings(),),
             tuple(float(group["weight_decay"]) for group in optimizer.param_groups),
             tuple(number[id(parameter)] for parameter in parameters),
+            (0,) * len(optimizer.param_groups),
         )
 
     def rates(self) -> tuple[float, ...]:
