@@ -55,14 +55,8 @@ class UpdateRules:
 
     def difference(self, expected: UpdateRules) -> str | None:
         """The first thing that `expected` has otherwise, in words; None where they are alike."""
-        if len(self.optimizers) != len(expected.optimizers):
-            return f"it has optimizers: {len(self.optimizers)}, expected {len(expected.optimizers)}"
-        for own, other in zip(self.optimizers, expected.optimizers, strict=True):
-            if own.rule != other.rule:
-                return f"its optimizer is {own.name}, expected {other.name}"
-            for key in own.rule.reads:
-                if getattr(own, key) != getattr(other, key):
-                    return f"{own.name} has {key} {getattr(own, key)}, expected {getattr(other, key)}"
+        if difference := self._difference_of_optimizers(expected):
+            return difference
         if len(self.weight_decays) != len(expected.weight_decays):
             seen, wanted = len(self.weight_decays), len(expected.weight_decays)
             return f"its optimizer has parameter groups: {seen}, expected {wanted}"
@@ -71,4 +65,15 @@ class UpdateRules:
                 return f"parameter group {number} has weight_decay {seen_decay}, expected {decay}"
         if (self.parameter_groups, self.owners) != (expected.parameter_groups, expected.owners):
             return "its parameter groups hold other parameters"
+        return None
+
+    def _difference_of_optimizers(self, expected: UpdateRules) -> str | None:
+        if len(self.optimizers) != len(expected.optimizers):
+            return f"it has optimizers: {len(self.optimizers)}, expected {len(expected.optimizers)}"
+        for own, other in zip(self.optimizers, expected.optimizers, strict=True):
+            if own.rule != other.rule:
+                return f"its optimizer is {own.name}, expected {other.name}"
+            for key in own.rule.reads:
+                if getattr(own, key) != getattr(other, key):
+                    return f"{own.name} has {key} {getattr(own, key)}, expected {getattr(other, key)}"
         return None

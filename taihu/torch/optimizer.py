@@ -15,7 +15,7 @@ from typing_extensions import override
 from taihu.core.base.errors import ConfigError
 from taihu.torch.advice import advice_on_optimizer
 from taihu.torch.gradients.exchanged import Optimized
-from taihu.torch.gradients.gradients import check_parameters, layout_of, trained
+from taihu.torch.gradients.gradients import check_parameters, trained
 from taihu.torch.gradients.rules import ScriptOptimizer
 from taihu.torch.local_steps import PREFIX as LOCAL
 from taihu.torch.local_steps import LocalSteps
@@ -58,6 +58,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._brings: list[torch.Tensor] = []
         self._steps: BackwardSteps | None = None
         self._local: LocalSteps | None = None
+        self._updates: ServerUpdates | None = None
         self._serves = update == "servers" and not world.is_alone
         self._optimized = Optimized(optimizer, model, has_others=not self._serves)
         if world.is_alone:
@@ -78,7 +79,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
             if model is None:
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
-            updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout_of(named), parameters)
+            names = [name for name, _ in reversed(named)]
+            script = ScriptOptimizer(optimizer, parameters)
+            updates = self._updates = ServerUpdates(script, model, names, parameters, first=world.served)
         if world.rank == 0:
             for line in advice_on_optimizer(world.job, optimizer):
                 warnings.warn(line, stacklevel=3)
@@ -289,8 +292,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._steps.is_joined = False
 
     def _update(self) -> None:
-        if self._serves and self._steps is not None and self._steps.returning is not None:
-            self._steps.returning.stepped()
+        if self._updates is not None and self._steps is not None and self._steps.returning is not None:
+            self._steps.returning.stepped(self._updates)
             # Schedulers that were made of the optimizer inside look whether it steps.
             self.optimizer._opt_called = True
         else:

@@ -59,6 +59,38 @@ def test_each_parameter_group_is_a_shard_of_its_own(rule: str, data: st.DataObje
     assert parameters.tobytes() == alone.tobytes()
 
 
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(sorted(RULES)), min_size=2, max_size=3), st.data())
+def test_each_optimizer_is_a_shard_of_its_own_that_counts_its_own_steps(
+    kinds: list[str], data: st.DataObject
+) -> None:
+    size = 4
+    rules = UpdateRules.joined([UpdateRules((RULES[kind],), (0.1,), (0,), (0,)) for kind in kinds])
+    order = data.draw(st.permutations(range(len(kinds))))
+    drawn = np.random.default_rng(6)
+    parameters = drawn.standard_normal(size * len(kinds), dtype=np.float32)
+    alone = [parameters[layer * size :][:size].copy() for layer in range(len(kinds))]
+    rates = StepRates(len(kinds))
+    offsets = [layer * size for layer in range(len(kinds) + 1)]
+    shard = RuledShard(rules.in_order(order), offsets, parameters, rates)
+    own = {"learning_rate": 0.5, "weight_decay": 0.1}
+    shards = [
+        OptimizerShard(RULES[kinds[number]].model_copy(update=own), values)
+        for number, values in zip(order, alone, strict=True)
+    ]
+    made = [0] * len(kinds)
+    for step in range(1, 6):
+        rates.bring(0, step, 0, (0.5,) * len(kinds))
+        for layer in data.draw(st.lists(st.integers(0, len(kinds) - 1), unique=True)):
+            made[layer] += 1
+            gradient = drawn.standard_normal(size, dtype=np.float32)
+            for start, stop in ((0, 1), (1, size)):
+                shard.update(offsets[layer] + start, offsets[layer] + stop, gradient[start:stop], step)
+            shards[layer].update(0, size, gradient, made[layer])
+    assert parameters.tobytes() == np.concatenate(alone).tobytes()
+    assert shard.state_bytes == sum(each.state_bytes for each in shards)
+
+
 def test_a_worker_with_another_rate_is_named() -> None:
     rates = StepRates(2)
     rates.bring(2, 7, 0, (0.1, 0.2))

@@ -185,16 +185,6 @@ def test_a_parameter_of_two_optimizers_is_refused() -> None:
         refused(use)
 
 
-@pytest.mark.parametrize("updates", [("servers", "workers"), ("workers", "servers")])
-def test_servers_carry_out_one_optimizer(updates: tuple[Any, Any]) -> None:
-    def use(world: World, layers: list[nn.Linear]) -> None:
-        for layer, update in zip(layers, updates, strict=True):
-            DistributedOptimizer(sgd(layer), layer, world, update=update)
-
-    with pytest.raises(ConfigError, match="servers carry out one optimizer of a script"):
-        refused(use, servers=1)
-
-
 def test_who_has_fewer_batches_cannot_join_with_several_optimizers() -> None:
     def use(world: World, layers: list[nn.Linear]) -> None:
         first, _ = (DistributedOptimizer(sgd(layer), layer, world) for layer in layers)

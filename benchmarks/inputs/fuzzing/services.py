@@ -259,7 +259,9 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
 
 
 def _rules() -> bytes:
-    message = updates_to_message(UpdateRules((OptimizerSettings(name=OPTIMIZERS["adam"]),), (0.0, 0.1), (0, 1), (0, 0)))
+    message = updates_to_message(
+        UpdateRules((OptimizerSettings(name=OPTIMIZERS["adam"]),), (0.0, 0.1), (0, 1), (0, 0))
+    )
     return b"" if message is None else message.SerializeToString()
 
 

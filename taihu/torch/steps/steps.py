@@ -30,6 +30,7 @@ from taihu.torch.steps.opened import LayerPlaces, Opened
 from taihu.torch.steps.reports import Reports
 from taihu.torch.steps.returning import Returning, refuse_within_backward
 from taihu.torch.steps.roll_call import Call, Heard, RollCall, Word
+from taihu.torch.steps.served import Served
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought, Turns
 from taihu.worker.exchange.session import Session
@@ -79,7 +80,8 @@ class BackwardSteps:
         sums: of all workers, for roll calls.
         helping: see `LayerSteps`.
         waits: called with whether this worker waits for others from now on.
-        updates: of the servers, where these update: parameters come back then, while the script goes on.
+        updates: the optimizers that servers carry out, where these update: parameters come back then, while the
+            script goes on.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class BackwardSteps:
         sums: SmallSums,
         helping: Helping,
         waits: Callable[[bool], None],
-        updates: ServerUpdates | None = None,
+        updates: Served | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._job = job
@@ -150,11 +152,14 @@ class BackwardSteps:
                 is_divided=job.stage.divides_parameters,
             )
 
-    def add(self, optimized: Optimized) -> None:
+    def add(self, optimized: Optimized, updates: ServerUpdates | None = None) -> None:
         """Exchange the gradients of one more optimizer's parameters, from the next backward on.
 
-        One that has had some of them is not to step any more.
+        One that has had some of them is not to step any more. `updates` is there where servers update.
         """
+        if self.updates is not None and self.returning is not None and updates is not None:
+            self.updates.add(updates)
+            self.returning.watch(updates)
         names = {id(p): name for name, p in optimized.named() if id(p) in optimized.own_ids()}
         for other in self._watch.optimized:
             if shared := names.keys() & other.own_ids():
@@ -172,6 +177,10 @@ class BackwardSteps:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
+
+    def writable(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Those of some tensors that this worker may write to: not what servers hold."""
+        return tensors if self.updates is None else self.updates.others(tensors)
 
     @property
     def _is_apart(self) -> bool:
@@ -339,7 +348,7 @@ class BackwardSteps:
         number = self._set.ids.get(key)
         if self.updates is not None:
             assert number is not None  # noqa: S101
-            self.updates.brought(number)
+            self.updates.of(number).brought(number)
         if self.adds_up and self._owner_of[key] in self.adds_up:
             self._means.added_up(parameter)
             return
@@ -402,7 +411,7 @@ class BackwardSteps:
 
     def _wanted(self) -> ExchangedSet:
         """The set of what is to be exchanged; what was exchanged stays as long as an optimizer has it."""
-        shares = not self._job.compression.method.holds_back
+        shares = not self._job.compression.method.holds_back and self.updates is None
         return ExchangedSet.of(self._watch.optimized, stays=self._set.ids, shares_groups=shares)
 
     def _renew_set(self) -> None:
@@ -485,8 +494,8 @@ class BackwardSteps:
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
-        if self.returning is not None:
-            self._end_for_servers(self.returning, self._opened or self._begin_exchange(record), record)
+        if self.returning is not None and self.updates is not None:
+            self._end_for_servers(self.returning, self.updates, record, call)
             return
         along = self._means.unchanged(self._set.parameters) if len(self._came) < len(self._set.ids) else []
         heard = self._call(call)
@@ -513,12 +522,32 @@ class BackwardSteps:
         record.end_s = self._start_s = self._clock.now()
         opened.steps.close(record)
 
-    def _end_for_servers(self, returning: Returning, opened: Opened, record: StepRecord) -> None:
+    def _end_for_servers(self, returning: Returning, updates: Served, record: StepRecord, call: Call) -> None:
         """As `_end`, where servers update: parameters come while the script goes on."""
-        opened.steps.end(record, frozenset((0,)))
-        returning.pushed(opened, record)
+        has_one = len(self._set.optimized) == 1
+        heard = None if has_one else self._agreed(self._call(call)())
+        opened = self._opened or self._begin_exchange(record)
+        # Nothing was known of parameters before the first backward.
+        flags = heard if heard is None or len(heard) else self._calls.sums(self._own_flags())
+        brought = frozenset((0,)) if flags is None else self._owners_of(flags)
+        if not has_one:
+            self._take_turns(updates, brought)
+        opened.steps.end(record, brought)
+        returning.pushed(opened, record, brought)
         self._record = None
         record.end_s = self._start_s = self._clock.now()
+
+    def _take_turns(self, updates: Served, brought: Brought) -> None:
+        """A backward has brought gradients of these of several optimizers that servers carry out."""
+        count = len(self._set.optimized)
+        if self._job.stage.divides_parameters and len(brought) < count:
+            raise RunError(
+                f"step {self.step}: backward has brought gradients of {len(brought)} of the script's {count} "
+                "optimizers, and in stage 3 of ZeRO each brings those of all: set exchange.zero = 2"
+            )
+        if self._rates:
+            updates.take_turns(brought)
+        self._means.forget({key for key, number in self._set.ids.items() if self._set.owners[number] in brought})
 
     @property
     def flags(self) -> int:
@@ -545,7 +574,8 @@ class BackwardSteps:
         # What is replaced by its like has the same words, and is another exchange all the same.
         digest = 0 if self._opened is None else self._digest ^ self._reopens
         # A set that is left is compared a last time.
-        due = self._opened is not None and (self._reopens or self._is_compared(self.step - 1)) and not self._is_apart
+        compares = self._opened is not None and self.updates is None and not self._is_apart
+        due = compares and (self._reopens or self._is_compared(self.step - 1))
         word = Word(call, self.step, digest, self._set.checksum() if due else 0)
         return self._calls.begin(word, self._own_flags())
 
