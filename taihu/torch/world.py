@@ -279,6 +279,8 @@ class World:
         Raises:
             RunError: on all workers, where another one does something else.
         """
+        if self._steps is not None:
+            tensors = self._steps.writable(tensors)
         if self._meeting is not None:
             with self._waiting_in("broadcast_parameters()"):
                 self._call(Call.BRING, tensors)

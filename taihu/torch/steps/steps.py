@@ -23,6 +23,7 @@ from taihu.torch.gradients.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients.gradients import GradientArena
 from taihu.torch.gradients.means import Means
 from taihu.torch.gradients.order import carried_over, order_of_state, state_in_order, whole_order, with_layers
+from taihu.torch.steps.joining import Joining
 from taihu.torch.steps.layer_rates import LayerRates
 from taihu.torch.steps.layer_steps import Helping, LayerSteps
 from taihu.torch.steps.live import LiveParameters
@@ -117,9 +118,8 @@ class BackwardSteps:
         """The optimizers whose gradients are added up here, and not exchanged, in the next backward."""
         self.apart: list[Apart] = []
         """The local steps of optimizers that make some."""
-        self.is_joined = False
-        """Whether workers may have different numbers of backwards, and tell each other of one before each."""
-        self._own = 0
+        # A block in which workers may have different numbers of backwards, and tell each other of one before each.
+        self._joining: Joining | None = None
         self._watch = Watch()
         self._means = Means()
         self._waiting = _Waiting(waits, self._clock, self._has_waited)
@@ -128,8 +128,9 @@ class BackwardSteps:
         self._set = ExchangedSet.of((), shares_groups=True)
         self._owner_of: dict[int, Optimized] = {}
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
-        # Of what is trained, as it was when this backward began; and whether the exchange is opened anew at its end.
-        self._digest, self._reopens = 0, False
+        # Of what is trained, as it was when this backward began; whether the exchange is opened anew at its end; and
+        # whether others have begun it, in a block of `join()`.
+        self._digest, self._reopens, self._follows = 0, False, False
         self._rates: Sequence[float] | None = None
         self._turns: Turns | None = None
         self._opened: Opened | None = None
@@ -189,11 +190,6 @@ class BackwardSteps:
     def is_first(self, optimized: Optimized) -> bool:
         """Whether it is the first of the optimizers that are exchanged."""
         return self._watch.optimized[0] is optimized
-
-    @property
-    def optimizers(self) -> int:
-        """The number of optimizers whose parameters are exchanged."""
-        return sum(not each.is_dead for each in self._watch.optimized)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The live state of compression here, and its `ORDER`; empty where nothing is compressed."""
@@ -293,25 +289,45 @@ class BackwardSteps:
                 self._opened.steps.ready(self._opened.places.by_number[self._set.ids[id(parameter)]], record)
         self._end(record, Call.STEP)
 
-    def follow(self, update: Callable[[], None]) -> int:
-        """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
+    @property
+    def is_joined(self) -> bool:
+        """Whether workers may have different numbers of backwards now."""
+        return self._joining is not None
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """In the block they may, until each calls `follow`."""
+        former = self._joining
+        self._joining = former or Joining(
+            self._calls.sums, self._rank, self._size, lambda: self._set, lambda: self._means.local_ids
+        )
+        try:
+            yield
+        finally:
+            if former is None:
+                self._joining.close()
+            self._joining = former
+
+    def follow(self) -> int | None:
+        """Take part in the backwards of workers that have more, in a block of `joined`; nothing is updated here.
 
         Returns:
-            The worker that has had most of its own, the first of several.
+            The worker that has had most of its own, the first of several; None where all have had as many.
         """
-        while self._sums(0.0).any():
+        assert self._joining is not None  # noqa: S101
+        while (adds_to := self._joining.hears()) is not None:
             self.settle()
-            for parameter in self._set.parameters:
-                parameter.grad = None
+            for owner, parameter in zip(self._set.owners, self._set.parameters, strict=True):
+                if not adds_to[owner]:
+                    parameter.grad = None
             self._end(self._begin(follows=True))
-            update()
-        return int(np.argmax(self._sums(self._own)))
+        return self._joining.most()
 
-    def _sums(self, own: float) -> NDArray[np.float64]:
-        """Numbers of all workers by rank, of which `own` is this one's."""
-        numbers = np.zeros(self._size)
-        numbers[self._rank] = own
-        return self._calls.sums(numbers)
+    def everywhere(self) -> list[Optimized]:
+        """The optimizers that are there on all workers, who call this together."""
+        own = [each for each in self._watch.optimized if not each.is_retired]
+        alive = np.array([float(each.optimizer is not None) for each in own])
+        return [each for each, count in zip(own, self._calls.sums(alive), strict=True) if count == self._size]
 
     def _hook(self, optimized: Optimized) -> None:
         """Hear of the gradients of an optimizer's parameters."""
@@ -364,9 +380,8 @@ class BackwardSteps:
         return RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
 
     def _begin_in_backward(self) -> StepRecord:
-        if self.is_joined:
-            self._sums(1.0)
-            self._own += 1
+        if self._joining is not None:
+            self._joining.begins()
         record = self._begin()
         # As DistributedDataParallel does: gradients are those of all workers when backward returns.
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, record))
@@ -379,6 +394,7 @@ class BackwardSteps:
                 "change by it, and leave; call it behind"
             )
         self._rates = None if self.updates is None else () if follows else self.updates.rates()
+        self._follows = follows
         self.step += 1
         if self._opened is not None and self.updates is None:
             self._digest, self._reopens = self._watch.look()
@@ -572,16 +588,20 @@ class BackwardSteps:
 
     def _call(self, call: Call) -> Callable[[], Heard]:
         # What is replaced by its like has the same words, and is another exchange all the same.
-        digest = 0 if self._opened is None else self._digest ^ self._reopens
+        # Who follows knows nothing of what others freeze meanwhile.
+        digest = 0 if self._opened is None or self._follows else self._digest ^ self._reopens
         # A set that is left is compared a last time.
-        compares = self._opened is not None and self.updates is None and not self._is_apart
+        # Who follows others in a block of `join()` has their parameters at its end.
+        is_apart = self._is_apart or self.is_joined
+        compares = self._opened is not None and self.updates is None and not is_apart
         due = compares and (self._reopens or self._is_compared(self.step - 1))
-        word = Word(call, self.step, digest, self._set.checksum() if due else 0)
+        word = Word(call, self.step, digest, self._set.checksum() if due else 0, float(self._reopens))
         return self._calls.begin(word, self._own_flags())
 
     def _agreed(self, heard: Heard) -> NDArray[np.float64]:
         """The flags of all workers, if they train the same."""
-        if len({word.digest for word in heard.words}) > 1:
+        digests = {word.digest for word in heard.words} - {0}
+        if len(digests) > 1 or len({word.number for word in heard.words}) > 1:
             self._calls.refuse_others(self.step, self._watch.changes())
         self._compare(heard)
         return heard.flags

@@ -22,7 +22,9 @@ if UPDATE != "plain":
 
 
 def wrap(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    return optimizer if UPDATE == "plain" else taihu.torch.DistributedOptimizer(optimizer, model, update=UPDATE)
+    if UPDATE == "plain":
+        return optimizer
+    return taihu.torch.DistributedOptimizer(optimizer, model, update="servers" if UPDATE == "servers" else "workers")
 
 
 def adding_up(optimizer: torch.optim.Optimizer) -> ExitStack:
