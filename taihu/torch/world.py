@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.process.ending import log_of_script, tell
 from taihu.core.process.last_will import LastWill
 from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.frames.headers import ValueType
 from taihu.torch.anew import between_workers_of, plan_anew
 from taihu.torch.gradients.coded import CodedGradients, Codes
 from taihu.torch.gradients.exchanged import Optimized, digest_of_tensors
@@ -51,6 +53,11 @@ __all__ = ["World"]
 
 _VALUES_AT_A_TIME = 1 << 22
 _ASK_AGAIN_S = 0.1
+_TYPES: Final = {
+    ValueType.FP32: torch.float32,
+    ValueType.FP16: torch.float16,
+    ValueType.BF16: torch.bfloat16,
+}
 
 
 class World:
@@ -269,7 +276,8 @@ class World:
             self._opened.callback(coded.close)
             return coded, codes, session
         keeps, seals = not job.stage.divides_gradients, updates is not None
-        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=keeps, seals=seals)
+        dtype = _TYPES[arenas.gradient_type]
+        gradients = GradientArena(layout, parameters, arenas.gradients, dtype=dtype, keeps=keeps, seals=seals)
         self._opened.callback(gradients.close)
         return gradients, None, session
 
