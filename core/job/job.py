@@ -273,7 +273,7 @@ class Job(Section):
     def _usual_stage(self) -> Stage:
         if self.exchange.returns == "gradients":
             return STAGES[0]
-        if self.train.precision != "fp32":
+        if self.has_master:
             return STAGES[2]
         return STAGES[1] if self.servers else STAGES[0]
 

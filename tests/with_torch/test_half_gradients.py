@@ -153,12 +153,34 @@ def test_a_changed_exchange_goes_on_in_16_bits(servers: int) -> None:
         assert all(map(torch.equal, seen, expected))
 
 
+@pytest.mark.parametrize("servers", [0, 1])
+def test_differences_of_local_steps_travel_so_too(servers: int) -> None:
+    def work(world: World) -> list[torch.Tensor]:
+        model = Sums(torch.float32)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.25), model, world)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(*drawn(world.rank, step, torch.float32)).backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    tables: dict[str, Any] = {"servers": servers, "exchange": {"local_steps": 2}, "train": {"precision": "bf16"}}
+    expected = [torch.zeros(17, 5), torch.zeros(33)]
+    for step in range(4):
+        gradients = mean_of(2, step, torch.float32, torch.float32)
+        expected = [value - 0.25 * gradient for value, gradient in zip(expected, gradients, strict=True)]
+    seen = on_workers(2, work, **tables)
+    assert all(map(torch.equal, *seen))
+    torch.testing.assert_close(seen[0], expected, rtol=2.0**-7, atol=2.0**-7)
+    assert not all(map(torch.equal, seen[0], expected))
+
+
 def test_servers_that_update_bring_32_bits() -> None:
     def work(world: World) -> None:
         model = Sums(torch.float32)
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, world, update="servers")
 
-    with pytest.raises(TaihuError, match="travel in bf16 where workers update; give update=.workers.") as told:
+    with pytest.raises(TaihuError, match=r"travel in bf16 where workers update; give update=.workers.") as told:
         on_workers(2, work, servers=1, train={"precision": "bf16"})
     assert "\n" not in str(told.value)
 
