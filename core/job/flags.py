@@ -171,7 +171,7 @@ class JobFlags:
         typer.Option(
             "--precision",
             metavar="fp32|bf16|fp16",
-            help="Of what is exchanged: gradients, and parameters where servers or a ring update them.",
+            help="Of what is exchanged; of a script gradients alone.",
         ),
     ] = None
     compute: Annotated[

@@ -269,7 +269,7 @@ def clips_fit(of: dict[str, Any]) -> bool:
 
 def has_master(of: dict[str, Any]) -> bool:
     """Whether parameters, too, come in 16 bits."""
-    return of["train.precision"] != "fp32" and of["exchange.returns"] == "parameters"
+    return bool(of["train.precision"] != "fp32" and of["exchange.returns"] == "parameters")
 
 
 def stage_of(of: dict[str, Any]) -> int:
