@@ -135,6 +135,23 @@ def test_what_does_not_fit_is_infinite_on_all_and_the_scaler_goes_down() -> None
     assert all(value.isfinite().all() for value in values)
 
 
+@pytest.mark.parametrize("way", ["ring in shared memory", "ring by tcp", "servers"])
+def test_what_is_not_finite_ends_the_run_where_it_is_to(way: str) -> None:
+    def work(world: World) -> None:
+        model = Sums(torch.bfloat16)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, world)
+        for step in range(3):
+            optimizer.zero_grad()
+            first, second = drawn(world.rank, step, torch.bfloat16)
+            model(first, second * (float("inf") if (world.rank, step) == (1, 2) else 1.0)).backward()
+            optimizer.step()
+
+    tables: dict[str, Any] = {**WAYS[way], "train": {"precision": "bf16"}}
+    tables["exchange"] = {**tables.get("exchange", {}), "non_finite": "error"}
+    with pytest.raises(TaihuError, match="not finite"):
+        on_workers(2, work, **tables)
+
+
 @pytest.mark.parametrize("servers", [0, 1])
 def test_a_changed_exchange_goes_on_in_16_bits(servers: int) -> None:
     def work(world: World) -> list[torch.Tensor]:
