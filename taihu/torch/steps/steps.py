@@ -34,6 +34,7 @@ from taihu.torch.steps.roll_call import Call, Heard, RollCall, Word
 from taihu.torch.steps.served import Served
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought, Turns
+from taihu.torch.steps.waiting import Waiting
 from taihu.worker.exchange.session import Session
 from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_driver import Wait
@@ -122,7 +123,7 @@ class BackwardSteps:
         self._joining: Joining | None = None
         self._watch = Watch()
         self._means = Means()
-        self._waiting = _Waiting(waits, self._clock, self._has_waited)
+        self._waiting = Waiting(waits, self._clock, self._has_waited)
         self._calls = RollCall(rank, size, sums, self._waiting)
         # What is exchanged, or will be when the exchange is opened; and the hooks of its parameters.
         self._set = ExchangedSet.of((), shares_groups=True)
@@ -631,25 +632,3 @@ class BackwardSteps:
             self._record.waited_in_backward_s += seconds
         else:
             self._waited_in_forward_s += seconds
-
-
-class _Waiting:
-    """A block in which this worker waits for others; how long is measured.
-
-    Args:
-        waits: called with whether it waits from now on.
-        clock: measures.
-        has_waited: called with the seconds.
-    """
-
-    def __init__(self, waits: Callable[[bool], None], clock: Clock, has_waited: Callable[[float], None]) -> None:
-        self._waits, self._clock, self._has_waited = waits, clock, has_waited
-        self._start_s = 0.0
-
-    def __enter__(self) -> None:
-        self._waits(True)
-        self._start_s = self._clock.now()
-
-    def __exit__(self, *_: object) -> None:
-        self._waits(False)
-        self._has_waited(self._clock.now() - self._start_s)
