@@ -93,21 +93,23 @@ def together(models: Models, step: int) -> Iterator[Backward]:
 
 
 def alone(loop: Loop) -> Models:
-    """The sums of the losses of all who have a batch, over all workers."""
+    """Two epochs with the sums of the losses of all who have a batch, over all workers."""
     models = Models(lambda own, _: own)
-    for step in range(batches_of(WORKERS - 1)):
-        for backward in loop(models, step):
-            ranks = [rank for rank in range(WORKERS) if step < batches_of(rank)]
-            torch.stack([backward(rank) / WORKERS for rank in ranks]).sum().backward()
+    for _ in range(2):
+        for step in range(batches_of(WORKERS - 1)):
+            for backward in loop(models, step):
+                ranks = [rank for rank in range(WORKERS) if step < batches_of(rank)]
+                torch.stack([backward(rank) / WORKERS for rank in ranks]).sum().backward()
     return models
 
 
 def joined(loop: Loop, world: World, update: Any = "workers") -> Models:
     models = Models(lambda own, of: DistributedOptimizer(own, of, world, update=update), world.rank)
-    with models.judging.join():
-        for step in range(batches_of(world.rank)):
-            for backward in loop(models, step):
-                backward(world.rank).backward()
+    for _ in range(2):
+        with models.judging.join():
+            for step in range(batches_of(world.rank)):
+                for backward in loop(models, step):
+                    backward(world.rank).backward()
     return models
 
 
@@ -142,15 +144,15 @@ def test_all_have_what_one_process_has_with_everybodys_batches(way: str) -> None
         torch.testing.assert_close(each, own, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("loop", [turns, together])
-def test_servers_carry_out_what_others_have_batches_for(loop: Loop) -> None:
+@pytest.mark.parametrize(("loop", "zero"), [(turns, 1), (turns, 2), (together, 3)])
+def test_servers_carry_out_what_others_have_batches_for(loop: Loop, zero: int) -> None:
     def work(world: World) -> list[torch.Tensor]:
         models = joined(loop, world, "servers")
-        models.making.synchronize()
-        return [p.detach().clone() for p in models.parameters()]
+        with models.making.gathered():
+            return [p.detach().clone() for p in models.parameters()]
 
     expected = [p.detach() for p in alone(loop).parameters()]
-    for seen in on_workers(WORKERS, work, servers=2):
+    for seen in on_workers(WORKERS, work, servers=2, exchange={"zero": zero}):
         torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-6)
 
 

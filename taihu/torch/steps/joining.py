@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.torch.gradients.exchanged import ExchangedSet
-from taihu.torch.gradients.sealed import SealedGradient
 
 __all__ = ["Joining"]
 
@@ -28,6 +27,7 @@ class Joining:
         size: number of workers.
         exchanged: returns the parameters that are exchanged.
         local: returns the identities of those whose gradients are this worker's own.
+        comes_back: whether gradients do; where servers update there are no means to add to.
     """
 
     def __init__(
@@ -37,13 +37,15 @@ class Joining:
         size: int,
         exchanged: Callable[[], ExchangedSet],
         local: Callable[[], Container[int]],
+        *,
+        comes_back: bool,
     ) -> None:
         self._sums, self._rank, self._size = sums, rank, size
-        self._exchanged, self._local = exchanged, local
+        self._exchanged, self._local, self._comes_back = exchanged, local, comes_back
         self._own = 0
         # Of the present backward, before it adds to any gradient.
         self._task, self._has_means = -1, np.zeros(0)
-        hooked = [p for p in exchanged().parameters if p.requires_grad]
+        hooked = [p for p in exchanged().parameters if p.requires_grad] if comes_back else []
         self._hooks = [p.register_hook(self._look) for p in hooked]
 
     def close(self) -> None:
@@ -84,9 +86,10 @@ class Joining:
     def _seen(self) -> NDArray[np.float64]:
         exchanged, local = self._exchanged(), self._local()
         seen = np.zeros(len(exchanged.optimized))
+        if not self._comes_back:
+            return seen
         for owner, parameter in zip(exchanged.owners, exchanged.parameters, strict=True):
             gradient = parameter.grad
-            is_own = id(parameter) in local or isinstance(gradient, SealedGradient)
-            if gradient is not None and not is_own and not seen[owner] and gradient.any():
+            if gradient is not None and id(parameter) not in local and not seen[owner] and gradient.any():
                 seen[owner] = 1.0
         return seen

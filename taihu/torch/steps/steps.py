@@ -300,7 +300,12 @@ class BackwardSteps:
         """In the block they may, until each calls `follow`."""
         former = self._joining
         self._joining = former or Joining(
-            self._calls.sums, self._rank, self._size, lambda: self._set, lambda: self._means.local_ids
+            self._calls.sums,
+            self._rank,
+            self._size,
+            lambda: self._set,
+            lambda: self._means.local_ids,
+            comes_back=self.updates is None,
         )
         try:
             yield
