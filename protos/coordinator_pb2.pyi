@@ -620,8 +620,8 @@ class VouchResponse(_message.Message):
 Global___VouchResponse: _TypeAlias = VouchResponse  # noqa: Y015
 
 @_typing.final
-class UpdateRules(_message.Message):
-    """The optimizer of a script, as servers carry it out. Learning rates come with every step (Rates)."""
+class UpdateRule(_message.Message):
+    """An update rule of a script, without what its parameter groups have of their own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -631,8 +631,6 @@ class UpdateRules(_message.Message):
     BETA1_FIELD_NUMBER: _builtins.int
     BETA2_FIELD_NUMBER: _builtins.int
     EPSILON_FIELD_NUMBER: _builtins.int
-    WEIGHT_DECAYS_FIELD_NUMBER: _builtins.int
-    PARAMETER_GROUPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """sgd, adam or adamw."""
     momentum: _builtins.float
@@ -640,14 +638,6 @@ class UpdateRules(_message.Message):
     beta1: _builtins.float
     beta2: _builtins.float
     epsilon: _builtins.float
-    @_builtins.property
-    def weight_decays(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Of each parameter group."""
-
-    @_builtins.property
-    def parameter_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each layer the parameter group that it belongs to."""
-
     def __init__(
         self,
         *,
@@ -657,12 +647,52 @@ class UpdateRules(_message.Message):
         beta1: _builtins.float = ...,
         beta2: _builtins.float = ...,
         epsilon: _builtins.float = ...,
-        weight_decays: _abc.Iterable[_builtins.float] | None = ...,
-        parameter_groups: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beta1", b"beta1", "beta2", b"beta2", "epsilon", b"epsilon", "momentum", b"momentum", "name", b"name", "nesterov", b"nesterov", "parameter_groups", b"parameter_groups", "weight_decays", b"weight_decays"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beta1", b"beta1", "beta2", b"beta2", "epsilon", b"epsilon", "momentum", b"momentum", "name", b"name", "nesterov", b"nesterov"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateRule: _TypeAlias = UpdateRule  # noqa: Y015
+
+@_typing.final
+class UpdateRules(_message.Message):
+    """The optimizers of a script, as servers carry them out. Learning rates come with every step (Rates)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHT_DECAYS_FIELD_NUMBER: _builtins.int
+    PARAMETER_GROUPS_FIELD_NUMBER: _builtins.int
+    OPTIMIZERS_FIELD_NUMBER: _builtins.int
+    OWNERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def weight_decays(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of each parameter group."""
+
+    @_builtins.property
+    def parameter_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each layer the parameter group that it belongs to."""
+
+    @_builtins.property
+    def optimizers(self) -> _containers.RepeatedCompositeFieldContainer[Global___UpdateRule]:
+        """Of each optimizer."""
+
+    @_builtins.property
+    def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each parameter group the optimizer that it belongs to."""
+
+    def __init__(
+        self,
+        *,
+        weight_decays: _abc.Iterable[_builtins.float] | None = ...,
+        parameter_groups: _abc.Iterable[_builtins.int] | None = ...,
+        optimizers: _abc.Iterable[Global___UpdateRule] | None = ...,
+        owners: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["optimizers", b"optimizers", "owners", b"owners", "parameter_groups", b"parameter_groups", "weight_decays", b"weight_decays"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

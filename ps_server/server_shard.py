@@ -124,7 +124,7 @@ class ServerShard:
             plan=plan.version,
             workers=plan.world.workers,
             frames=frames,
-            gaps=job.leaves_out,
+            gaps=job.leaves_out or (plan.updates is not None and plan.updates.steps_by_parts),
         )
         self.buffers = FrameBuffers()
 
@@ -476,7 +476,7 @@ def _optimizer_of(
     job: Job, plan: Plan, partition: Shard, parameters: Values, rates: StepRates | None
 ) -> OptimizerShard | RuledShard | SumShard:
     if not job.stage.divides_optimizer:
-        return SumShard(parameters)
+        return SumShard(parameters, scales=job.train.precision != "fp32")
     if plan.updates is not None and rates is not None:
         return RuledShard(plan.updates, partition.offsets, parameters, rates)
     return OptimizerShard(in_steps(job.server_optimizer, plan.length), parameters)

@@ -169,7 +169,9 @@ class JobFlags:
         Literal["fp32", "bf16", "fp16"] | None,
         Sets("train.precision"),
         typer.Option(
-            "--precision", metavar="fp32|bf16|fp16", help="Of parameters and gradients on workers and wires."
+            "--precision",
+            metavar="fp32|bf16|fp16",
+            help="Of what is exchanged; of a script gradients alone.",
         ),
     ] = None
     compute: Annotated[

@@ -138,9 +138,9 @@ class Job(Section):
     def _zero_fits(self) -> Job:
         exchange, stage, usual = self.exchange, self.stage, self._usual_stage
         precision = self.train.precision
-        if precision != "fp32" and not stage.divides_gradients:
+        if precision != "fp32" and self.exchange.returns == "parameters" and not stage.divides_gradients:
             raise ValueError(f"precision {precision} holds gradients group by group: set exchange.zero = 2 or 3")
-        if precision != "fp32" and self.compression.method.selects:
+        if precision != "fp32" and (self.compression.method.selects or self.compression.method.codes):
             raise ValueError(
                 f"precision {precision} goes with dense gradients: set train.precision = 'fp32' or "
                 "compression.method = 'none'"
@@ -155,6 +155,8 @@ class Job(Section):
                 f"compression keeps a residual of every gradient on every worker, which zero {stage} does not "
                 f"divide: set exchange.zero = {usual}"
             )
+        if exchange.transport == "same-host" and self.servers and precision != "fp32":
+            raise ValueError(f"servers map no {precision} gradients: set exchange.transport = 'auto'")
         if exchange.transport == "same-host" and not self._maps_arenas:
             raise ValueError(f"zero {stage} keeps no arena that others can map: set exchange.transport = 'auto'")
         return self
@@ -170,8 +172,6 @@ class Job(Section):
             raise ValueError(
                 "exchange.returns 'script' is for servers that update: set exchange.returns = 'gradients'"
             )
-        if returns == "script" and self.train.precision != "fp32":
-            raise ValueError("exchange.returns 'script' goes with 32-bit values: set train.precision = 'fp32'")
         if self.downlink == "doublesqueeze" or (self.downlink == "exact" and not self.servers):
             raise ValueError(
                 f"exchange.returns '{returns}' brings sums of all that was selected: leave compression.downlink out"
@@ -273,14 +273,16 @@ class Job(Section):
     def _usual_stage(self) -> Stage:
         if self.exchange.returns == "gradients":
             return STAGES[0]
-        if self.train.precision != "fp32":
+        if self.has_master:
             return STAGES[2]
         return STAGES[1] if self.servers else STAGES[0]
 
     @property
     def _maps_arenas(self) -> bool:
         """Whether the stage has arenas that other processes may map: all that they hold stays where it is."""
-        return not (self.stage.divides_gradients if self.servers else self.stage.divides_optimizer)
+        if self.servers:
+            return not self.stage.divides_gradients and self.train.precision == "fp32"
+        return not self.stage.divides_optimizer
 
     @property
     def workers_update(self) -> bool:
@@ -332,8 +334,16 @@ class Job(Section):
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether a step's gradients are sent when all are there: only then fp16 knows whether to skip the step."""
-        return self.train.precision == "fp16"
+        """Whether a step's gradients are sent when all are there: only then fp16 knows whether to skip the step.
+
+        What comes back to a script does so as it is: its GradScaler knows.
+        """
+        return self.has_master and self.train.precision == "fp16"
+
+    @property
+    def has_master(self) -> bool:
+        """Whether parameters, too, come in 16 bits, and whoever updates them has them in fp32."""
+        return self.train.precision != "fp32" and self.exchange.returns == "parameters"
 
     def bucket_bytes(self, exchanged: int) -> int:
         """The most fp32 bytes of a merged group from stage 2 on, where so many parameters are exchanged.

@@ -24,7 +24,7 @@ def check_without_script(job: Job) -> None:
 
 
 def settled(job: Job, updates: UpdateRules | None) -> Job:
-    """`job` where servers update by `updates`, the optimizer of a script, or with None the workers do.
+    """`job` where servers update by `updates`, the optimizers of a script, or with None the workers do.
 
     Raises:
         ConfigError: they cannot in this job.
@@ -58,8 +58,14 @@ def settled(job: Job, updates: UpdateRules | None) -> Job:
             'update="servers": in stage 0 of ZeRO servers keep nothing; set exchange.zero to 1, 2 or 3, or give '
             'update="workers"'
         )
+    if job.train.precision != "fp32":
+        raise ConfigError(
+            f'update="servers": gradients travel in {job.train.precision} where workers update; give '
+            "update=\"workers\", or set train.precision = 'fp32'"
+        )
     job = _with_dense_answers(job)
-    own = {key: getattr(updates.settings, key) for key in CONSTANTS}
+    # Of several optimizers the job names the first; servers and workers go by the rules themselves.
+    own = {key: getattr(updates.optimizers[0], key) for key in CONSTANTS}
     return revised(revised(job, "exchange", returns="parameters"), "optimizer", **own)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -72,8 +73,29 @@ class StepRates:
         return found
 
 
+class _Turns:
+    """The updates of each optimizer, of which a step makes one for those that it is about. Any thread may call.
+
+    Args:
+        optimizers: their number.
+    """
+
+    def __init__(self, optimizers: int) -> None:
+        self._lock = threading.Lock()
+        self._last = [0] * optimizers
+        self._made = [0] * optimizers
+
+    def of(self, optimizer: int, step: int) -> int:
+        """The number of an optimizer's update, from 1, of which a range is updated in `step`; steps come in turn."""
+        with self._lock:
+            if step > self._last[optimizer]:
+                self._last[optimizer] = step
+                self._made[optimizer] += 1
+            return self._made[optimizer]
+
+
 class RuledShard:
-    """Updates `parameters` by the optimizer of a script; see `OptimizerShard` for the rest.
+    """Updates `parameters` by the optimizers of a script; see `OptimizerShard` for the rest.
 
     Args:
         rules: for each layer its parameter group.
@@ -86,22 +108,25 @@ class RuledShard:
         self._rules = rules
         self._parameters = parameters
         self._rates = rates
-        self._state = OptimizerState(rules.settings, len(parameters))
+        names = sorted({name for each in rules.optimizers for name in each.state})
+        # Pages of what an optimizer has no use for are never written to.
+        self._arrays = {name: np.zeros(len(parameters), dtype=np.float32) for name in names}
+        self._states = [OptimizerState(each, len(parameters), self._arrays) for each in rules.optimizers]
+        self._turns = _Turns(len(rules.optimizers))
         # Where another parameter group begins, and which.
         self._starts, self._groups = [0], [0]
+        self.state_bytes = 0
+        """Bytes of optimizer state, without the parameters."""
         for start, stop, group in zip(offsets, offsets[1:], rules.parameter_groups, strict=False):
             if start == stop:
                 continue
+            own = rules.optimizers[rules.owners[group]].state
+            self.state_bytes += (stop - start) * len(own) * parameters.itemsize
             if start == 0:
                 self._groups[0] = group
             elif group != self._groups[-1]:
                 self._starts.append(start)
                 self._groups.append(group)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of optimizer state, without the parameters."""
-        return self._state.state_bytes
 
     def update(self, start: int, stop: int, gradient: Values, step: int, scale: float = 1.0) -> None:
         """Update elements [start, stop) by `gradient`, shape (stop - start,), fp32; see `OptimizerShard.update`.
@@ -111,9 +136,11 @@ class RuledShard:
         """
         rates = self._rates.of(step)
         for first, last, group in self._ranges(start, stop):
+            owner = self._rules.owners[group]
             constants = Constants(rates[group], self._rules.weight_decays[group])
             own = gradient[first - start : last - start]
-            self._state.update(first, self._parameters[first:last], own, step, scale, constants)
+            made = self._turns.of(owner, step)
+            self._states[owner].update(first, self._parameters[first:last], own, made, scale, constants)
 
     def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
         """Raise ConfigError: the job exchanges dense gradients."""
@@ -121,11 +148,12 @@ class RuledShard:
 
     def state(self) -> Mapping[str, Values]:
         """Live views of the state by name, as `OptimizerShard.state`."""
-        return dict(self._state.arrays)
+        return dict(self._arrays)
 
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
-        OptimizerShard(self._rules.settings, np.zeros(1, dtype=np.float32)).warm_up()
+        for settings in self._rules.optimizers:
+            OptimizerShard(settings, np.zeros(1, dtype=np.float32)).warm_up()
 
     def _ranges(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Parts of [start, stop) with their parameter groups."""

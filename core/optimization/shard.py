@@ -21,12 +21,23 @@ Values = NDArray[np.float32]
 
 
 class OptimizerState:
-    """The state of `elements` parameters. Disjoint ranges may be updated at the same time, in any order."""
+    """The state of `elements` parameters. Disjoint ranges may be updated at the same time, in any order.
 
-    def __init__(self, settings: OptimizerSettings, elements: int) -> None:
+    Args:
+        settings: the update rule and its schedule.
+        elements: number of parameters.
+        arrays: that it lies in, by name, where other rules update other ranges of the same parameters; kept.
+    """
+
+    def __init__(
+        self, settings: OptimizerSettings, elements: int, arrays: Mapping[str, Values] | None = None
+    ) -> None:
         self._settings = settings
         self._rule: Update = resolve_name(settings.rule.update)
-        self.arrays: dict[str, Values] = {name: np.zeros(elements, dtype=np.float32) for name in settings.state}
+        given = {} if arrays is None else arrays
+        self.arrays: dict[str, Values] = {
+            name: given[name] if name in given else np.zeros(elements, dtype=np.float32) for name in settings.state
+        }
         """By name, each of shape (elements,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
 
         # No state: where clipped gradients wait for their update.

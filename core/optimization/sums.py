@@ -15,20 +15,26 @@ Values = NDArray[np.float32]
 class SumShard:
     """A stand-in for an `OptimizerShard` that puts each sum in the place of the parameters.
 
-    What is answered is then the sum, which every worker scales and applies for itself; all do so alike.
+    What is answered is then the sum, which every worker scales and applies for itself; all do so alike. Where it is
+    rounded to be answered it is made a mean before, so that it is rounded once.
 
     Args:
         values: shape (n,), fp32, contiguous and writable; kept, not copied.
+        scales: whether sums are made means.
     """
 
     state_bytes = 0
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, *, scales: bool = False) -> None:
         self._values = values
+        self._scales = scales
 
     def update(self, start: int, stop: int, gradient: Values, step: int, scale: float = 1.0) -> None:
         """Keep `gradient`, shape (stop - start,), fp32, as elements [start, stop); the rest is for the workers."""
-        np.copyto(self._values[start:stop], gradient)
+        if self._scales:
+            np.multiply(gradient, np.float32(scale), out=self._values[start:stop])
+        else:
+            np.copyto(self._values[start:stop], gradient)
 
     def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
         """Keep `gradient`, shape (k,), fp32, at these places, shape (k,), int32, which alone are answered then."""

@@ -25,7 +25,8 @@ class TrainSettings(Section):
     With `precision` bf16 or fp16 workers keep and exchange parameters and gradients in 16 bits and compute in fp32;
     the optimizer state lies beside an fp32 master of the parameters. fp16 needs its loss scaled. The scale begins
     with `loss_scale`, a power of two. A step whose gradients overflow is skipped by all workers, and halves it;
-    `loss_scale_growth_steps` steps in a row without overflow double it.
+    `loss_scale_growth_steps` steps in a row without overflow double it. Of a script `precision` is that of gradients
+    on the wire; parameters, and the scale of its losses, are its own affair (docs/torch.md).
 
     Before a run counts as finished, all workers compare a hash of their parameters. With `check_every` they do so
     every so many steps, too: one that differs ends the run at once, and is named.

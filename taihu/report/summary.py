@@ -25,12 +25,15 @@ def what_it_was(run: Run) -> str:
     selects = bool(compression) and (method is None or method.selects)
     sent = f" at {SHARE.text(density)}" if density is not None and selects else ""
     network = text(run.results, "network")
+    precision = run.fact("precision", "train", "precision")
+    # Usual scripts have parameters of any type, and exchange them in fp32.
+    told = "" if run.script and precision == "fp32" else precision
     facts = [
         f"simulated on {network}" if network else "",
         model,
         _size(run),
         f"batch {batch} each" if batch else "",
-        "" if run.script else run.fact("precision", "train", "precision"),
+        told,
         f"ZeRO {run.fact('zero', 'exchange', 'zero')}" if run.fact("zero", "exchange", "zero") else "",
         f"{compression}{sent}" if selects else "uncompressed" if compression else "",
     ]

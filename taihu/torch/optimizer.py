@@ -15,8 +15,9 @@ from typing_extensions import override
 from taihu.core.base.errors import ConfigError
 from taihu.torch.advice import advice_on_optimizer
 from taihu.torch.gradients.exchanged import Optimized
-from taihu.torch.gradients.gradients import check_parameters, layout_of, trained
+from taihu.torch.gradients.gradients import check_parameters, trained
 from taihu.torch.gradients.rules import ScriptOptimizer
+from taihu.torch.joined import bring_all
 from taihu.torch.kept.contents import OURS
 from taihu.torch.local_steps import PREFIX as LOCAL
 from taihu.torch.local_steps import LocalSteps
@@ -53,16 +54,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(f'update={update!r}: expected "workers" or "servers"')
         self.optimizer = optimizer
         self._world = world
-        self._brings: list[torch.Tensor] = []
         self._steps: BackwardSteps | None = None
         self._local: LocalSteps | None = None
+        self._updates: ServerUpdates | None = None
         self._serves = update == "servers" and not world.is_alone
         self._optimized = Optimized(optimizer, model, has_others=not self._serves)
         if world.is_alone:
             return
         named = trained(optimizer, model)
         parameters = [parameter for _, parameter in reversed(named)]
-        self._brings = parameters if model is None else [*model.parameters(), *model.buffers()]
+        brings = parameters if model is None else [*model.parameters(), *model.buffers()]
         updates = None
         if self._serves and world.job.updates_locally:
             raise ConfigError(
@@ -76,18 +77,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 )
             if model is None:
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
-            updates = ServerUpdates(ScriptOptimizer(optimizer, parameters), model, layout_of(named), parameters)
+            names = [name for name, _ in reversed(named)]
+            script = ScriptOptimizer(optimizer, parameters)
+            updates = self._updates = ServerUpdates(script, model, names, parameters, first=world.served)
         if world.rank == 0:
             for line in advice_on_optimizer(world.job, optimizer):
                 warnings.warn(line, stacklevel=3)
-        self._steps = world.train(self._optimized, self._brings, updates)
+        self._steps = world.train(self._optimized, brings, updates)
         if world.job.updates_locally:
             self._local = LocalSteps(world.job, self._optimized, self._steps)
             self._steps.adds_up |= {self._optimized}
             self._steps.apart.append(self._local)
-        if self._serves:
-            by_servers = set(map(id, parameters))
-            self._brings = [each for each in self._brings if id(each) not in by_servers]
 
     # A copy is the optimizer inside: nothing of what is exchanged belongs to it.
     @override
@@ -135,7 +135,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if closure is not None:
                 with torch.enable_grad():
                     value = closure()
-            self._update()
+            if self._updates is not None and self._steps.returning is not None:
+                self._steps.returning.stepped(self._updates)
+            # Schedulers that were made of the optimizer inside look whether it steps.
+            self.optimizer._opt_called = True
             return value
         if closure is None:
             self._steps.before_update(self._optimized)
@@ -253,11 +256,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def join(self) -> Iterator[None]:
         """In the block workers may have different numbers of backwards, as where batches do not come out even.
 
-        Who has done its own takes part in those of the others, with gradients of zeros, and makes their updates. At
-        the end of the block all have the parameters of the last of them. Means are those of all workers all the same.
+        Who has done its own takes part in those of the others, with gradients of zeros. At the end of the block all
+        have the parameters, buffers and optimizers of the worker that has had most. Means are those of all workers
+        all the same. Of several optimizers any one opens the block, for all.
 
         Raises:
-            ConfigError: layers are spread over the workers, or there are several optimizers.
+            ConfigError: layers are spread over the workers, or optimizers make local steps.
         """
         if self._steps is None:
             yield
@@ -267,32 +271,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 "join(): a forward of layers that shard_linear has spread needs all workers; give each as many "
                 "batches, of any sizes"
             )
-        if self._steps.optimizers > 1:
-            raise ConfigError(
-                f"join(): the script has {self._steps.optimizers} optimizers, and which of them steps behind a "
-                "backward of others is not known here; give each worker as many batches"
-            )
         if self._local is not None:
             raise ConfigError(
                 "join(): workers exchange after so many local steps, and nobody steps for who has fewer; give each "
                 "as many batches, or set exchange.local_steps = 1"
             )
-        self._steps.is_joined = True
-        try:
+        with self._steps.joined():
             yield
-            most = self._steps.follow(self._update)
+            most = self._steps.follow()
             self._steps.settle()
-            self._world.bring(self._brings, most)
-        finally:
-            self._steps.is_joined = False
-
-    def _update(self) -> None:
-        if self._serves and self._steps is not None and self._steps.returning is not None:
-            self._steps.returning.stepped()
-            # Schedulers that were made of the optimizer inside look whether it steps.
-            self.optimizer._opt_called = True
-        else:
-            self.step()
+            if most is not None:
+                bring_all(self._world, self._steps.everywhere(), most)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.process.ending import log_of_script, tell
 from taihu.core.process.last_will import LastWill
 from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.frames.headers import ValueType
 from taihu.torch.anew import between_workers_of, plan_anew
 from taihu.torch.gradients.coded import CodedGradients, Codes
 from taihu.torch.gradients.exchanged import Optimized, digest_of_tensors
@@ -32,6 +34,7 @@ from taihu.torch.gradients.spread import Spread, is_spread
 from taihu.torch.place import RunPlace
 from taihu.torch.steps.reports import Reports, options_of
 from taihu.torch.steps.roll_call import Call, RollCall, Word
+from taihu.torch.steps.served import Served, offer, take_over
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.steps import BackwardSteps
 from taihu.worker.exchange.session import (
@@ -50,6 +53,11 @@ __all__ = ["World"]
 
 _VALUES_AT_A_TIME = 1 << 22
 _ASK_AGAIN_S = 0.1
+_TYPES: Final = {
+    ValueType.FP32: torch.float32,
+    ValueType.FP16: torch.float16,
+    ValueType.BF16: torch.bfloat16,
+}
 
 
 class World:
@@ -151,6 +159,11 @@ class World:
         """This worker's part in spread layers, where there are any."""
         return self._spread
 
+    @property
+    def served(self) -> int:
+        """The number of parameters that servers update."""
+        return 0 if self._steps is None or self._steps.updates is None else self._steps.updates.parameters
+
     def train(
         self, optimized: Optimized, brings: Sequence[torch.Tensor], updates: ServerUpdates | None = None
     ) -> BackwardSteps:
@@ -167,17 +180,15 @@ class World:
             The steps of all optimizers.
 
         Raises:
-            ConfigError: the servers cannot, or not for several optimizers.
+            ConfigError: the servers cannot, or not for one more optimizer.
             RunError: the run was left, or another worker does something else.
             TaihuError: the others cannot be reached.
         """
         if self.has_left:
             raise RunError("shutdown() has left the run: call init() before another DistributedOptimizer")
-        if self._steps is not None and (updates is not None or self._steps.updates is not None):
-            raise ConfigError(
-                'update="servers": servers carry out one optimizer of a script: give it all parameters, in groups of '
-                'their own, or give all of them update="workers"'
-            )
+        if self._steps is not None:
+            _check_another(self._steps, updates)
+            brings = self._steps.writable(brings)
         job = settled(self.job, None if updates is None else updates.script.rules)
         communicator = self.meet()
         assert self._sums is not None  # noqa: S101
@@ -186,9 +197,10 @@ class World:
             bring(communicator, brings)
         if self._steps is None:
             self._reports.joined(job)
+            served = None if updates is None else Served()
             self._steps = BackwardSteps(
                 job,
-                partial(self._open, job=job, updates=updates),
+                partial(self._open, job=job, updates=served),
                 self._reports,
                 agree=partial(_agree, communicator),
                 bring=partial(bring, communicator),
@@ -197,9 +209,9 @@ class World:
                 sums=self._sums,
                 helping=communicator,
                 waits=self._waits,
-                updates=updates,
+                updates=served,
             )
-        self._steps.add(optimized)
+        self._steps.add(optimized, updates)
         return self._steps
 
     def _call(self, call: Call, tensors: Sequence[torch.Tensor], said: str = "") -> None:
@@ -221,7 +233,7 @@ class World:
         parameters: Sequence[torch.nn.Parameter],
         *,
         job: Job,
-        updates: ServerUpdates | None,
+        updates: Served | None,
     ) -> tuple[GradientArena | CodedGradients, Codes | None, Session]:
         """Open the exchange of all parameters, which are, as their layers, in `order`; the one before is closed.
 
@@ -243,7 +255,7 @@ class World:
         arenas = arenas_of(job, sent.elements)
         exchanged = Exchanged(sent, arenas)
         if updates is not None:
-            put = updates.offer(order, arenas.parameters)
+            put = offer(layout, parameters, arenas.parameters)
             exchanged = Exchanged(layout, arenas, put, updates.rules(order))
             if self.rank == 0 and arenas.parameter_pages is None:
                 for layer in range(len(layout.layers)):
@@ -257,14 +269,15 @@ class World:
         self._opened.callback(self._reports.tell_trace, session)
         self._activity.takes_part(session)
         if updates is not None:
-            updates.take_over(order, arenas.parameters)
+            take_over(layout, parameters, arenas.parameters)
         if coder is not None:
             codes = Codes(coder, arenas.gradients)
             coded = CodedGradients(layout, parameters, codes)
             self._opened.callback(coded.close)
             return coded, codes, session
         keeps, seals = not job.stage.divides_gradients, updates is not None
-        gradients = GradientArena(layout, parameters, arenas.gradients, keeps=keeps, seals=seals)
+        dtype = _TYPES[arenas.gradient_type]
+        gradients = GradientArena(layout, parameters, arenas.gradients, dtype=dtype, keeps=keeps, seals=seals)
         self._opened.callback(gradients.close)
         return gradients, None, session
 
@@ -274,6 +287,8 @@ class World:
         Raises:
             RunError: on all workers, where another one does something else.
         """
+        if self._steps is not None:
+            tensors = self._steps.writable(tensors)
         if self._meeting is not None:
             with self._waiting_in("broadcast_parameters()"):
                 self._call(Call.BRING, tensors)
@@ -393,6 +408,20 @@ class World:
         self._activity.moved()
         progress = self._reports.observer.progress()
         return replace(progress, waits_for="", in_step_seconds=0.0, begun=(backwards, *calls))
+
+
+def _check_another(steps: BackwardSteps, updates: ServerUpdates | None) -> None:
+    """Raise ConfigError where one more optimizer, which servers update by `updates`, cannot be exchanged."""
+    if (updates is None) != (steps.updates is None):
+        raise ConfigError(
+            'update="servers": servers carry out all optimizers of a script, or none: give each DistributedOptimizer '
+            "the same update"
+        )
+    if updates is not None and steps.flags:
+        raise ConfigError(
+            'update="servers": servers begin with the optimizers that are there at the first backward: make every '
+            "DistributedOptimizer before it"
+        )
 
 
 def _agree(communicator: Communicator, order: Sequence[int]) -> tuple[int, ...]:

@@ -267,15 +267,20 @@ def clips_fit(of: dict[str, Any]) -> bool:
     return of["compression.method"] == "none" and not (whole and of["exchange.kind"] == "server" and stage_of(of))
 
 
+def has_master(of: dict[str, Any]) -> bool:
+    """Whether parameters, too, come in 16 bits."""
+    return bool(of["train.precision"] != "fp32" and of["exchange.returns"] == "parameters")
+
+
 def stage_of(of: dict[str, Any]) -> int:
     """The stage of ZeRO with servers."""
-    usual = 0 if of["exchange.returns"] == "gradients" else 2 if of["train.precision"] != "fp32" else 1
+    usual = 0 if of["exchange.returns"] == "gradients" else 2 if has_master(of) else 1
     return usual if of["exchange.zero"] is None else int(of["exchange.zero"])
 
 
 def steps_locally(of: dict[str, Any], stage: int) -> bool:
     """Whether workers keep whole copies that they can update, and one thing acts as momentum of their difference."""
-    if stage > 1 or of["train.precision"] != "fp32" or of["exchange.fc"] != "data":
+    if stage > 1 or has_master(of) or of["exchange.fc"] != "data":
         return False
     if of["cluster.compute"] != "cpu" or of["compression.clip_norm"] is not None:
         return False
@@ -287,7 +292,7 @@ def leaves_updates(of: dict[str, Any]) -> bool:
     is_script = of["exchange.returns"] == "script"
     if is_script and of["exchange.kind"] == "ring":
         return False
-    if (of["exchange.zero"] and not is_script) or of["exchange.fc"] != "data" or of["train.precision"] != "fp32":
+    if (of["exchange.zero"] and not is_script) or of["exchange.fc"] != "data":
         return False
     if of["optimizer.clip_norm"] is not None or of["optimizer.clip_value"] is not None:
         return False
@@ -308,12 +313,16 @@ def zero_fits(of: dict[str, Any]) -> bool:
         allowed &= {usual}
     if of["exchange.transport"] == "same-host":
         allowed &= set(range(usual + 1))
-    if of["train.precision"] != "fp32":
+    if has_master(of):
         allowed &= {2, 3}
+    elif of["train.precision"] != "fp32":
+        mapped = of["exchange.kind"] == "server" and of["exchange.transport"] == "same-host"
+        if of["compression.method"] != "none" or mapped:
+            return False
     if of["exchange.fc"] != "data" and of["train.precision"] == "fp16":
         return False
     if of["exchange.zero"] is None:
-        return usual in allowed or (2 in allowed and of["train.precision"] != "fp32")
+        return usual in allowed or (2 in allowed and has_master(of))
     return of["exchange.zero"] in allowed
 
 

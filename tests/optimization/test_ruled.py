@@ -36,7 +36,7 @@ def test_each_parameter_group_is_a_shard_of_its_own(rule: str, data: st.DataObje
     parameters = drawn.standard_normal(offsets[-1], dtype=np.float32)
     alone = parameters.copy()
     rates = StepRates(3)
-    shard = RuledShard(UpdateRules(RULES[rule], decays, tuple(groups)), offsets, parameters, rates)
+    shard = RuledShard(UpdateRules((RULES[rule],), decays, tuple(groups), (0, 0, 0)), offsets, parameters, rates)
     # A shard for each layer and step: its schedule is the rate that this step has.
     shards = [alone[start:stop] for start, stop in pairwise(offsets)]
     states: list[dict[str, Any]] = [{} for _ in sizes]
@@ -57,6 +57,38 @@ def test_each_parameter_group_is_a_shard_of_its_own(rule: str, data: st.DataObje
             one.update(0, len(own), gradient[offsets[layer] : offsets[layer + 1]], step, 0.5)
             states[layer] = {name: values.copy() for name, values in one.state().items()}
     assert parameters.tobytes() == alone.tobytes()
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(sorted(RULES)), min_size=2, max_size=3), st.data())
+def test_each_optimizer_is_a_shard_of_its_own_that_counts_its_own_steps(
+    kinds: list[str], data: st.DataObject
+) -> None:
+    size = 4
+    rules = UpdateRules.joined([UpdateRules((RULES[kind],), (0.1,), (0,), (0,)) for kind in kinds])
+    order = data.draw(st.permutations(range(len(kinds))))
+    drawn = np.random.default_rng(6)
+    parameters = drawn.standard_normal(size * len(kinds), dtype=np.float32)
+    alone = [parameters[layer * size :][:size].copy() for layer in range(len(kinds))]
+    rates = StepRates(len(kinds))
+    offsets = [layer * size for layer in range(len(kinds) + 1)]
+    shard = RuledShard(rules.in_order(order), offsets, parameters, rates)
+    own = {"learning_rate": 0.5, "weight_decay": 0.1}
+    shards = [
+        OptimizerShard(RULES[kinds[number]].model_copy(update=own), values)
+        for number, values in zip(order, alone, strict=True)
+    ]
+    made = [0] * len(kinds)
+    for step in range(1, 6):
+        rates.bring(0, step, 0, (0.5,) * len(kinds))
+        for layer in data.draw(st.lists(st.integers(0, len(kinds) - 1), unique=True)):
+            made[layer] += 1
+            gradient = drawn.standard_normal(size, dtype=np.float32)
+            for start, stop in ((0, 1), (1, size)):
+                shard.update(offsets[layer] + start, offsets[layer] + stop, gradient[start:stop], step)
+            shards[layer].update(0, size, gradient, made[layer])
+    assert parameters.tobytes() == np.concatenate(alone).tobytes()
+    assert shard.state_bytes == sum(each.state_bytes for each in shards)
 
 
 def test_a_worker_with_another_rate_is_named() -> None:
@@ -96,7 +128,7 @@ def test_a_step_that_nobody_has_rates_for_is_not_made() -> None:
     rates = StepRates(1)
     rates.bring(0, 1, 0, ())
     parameters = np.ones(2, dtype=np.float32)
-    shard = RuledShard(UpdateRules(RULES["sgd"], (0.0,), (0,)), (0, 2), parameters, rates)
+    shard = RuledShard(UpdateRules((RULES["sgd"],), (0.0,), (0,), (0,)), (0, 2), parameters, rates)
     with pytest.raises(FrameError, match="no worker brought any"):
         shard.update(0, 2, parameters.copy(), 1)
     assert parameters.tolist() == [1.0, 1.0]

@@ -18,7 +18,7 @@ from taihu.core.wire.frames.kinds import Encoding, Rates
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.server_shard import ServerShard
 
-RULES = UpdateRules(OptimizerSettings(momentum=0.0), (0.0, 0.1), (0, 1, 1, 0, 1))
+RULES = UpdateRules((OptimizerSettings(momentum=0.0),), (0.0, 0.1), (0, 1, 1, 0, 1), (0, 0))
 PLAN = replace(make_plan(), updates=RULES)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.torch_workers import on_workers
 from torch import nn
 
-from taihu.core.base.errors import ConfigError, RunError, TaihuError
+from taihu.core.base.errors import RunError, TaihuError
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.steps.turns import Turns
 from taihu.torch.world import World
@@ -182,26 +182,6 @@ def test_a_parameter_of_two_optimizers_is_refused() -> None:
         first.step()
 
     with pytest.raises(RunError, match=r"as 0\.weight: step by that one, or give each parameter to one of them"):
-        refused(use)
-
-
-@pytest.mark.parametrize("updates", [("servers", "workers"), ("workers", "servers")])
-def test_servers_carry_out_one_optimizer(updates: tuple[Any, Any]) -> None:
-    def use(world: World, layers: list[nn.Linear]) -> None:
-        for layer, update in zip(layers, updates, strict=True):
-            DistributedOptimizer(sgd(layer), layer, world, update=update)
-
-    with pytest.raises(ConfigError, match="servers carry out one optimizer of a script"):
-        refused(use, servers=1)
-
-
-def test_who_has_fewer_batches_cannot_join_with_several_optimizers() -> None:
-    def use(world: World, layers: list[nn.Linear]) -> None:
-        first, _ = (DistributedOptimizer(sgd(layer), layer, world) for layer in layers)
-        with first.join():
-            pass
-
-    with pytest.raises(ConfigError, match=r"join\(\): the script has 2 optimizers"):
         refused(use)
 
 

@@ -309,11 +309,8 @@ def test_rules_are_those_of_the_script() -> None:
     optimizer = optimizer_of(model, KINDS["adam"])
     named = trained(optimizer, model)
     script = ScriptOptimizer(optimizer, [p for _, p in reversed(named)])
-    assert (script.rules.settings.name.key, script.rules.settings.beta1, script.rules.settings.beta2) == (
-        "adam",
-        0.8,
-        0.99,
-    )
+    (rule,) = script.rules.optimizers
+    assert (rule.name.key, rule.beta1, rule.beta2) == ("adam", 0.8, 0.99)
     assert script.rules.weight_decays == (0.02, 0.0)
     assert script.rates() == (0.004, 0.01)
     names = [layer.name for layer in layout_of(named).layers]

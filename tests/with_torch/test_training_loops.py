@@ -57,6 +57,15 @@ def test_what_ends_one_script_ends_all_with_its_message(tmp_path: Path) -> None:
     assert "worker 1: no paper left" in (tmp_path / "logs" / "worker-0.log").read_text()
 
 
+def test_a_script_takes_part_in_one_run_after_the_other(tmp_path: Path) -> None:
+    done = taihu_run(tmp_path, script="again.py", arguments=("results",), workers=2)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([sys.executable, str(SCRIPTS / "again.py"), "results"], cwd=tmp_path, check=True, timeout=60)
+    alone, *others = (json.loads((tmp_path / f"results.{who}").read_text()) for who in ("alone", 0, 1))
+    assert others[0] == others[1]
+    np.testing.assert_allclose(others[0], alone, rtol=1e-5)
+
+
 def test_workers_with_fewer_batches_take_part_in_those_of_others(tmp_path: Path) -> None:
     done = taihu_run(tmp_path, script="uneven.py", arguments=("results",))
     assert done.returncode == 0, done.stderr

@@ -171,9 +171,9 @@ class Exchange:
             PeerUnreachableError: a peer does not answer.
             TaihuError: what `fail` was told meanwhile.
         """
-        if self._arenas.half is not None:
+        if (kind := self._arenas.value_type.half_kind) is not None:
             # It may have to be compiled, while heartbeats tell that this worker lives.
-            warm_up(self._arenas.half.kind)
+            warm_up(kind)
         try:
             self._route.start()
         except TaihuError as error:

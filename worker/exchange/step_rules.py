@@ -61,7 +61,7 @@ def rules_of(job: Job, elements: int) -> Rules:
 
     They are those of the memory that `taihu.worker.memory.arenas.arenas_of` makes for the job.
     """
-    half = job.train.precision != "fp32"
+    half = job.has_master
     return Rules(
         drops_gradients=job.stage.divides_gradients,
         fetches=half or job.stage.divides_parameters,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from taihu.core.job import Job
 from taihu.core.traits.stages import STAGES, Stage
+from taihu.core.wire.frames.codec import BYTES_PER_VALUE
 from taihu.core.wire.frames.headers import ValueType
 from taihu.core.wire.links.shared_memory import SharedBuffer, allocate_values
 from taihu.worker.memory.half_arenas import HalfArenas
@@ -24,19 +25,21 @@ class Arenas:
 
     It is None where no other process can share it. `gradient_pages` and `parameter_pages` are there where the memory
     of a group can be given back while others are used. In mixed precision `half` holds what is exchanged instead.
+    Where gradients alone travel in 16 bits, `gradients` has the dtype of `gradient_type`.
     """
 
     parameters: NDArray[np.float32]
-    gradients: NDArray[np.float32]
+    gradients: NDArray[Any]
     shared: SharedBuffer | None = None
     gradient_pages: Pages | None = None
     parameter_pages: Pages | None = None
     half: HalfArenas | None = None
+    gradient_type: ValueType = ValueType.FP32
 
     @property
     def value_type(self) -> ValueType:
         """The type of values that are exchanged."""
-        return ValueType.FP32 if self.half is None else self.half.value_type
+        return self.gradient_type if self.half is None else self.half.value_type
 
     @property
     def sent(self) -> NDArray[Any]:
@@ -63,13 +66,17 @@ def arenas_of(job: Job, elements: int) -> Arenas:
 def allocate_arenas(
     elements: int, *, shared: bool, stage: Stage = STAGES[0], value_type: ValueType = ValueType.FP32
 ) -> Arenas:
-    """Arenas of zeros for a stage of ZeRO; it divides gradients where `value_type`, what is exchanged, is not fp32.
+    """Arenas of zeros for a stage of ZeRO, where values of `value_type` are exchanged.
+
+    A stage that does not divide gradients exchanges these alone in 16 bits, and they lie in memory as they travel.
 
     With `shared`, other processes of this machine can map the gradients, if it has the memory; not from stage 2 on.
     """
     if not stage.divides_gradients:
-        gradients, buffer = allocate_values(elements, shared=shared)
-        return Arenas(np.zeros(elements, dtype=np.float32), gradients, buffer)
+        size = value_type.dtype.itemsize * elements
+        values, buffer = allocate_values(-(-size // BYTES_PER_VALUE), shared=shared)
+        gradients = values.view(value_type.dtype)[:elements]
+        return Arenas(np.zeros(elements, dtype=np.float32), gradients, buffer, gradient_type=value_type)
     gradient_pages = Pages(elements)
     half = None if value_type is ValueType.FP32 else HalfArenas(elements, value_type, keeps=stage.keeps_halves)
     if not stage.divides_parameters and half is None:

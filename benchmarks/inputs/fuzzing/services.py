@@ -217,7 +217,7 @@ def _pushed(_: Path) -> Callable[[bytes], object]:
 
 def _rates(_: Path) -> Callable[[bytes], object]:
     """Learning rates for a shard that updates by a script's optimizer; those that are refused are not kept."""
-    plan = replace(_PLAN, updates=UpdateRules(OptimizerSettings(), (0.0, 0.1), (0, 1)))
+    plan = replace(_PLAN, updates=UpdateRules((OptimizerSettings(),), (0.0, 0.1), (0, 1), (0, 0)))
 
     def call(data: bytes) -> object:
         frame, shard = sealed_frame(data), _shard(plan)
@@ -259,7 +259,9 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
 
 
 def _rules() -> bytes:
-    message = updates_to_message(UpdateRules(OptimizerSettings(name=OPTIMIZERS["adam"]), (0.0, 0.1), (0, 1)))
+    message = updates_to_message(
+        UpdateRules((OptimizerSettings(name=OPTIMIZERS["adam"]),), (0.0, 0.1), (0, 1), (0, 0))
+    )
     return b"" if message is None else message.SerializeToString()
 
 

@@ -91,28 +91,37 @@ def length_from_message(message: pb.RunLength) -> RunLength:
 
 
 def updates_to_message(updates: UpdateRules | None) -> pb.UpdateRules | None:
-    """Convert the optimizer by which servers update, if there is one."""
+    """Convert the optimizers by which servers update, if there are any."""
     if updates is None:
         return None
     return pb.UpdateRules(
-        **updates.settings.model_dump(include=set(CONSTANTS)),
         weight_decays=updates.weight_decays,
         parameter_groups=updates.parameter_groups,
+        optimizers=[pb.UpdateRule(**each.model_dump(include=set(CONSTANTS))) for each in updates.optimizers],
+        owners=updates.owners,
     )
 
 
 def updates_from_message(message: pb.UpdateRules) -> UpdateRules:
-    """Convert the optimizer by which servers update; raises FrameError where it makes no sense."""
+    """Convert the optimizers by which servers update; raises FrameError where they make no sense."""
     try:
-        settings = OptimizerSettings.model_validate({key: getattr(message, key) for key in CONSTANTS})
+        optimizers = tuple(
+            OptimizerSettings.model_validate({key: getattr(each, key) for key in CONSTANTS})
+            for each in message.optimizers
+        )
     except ValidationError as error:
         raise FrameError(f"update rules that make no sense: {error.errors()[0]['msg']}") from None
-    decays, groups = tuple(message.weight_decays), tuple(message.parameter_groups)
+    decays, groups, owners = tuple(message.weight_decays), tuple(message.parameter_groups), tuple(message.owners)
     if not all(0 <= decay < math.inf for decay in decays) or any(group >= len(decays) for group in groups):
         raise FrameError(
             f"update rules of {len(decays)} parameter groups: expected weight decays, and layers of these"
         )
-    return UpdateRules(settings, decays, groups)
+    if not optimizers or len(owners) != len(decays) or any(owner >= len(optimizers) for owner in owners):
+        raise FrameError(
+            f"update rules of {len(optimizers)} optimizers and {len(decays)} parameter groups: expected one of the "
+            "optimizers for each group"
+        )
+    return UpdateRules(optimizers, decays, groups, owners)
 
 
 def progress_to_message(progress: Progress) -> pb.Progress:

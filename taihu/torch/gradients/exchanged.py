@@ -67,6 +67,11 @@ class Optimized:
         return self.is_retired or (self._optimizer() is None and self.model is None)
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, while it is there."""
+        return self._optimizer()
+
+    @property
     def model(self) -> torch.nn.Module | None:
         """The model that it trains, if that is known."""
         return None if self._model is None else self._model()

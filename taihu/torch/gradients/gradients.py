@@ -137,11 +137,12 @@ class _View:
 
     Args:
         values: shape (n,), a part of the arena.
+        dtype: of these values, which lie there as NumPy has them.
         shape: of the gradient as real numbers.
     """
 
-    def __init__(self, values: NDArray[np.float32], shape: Sequence[int]) -> None:
-        self.tensor: Any = torch.from_numpy(values).view(shape)
+    def __init__(self, values: NDArray[Any], dtype: torch.dtype, shape: Sequence[int]) -> None:
+        self.tensor: Any = torch.from_numpy(values).view(dtype).view(shape)
         self._storage = self.tensor.untyped_storage()
         # Of its memory, and how many tensors have that where nobody else does.
         self.handle = self._storage._cdata if _CAN_LET_GO else 0
@@ -176,7 +177,7 @@ class _Span:
     """Neighbouring parameters that become views of the arena together: Python looks at all of them by a few calls.
 
     Args:
-        parameters: fp32, on the CPU.
+        parameters: of the arena's type, on the CPU.
         views: of each.
     """
 
@@ -203,17 +204,18 @@ class _Span:
 
 
 class GradientArena:
-    """The gradients of parameters in one array, shape (elements,), fp32.
+    """The gradients of parameters in one array, shape (elements,), of the type that travels.
 
-    Those of fp32 parameters on the CPU become views of it in backward: what autograd has made is copied there, and
-    what comes back is where the optimizer looks. Those on a CUDA device are copied there and back beside what the
-    device computes (see `staging`), all others at once. A gradient that the script has kept, and that is no
+    Those of parameters of this type on the CPU become views of it in backward: what autograd has made is copied
+    there, and what comes back is where the optimizer looks. Those on a CUDA device are copied there and back beside
+    what the device computes (see `staging`), all others at once. A gradient that the script has kept, and that is no
     parameter's any more, stays as it is.
 
     Args:
         layout: of the parameters.
         parameters: in the layout's order.
-        arena: shape (layout.elements,), fp32, writable; kept, and pinned until `close` where a device copies.
+        arena: shape (layout.elements,), writable; kept, and pinned until `close` where a device copies.
+        dtype: of its values, which are codes (uint16) of 16-bit types.
         keeps: whether the arena has memory between steps; if not, all gradients are copied there.
         seals: whether nothing comes back, so that a gradient is sealed when it is in the arena.
         stage: what copies the gradients of a device, None where the thread that calls does.
@@ -223,8 +225,9 @@ class GradientArena:
         self,
         layout: Layout,
         parameters: Sequence[torch.nn.Parameter],
-        arena: NDArray[np.float32],
+        arena: NDArray[Any],
         *,
+        dtype: torch.dtype = torch.float32,
         keeps: bool = True,
         seals: bool = False,
         stage: Callable[[torch.device], Staging | None] = staging_of,
@@ -232,13 +235,13 @@ class GradientArena:
         self.parameters = list(parameters)
         self._names = [layer.name for layer in layout.layers]
         bounds = zip(layout.offsets, layout.offsets[1:], parameters, strict=False)
-        self._views = [_View(arena[start:stop], _real_shape(p)) for start, stop, p in bounds]
+        self._views = [_View(arena[start:stop], dtype, _real_shape(p)) for start, stop, p in bounds]
         self._sealed = [sealed_like(parameter) for parameter in parameters] if seals else []
         stagings = {device: stage(device) for device in {p.device for p in parameters}}
         self._staged = [stagings[p.device] for p in parameters]
         self._stagings = [each for each in stagings.values() if each is not None]
         self._is_bound = [
-            keeps and _CAN_LET_GO and staging is None and p.dtype == torch.float32 and p.device.type == "cpu"
+            keeps and _CAN_LET_GO and staging is None and p.dtype == dtype and p.device.type == "cpu"
             for staging, p in zip(self._staged, parameters, strict=True)
         ]
         is_cuda = any(device.type == "cuda" for device in stagings)

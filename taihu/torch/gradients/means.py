@@ -114,6 +114,11 @@ class Means:
         self._local = {each for each in self._local if each in ids}
         self._as_set = {each: known for each, known in self._as_set.items() if each in ids}
 
+    @property
+    def local_ids(self) -> Set[int]:
+        """The identities of parameters whose gradients were added up, and not exchanged since."""
+        return self._local
+
     def local(self, parameters: Iterable[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
         """Those whose gradients were added up, and not exchanged since."""
         if not self._local:

@@ -43,13 +43,17 @@ class ScriptOptimizer:
         self._constants = [_constants(group) for group in optimizer.param_groups]
         number = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.rules = UpdateRules(
-            self._settings(),
+            (self._settings(),),
             tuple(float(group["weight_decay"]) for group in optimizer.param_groups),
             tuple(number[id(parameter)] for parameter in parameters),
+            (0,) * len(optimizer.param_groups),
         )
 
-    def rates(self) -> tuple[float, ...]:
+    def rates(self, *, may_rest: bool = False) -> tuple[float, ...]:
         """The present learning rate of each parameter group.
+
+        Args:
+            may_rest: whether all parameters may be frozen, as while another optimizer's are trained.
 
         Raises:
             ConfigError: something else has changed since the beginning.
@@ -65,6 +69,8 @@ class ScriptOptimizer:
                         "nothing new but learning rates (a scheduler that cycles momentum takes cycle_momentum=False)"
                     )
         count = sum(parameter.requires_grad for group in groups for parameter in group["params"])
+        if may_rest and not count:
+            return tuple(float(group["lr"]) for group in groups)
         if count != len(self._parameters) or not all(parameter.requires_grad for parameter in self._parameters):
             _refuse(
                 f"{count} parameters need gradients, of {len(self._parameters)} that did in the beginning: freeze "

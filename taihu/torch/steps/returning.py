@@ -10,7 +10,9 @@ import torch
 from taihu.core.base.errors import RunError
 from taihu.torch.steps.live import LiveParameters
 from taihu.torch.steps.opened import Opened
+from taihu.torch.steps.served import Served
 from taihu.torch.steps.server_updates import ServerUpdates
+from taihu.torch.steps.turns import Brought
 from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Returning", "refuse_within_backward"]
@@ -20,7 +22,7 @@ class Returning:
     """Waits for the parameters that a step has changed, each when it is read first, or all of them.
 
     Args:
-        updates: of the servers.
+        updates: the optimizers that servers carry out.
         parameters: the number of those that are exchanged.
         opened: returns the exchange that is open, None before there is one.
         in_backward: whether a backward has begun and not ended.
@@ -29,7 +31,7 @@ class Returning:
 
     def __init__(
         self,
-        updates: ServerUpdates,
+        updates: Served,
         parameters: Callable[[], int],
         opened: Callable[[], Opened | None],
         in_backward: Callable[[], bool],
@@ -37,17 +39,21 @@ class Returning:
         is_divided: bool,
     ) -> None:
         self._updates = updates
+        self._is_divided = is_divided
         self._parameters = parameters
         self._opened = opened
         self._in_backward = in_backward
         # The step whose updates may still be on their way, and the groups that nobody has read since.
         self._step: tuple[Opened, StepRecord] | None = None
         self._unread: set[int] = set()
-        updates.watch(self.read, self.settle, self if is_divided else None)
 
-    def pushed(self, opened: Opened, record: StepRecord) -> None:
-        """All gradients of a step are on their way: its parameters come from now on."""
-        self._updates.pushed()
+    def watch(self, updates: ServerUpdates) -> None:
+        """Forwards may read the parameters of one of the optimizers from now on."""
+        updates.watch(self.read, self.settle, self if self._is_divided else None)
+
+    def pushed(self, opened: Opened, record: StepRecord, brought: Brought) -> None:
+        """All gradients of a step are on their way: the parameters of these optimizers come from now on."""
+        self._updates.pushed(brought)
         self._unread = set(range(len(opened.steps.exchange.plan.groups)))
         self._step = opened, record
 
@@ -63,7 +69,7 @@ class Returning:
                 if group in self._unread:
                     opened.steps.read(layer)
                     self._unread.discard(group)
-            self._updates.read(number)
+            self._updates.of(number).read(number)
 
     def use(self, user: object, numbers: Sequence[int]) -> None:
         """Return when parameters `numbers` are here, to stay until `leave(user)`, where they do not stay as it is."""
@@ -73,7 +79,7 @@ class Returning:
             return
         opened.live.use(user, [opened.places.by_number[number] for number in numbers])
         for number in numbers:
-            self._updates.read(number)
+            self._updates.of(number).read(number)
 
     def leave(self, user: object) -> None:
         """`user`, who may have used nothing, uses nothing any more."""
@@ -97,7 +103,7 @@ class Returning:
         self.finish_last()
         if not self._in_backward():
             for number in range(self._parameters()):
-                self._updates.read(number)
+                self._updates.of(number).read(number)
 
     def finish_last(self) -> None:
         """Return when nothing of the step before is under way."""
@@ -110,12 +116,12 @@ class Returning:
             if opened.live is not None and opened.steps.exchange.plan is not plan:
                 opened.live.regroup()
 
-    def stepped(self) -> None:
-        """The script's optimizer steps, where servers have the gradients already."""
+    def stepped(self, updates: ServerUpdates) -> None:
+        """One of the script's optimizers steps, where servers have the gradients already."""
         refuse_within_backward()
-        self._updates.stepped()
+        updates.stepped()
         if self._live is None:
-            self.read(self._updates.at_step)
+            self.read(updates.at_step)
 
     def accumulates(self, number: int) -> None:
         """Autograd is about to add to the gradient of a parameter, in memory that may be on its way yet."""

@@ -23,6 +23,7 @@ from taihu.torch.gradients.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients.gradients import GradientArena
 from taihu.torch.gradients.means import Means
 from taihu.torch.gradients.order import carried_over, order_of_state, state_in_order, whole_order, with_layers
+from taihu.torch.steps.joining import Joining
 from taihu.torch.steps.layer_rates import LayerRates
 from taihu.torch.steps.layer_steps import Helping, LayerSteps
 from taihu.torch.steps.live import LiveParameters
@@ -30,8 +31,10 @@ from taihu.torch.steps.opened import LayerPlaces, Opened
 from taihu.torch.steps.reports import Reports
 from taihu.torch.steps.returning import Returning, refuse_within_backward
 from taihu.torch.steps.roll_call import Call, Heard, RollCall, Word
+from taihu.torch.steps.served import Served
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought, Turns
+from taihu.torch.steps.waiting import Waiting
 from taihu.worker.exchange.session import Session
 from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_driver import Wait
@@ -79,7 +82,8 @@ class BackwardSteps:
         sums: of all workers, for roll calls.
         helping: see `LayerSteps`.
         waits: called with whether this worker waits for others from now on.
-        updates: of the servers, where these update: parameters come back then, while the script goes on.
+        updates: the optimizers that servers carry out, where these update: parameters come back then, while the
+            script goes on.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class BackwardSteps:
         sums: SmallSums,
         helping: Helping,
         waits: Callable[[bool], None],
-        updates: ServerUpdates | None = None,
+        updates: Served | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._job = job
@@ -117,19 +121,19 @@ class BackwardSteps:
         """The local steps of optimizers that make some."""
         self.weight = 1.0
         """That of this worker's gradients in the means."""
-        self.is_joined = False
-        """Whether workers may have different numbers of backwards, and tell each other of one before each."""
-        self._own = 0
+        # A block in which workers may have different numbers of backwards, and tell each other of one before each.
+        self._joining: Joining | None = None
         self._watch = Watch()
         self._means = Means()
-        self._waiting = _Waiting(waits, self._clock, self._has_waited)
+        self._waiting = Waiting(waits, self._clock, self._has_waited)
         self._calls = RollCall(rank, size, sums, self._waiting)
         # What is exchanged, or will be when the exchange is opened; and the hooks of its parameters.
         self._set = ExchangedSet.of((), shares_groups=True)
         self._owner_of: dict[int, Optimized] = {}
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
-        # Of what is trained, as it was when this backward began; and whether the exchange is opened anew at its end.
-        self._digest, self._reopens = 0, False
+        # Of what is trained, as it was when this backward began; whether the exchange is opened anew at its end; and
+        # whether others have begun it, in a block of `join()`.
+        self._digest, self._reopens, self._follows = 0, False, False
         self._rates: Sequence[float] | None = None
         self._turns: Turns | None = None
         self._opened: Opened | None = None
@@ -152,11 +156,14 @@ class BackwardSteps:
                 is_divided=job.stage.divides_parameters,
             )
 
-    def add(self, optimized: Optimized) -> None:
+    def add(self, optimized: Optimized, updates: ServerUpdates | None = None) -> None:
         """Exchange the gradients of one more optimizer's parameters, from the next backward on.
 
-        One that has had some of them is not to step any more.
+        One that has had some of them is not to step any more. `updates` is there where servers update.
         """
+        if self.updates is not None and self.returning is not None and updates is not None:
+            self.updates.add(updates)
+            self.returning.watch(updates)
         names = {id(p): name for name, p in optimized.named() if id(p) in optimized.own_ids()}
         for other in self._watch.optimized:
             if shared := names.keys() & other.own_ids():
@@ -175,6 +182,10 @@ class BackwardSteps:
             hook.remove()
         self._hooks.clear()
 
+    def writable(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Those of some tensors that this worker may write to: not what servers hold."""
+        return tensors if self.updates is None else self.updates.others(tensors)
+
     @property
     def _is_apart(self) -> bool:
         return any(each.is_pending for each in self.apart)
@@ -182,11 +193,6 @@ class BackwardSteps:
     def is_first(self, optimized: Optimized) -> bool:
         """Whether it is the first of the optimizers that are exchanged."""
         return self._watch.optimized[0] is optimized
-
-    @property
-    def optimizers(self) -> int:
-        """The number of optimizers whose parameters are exchanged."""
-        return sum(not each.is_dead for each in self._watch.optimized)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """The live state of compression here, and its `ORDER`; empty where nothing is compressed."""
@@ -286,25 +292,50 @@ class BackwardSteps:
                 self._opened.steps.ready(self._opened.places.by_number[self._set.ids[id(parameter)]], record)
         self._end(record, Call.STEP)
 
-    def follow(self, update: Callable[[], None]) -> int:
-        """Take part in the backwards of workers that have more, with gradients of zeros; `update` follows each.
+    @property
+    def is_joined(self) -> bool:
+        """Whether workers may have different numbers of backwards now."""
+        return self._joining is not None
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """In the block they may, until each calls `follow`."""
+        former = self._joining
+        self._joining = former or Joining(
+            self._calls.sums,
+            self._rank,
+            self._size,
+            lambda: self._set,
+            lambda: self._means.local_ids,
+            comes_back=self.updates is None,
+        )
+        try:
+            yield
+        finally:
+            if former is None:
+                self._joining.close()
+            self._joining = former
+
+    def follow(self) -> int | None:
+        """Take part in the backwards of workers that have more, in a block of `joined`; nothing is updated here.
 
         Returns:
-            The worker that has had most of its own, the first of several.
+            The worker that has had most of its own, the first of several; None where all have had as many.
         """
-        while self._sums(0.0).any():
+        assert self._joining is not None  # noqa: S101
+        while (adds_to := self._joining.hears()) is not None:
             self.settle()
-            for parameter in self._set.parameters:
-                parameter.grad = None
+            for owner, parameter in zip(self._set.owners, self._set.parameters, strict=True):
+                if not adds_to[owner]:
+                    parameter.grad = None
             self._end(self._begin(follows=True))
-            update()
-        return int(np.argmax(self._sums(self._own)))
+        return self._joining.most()
 
-    def _sums(self, own: float) -> NDArray[np.float64]:
-        """Numbers of all workers by rank, of which `own` is this one's."""
-        numbers = np.zeros(self._size)
-        numbers[self._rank] = own
-        return self._calls.sums(numbers)
+    def everywhere(self) -> list[Optimized]:
+        """The optimizers that are there on all workers, who call this together."""
+        own = [each for each in self._watch.optimized if not each.is_retired]
+        alive = np.array([float(each.optimizer is not None) for each in own])
+        return [each for each, count in zip(own, self._calls.sums(alive), strict=True) if count == self._size]
 
     def _hook(self, optimized: Optimized) -> None:
         """Hear of the gradients of an optimizer's parameters."""
@@ -343,7 +374,7 @@ class BackwardSteps:
         number = self._set.ids.get(key)
         if self.updates is not None:
             assert number is not None  # noqa: S101
-            self.updates.brought(number)
+            self.updates.of(number).brought(number)
         if self.adds_up and self._owner_of[key] in self.adds_up:
             self._means.added_up(parameter)
             return
@@ -361,9 +392,8 @@ class BackwardSteps:
         return RunError(f"step {self.step}: {name} has brought its gradient twice in one backward")
 
     def _begin_in_backward(self) -> StepRecord:
-        if self.is_joined:
-            self._sums(1.0)
-            self._own += 1
+        if self._joining is not None:
+            self._joining.begins()
         record = self._begin()
         # As DistributedDataParallel does: gradients are those of all workers when backward returns.
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, record))
@@ -376,6 +406,7 @@ class BackwardSteps:
                 "change by it, and leave; call it behind"
             )
         self._rates = None if self.updates is None else () if follows else self.updates.rates()
+        self._follows = follows
         self.step += 1
         if self._opened is not None and self.updates is None:
             self._digest, self._reopens = self._watch.look()
@@ -408,7 +439,7 @@ class BackwardSteps:
 
     def _wanted(self) -> ExchangedSet:
         """The set of what is to be exchanged; what was exchanged stays as long as an optimizer has it."""
-        shares = not self._job.compression.method.holds_back
+        shares = not self._job.compression.method.holds_back and self.updates is None
         return ExchangedSet.of(self._watch.optimized, stays=self._set.ids, shares_groups=shares)
 
     def _renew_set(self) -> None:
@@ -491,8 +522,8 @@ class BackwardSteps:
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
-        if self.returning is not None:
-            self._end_for_servers(self.returning, self._opened or self._begin_exchange(record), record)
+        if self.returning is not None and self.updates is not None:
+            self._end_for_servers(self.returning, self.updates, record, call)
             return
         along = self._means.unchanged(self._set.parameters) if len(self._came) < len(self._set.ids) else []
         heard = self._call(call)
@@ -519,12 +550,32 @@ class BackwardSteps:
         record.end_s = self._start_s = self._clock.now()
         opened.steps.close(record)
 
-    def _end_for_servers(self, returning: Returning, opened: Opened, record: StepRecord) -> None:
+    def _end_for_servers(self, returning: Returning, updates: Served, record: StepRecord, call: Call) -> None:
         """As `_end`, where servers update: parameters come while the script goes on."""
-        opened.steps.end(record, frozenset((0,)))
-        returning.pushed(opened, record)
+        has_one = len(self._set.optimized) == 1
+        heard = None if has_one else self._agreed(self._call(call)())
+        opened = self._opened or self._begin_exchange(record)
+        # Nothing was known of parameters before the first backward.
+        flags = heard if heard is None or len(heard) else self._calls.sums(self._own_flags())
+        brought = frozenset((0,)) if flags is None else self._owners_of(flags)
+        if not has_one:
+            self._take_turns(updates, brought)
+        opened.steps.end(record, brought)
+        returning.pushed(opened, record, brought)
         self._record = None
         record.end_s = self._start_s = self._clock.now()
+
+    def _take_turns(self, updates: Served, brought: Brought) -> None:
+        """A backward has brought gradients of these of several optimizers that servers carry out."""
+        count = len(self._set.optimized)
+        if self._job.stage.divides_parameters and len(brought) < count:
+            raise RunError(
+                f"step {self.step}: backward has brought gradients of {len(brought)} of the script's {count} "
+                "optimizers, and in stage 3 of ZeRO each brings those of all: set exchange.zero = 2"
+            )
+        if self._rates:
+            updates.take_turns(brought)
+        self._means.forget({key for key, number in self._set.ids.items() if self._set.owners[number] in brought})
 
     @property
     def flags(self) -> int:
@@ -549,15 +600,20 @@ class BackwardSteps:
 
     def _call(self, call: Call) -> Callable[[], Heard]:
         # What is replaced by its like has the same words, and is another exchange all the same.
-        digest = 0 if self._opened is None else self._digest ^ self._reopens
+        # Who follows knows nothing of what others freeze meanwhile.
+        digest = 0 if self._opened is None or self._follows else self._digest ^ self._reopens
         # A set that is left is compared a last time.
-        due = self._opened is not None and (self._reopens or self._is_compared(self.step - 1)) and not self._is_apart
-        word = Word(call, self.step, digest, self._set.checksum() if due else 0)
+        # Who follows others in a block of `join()` has their parameters at its end.
+        is_apart = self._is_apart or self.is_joined
+        compares = self._opened is not None and self.updates is None and not is_apart
+        due = compares and (self._reopens or self._is_compared(self.step - 1))
+        word = Word(call, self.step, digest, self._set.checksum() if due else 0, float(self._reopens))
         return self._calls.begin(word, self._own_flags())
 
     def _agreed(self, heard: Heard) -> NDArray[np.float64]:
         """The flags of all workers, if they train the same."""
-        if len({word.digest for word in heard.words}) > 1:
+        digests = {word.digest for word in heard.words} - {0}
+        if len(digests) > 1 or len({word.number for word in heard.words}) > 1:
             self._calls.refuse_others(self.step, self._watch.changes())
         self._compare(heard)
         return heard.flags
@@ -594,25 +650,3 @@ def _weigh(parameter: torch.nn.Parameter, weight: float) -> None:
     if parameter.grad is not None:
         with torch.no_grad():
             parameter.grad.mul_(weight)
-
-
-class _Waiting:
-    """A block in which this worker waits for others; how long is measured.
-
-    Args:
-        waits: called with whether it waits from now on.
-        clock: measures.
-        has_waited: called with the seconds.
-    """
-
-    def __init__(self, waits: Callable[[bool], None], clock: Clock, has_waited: Callable[[float], None]) -> None:
-        self._waits, self._clock, self._has_waited = waits, clock, has_waited
-        self._start_s = 0.0
-
-    def __enter__(self) -> None:
-        self._waits(True)
-        self._start_s = self._clock.now()
-
-    def __exit__(self, *_: object) -> None:
-        self._waits(False)
-        self._has_waited(self._clock.now() - self._start_s)

@@ -28,7 +28,7 @@ class Recording:
     def __init__(self, recorder: Recorder, arenas: Arenas) -> None:
         self._recorder = recorder
         self._arenas = arenas
-        self._kind = None if arenas.half is None else arenas.half.kind
+        self._kind = arenas.value_type.half_kind
         self._bounds: list[NDArray[np.int64]] = []
         self._last_read = (0, -1)
 

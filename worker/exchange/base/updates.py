@@ -16,6 +16,8 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
 from taihu.core.planner.partition import FrameSpec
+from taihu.kernels.base.half import HalfKind
+from taihu.kernels.half_sums import all_finite_half
 from taihu.kernels.reduce import all_finite
 from taihu.kernels.selection.scatter import scatter_assign
 from taihu.worker.exchange.base.recording import Recording
@@ -159,9 +161,9 @@ def held_by_all(optimizer: Optimizer) -> Held:
     return Held(Elements(whole, named(optimizer.parameters, optimizer.state())), replicated=True)
 
 
-def check_finite(total: Values, group: int, step: int) -> None:
-    """Raise FrameError unless a sum of gradients is finite."""
-    if not all_finite(total):
+def check_finite(total: NDArray[Any], group: int, step: int, kind: HalfKind | None = None) -> None:
+    """Raise FrameError unless a sum of gradients is finite; it is one of codes where `kind` says so."""
+    if not (all_finite(total) if kind is None else all_finite_half(total, kind)):
         raise FrameError(
             f"group {group} of step {step}: the sum of all gradients is not finite; lower "
             "optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"

@@ -264,8 +264,10 @@ class Means(Undivided):
         return operation
 
     def _check(self, key: OperationKey, frame: FrameSpec) -> None:
+        arenas = self._arenas
         for piece in frame.pieces:
-            check_finite(self._arenas.gradients[piece.start : piece.stop], key.group, key.at.step)
+            own = arenas.gradients[piece.start : piece.stop]
+            check_finite(own, key.group, key.at.step, arenas.value_type.half_kind)
 
     def apply(self, at: At, loss_scale: float, events: RouteEvents) -> None:
         """Nothing is updated."""

@@ -18,7 +18,7 @@ from taihu.core.optimization import OptimizerShard, in_steps
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.frame_faults import FrameFaults
-from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import Summed
 from taihu.worker.exchange.base.recording import Recording
@@ -230,6 +230,9 @@ def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Upda
         return BySums(servers, arenas.parameters, plan.world.workers)
     if job.stage.divides_optimizer:
         return ByServers(arenas.received)
+    if arenas.value_type is not ValueType.FP32:
+        # Servers have made means of them, which they round.
+        return ByServers(arenas.sent)
     optimizer = optimizer_of(job, plan, arenas)
     # What workers push has been checked by the servers.
     return ByEveryWorker(
