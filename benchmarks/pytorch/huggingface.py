@@ -108,9 +108,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         last = {way: f"{loss:.6f}" for way, loss in row["last"].items()}
         told = " | ".join(last.get(way, "") for way in ("one process", "Gloo", "taihu run", "torchrun"))
-        lines.append(
-            f"| `{row['script']}.py` | {EXAMPLES[row['script']]} | {row['lines']} | {told} | {row['apart']:.0e} |"
-        )
+        apart = f"{row['apart']:.0e}" if row["apart"] else "0"
+        lines.append(f"| `{row['script']}.py` | {EXAMPLES[row['script']]} | {row['lines']} | {told} | {apart} |")
     return head + "\n".join(lines)
 
 
