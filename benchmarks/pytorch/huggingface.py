@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from benchmarks.base.rows import publish, save_rows
+from benchmarks.base.rows import load_rows, publish, save_rows
 
 __all__ = ["BATCH", "EXAMPLES", "FOLDER", "losses_of", "ours", "plain", "table", "without_ours"]
 
@@ -40,7 +40,16 @@ _OURS: Final = re.compile(
 )
 _LOSS: Final = re.compile(r"^step (\d+): loss (\S+)$", re.MULTILINE)
 _RUN: Final = ("-P", "-m", "taihu", "run", "--workers", "2", "--quiet", "--run-dir", "none")
-_TORCHRUN: Final = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# Lines of two ranks on one pipe tear each other.
+_TORCHRUN: Final = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "--local-ranks-filter",
+    "0",
+)
 _LIMIT_S: Final = 600.0
 
 
@@ -120,16 +129,18 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--scripts", nargs="+", choices=EXAMPLES, default=list(EXAMPLES))
-    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--json", type=Path, help="the rows; what is there is not run again")
     parser.add_argument("--markdown", type=Path, help="put the table into this page")
     options = parser.parse_args()
-    rows = []
+    rows = load_rows(options.json)
+    there = [row["script"] for row in rows]
     with tempfile.TemporaryDirectory() as name:
         plain_folder = without_ours(Path(name) / "plain")
         for script in options.scripts:
-            rows.append(_measure(script, Path(name), plain_folder))
-            print(table(rows[-1:]), flush=True)
-    save_rows(options.json, rows)
+            if script not in there:
+                rows.append(_measure(script, Path(name), plain_folder))
+                save_rows(options.json, rows)
+                print(table(rows[-1:]), flush=True)
     publish(table(rows), _PAGE, options.markdown)
 
 
