@@ -31,7 +31,7 @@ EXAMPLES: Final[Mapping[str, str]] = MappingProxyType(
         "trainer_optimizer": "transformers.Trainer, `DistributedOptimizer`",
     }
 )
-"""What each example shows."""
+"""Libraries and ways by the names of the examples."""
 BATCH: Final[Mapping[str, str]] = MappingProxyType({name: "16" for name in EXAMPLES if name != "lora_loop"})
 """`--batch` of one process that has the samples of two, by the examples whose batch is a process's."""
 _PAGE: Final = "measured by benchmarks.pytorch.huggingface"

@@ -317,7 +317,7 @@ def _check(world: World, objects: Mapping[str, Stateful]) -> None:
 
 
 def _inner(each: object) -> torch.optim.Optimizer | None:
-    """The optimizer whose steps change parameters, whoever has wrapped it: ours, Accelerate's AcceleratedOptimizer."""
+    """The optimizer whose steps change parameters, whoever has wrapped it: we, or Accelerate's."""
     if not isinstance(each, torch.optim.Optimizer):
         return None
     return _inner(getattr(each, "optimizer", None)) or each
