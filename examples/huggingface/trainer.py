@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=8, help="of each process")
-    parser.add_argument("--folder", default="trained", help="for what Trainer saves")
+    parser.add_argument("--folder", default="runs/trained", help="for what Trainer saves")
     options = parser.parse_args()
 
     if "RANK" in os.environ:

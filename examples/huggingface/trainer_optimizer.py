@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=8, help="of each process")
     parser.add_argument("--beta1", type=float, default=0.9, help="0 behind compression, which acts as momentum")
-    parser.add_argument("--folder", default="trained", help="for what Trainer saves")
+    parser.add_argument("--folder", default="runs/trained", help="for what Trainer saves")
     options = parser.parse_args()
 
     taihu.torch.init()
