@@ -7,6 +7,7 @@ PROGRAMS ?= tests/programs
 TORCH ?= torch==2.13.0
 FRAMEWORKS ?= accelerate==1.15.0 pytorch-lightning==2.6.6
 LOGGERS ?= mlflow-skinny==3.17.2 wandb==0.31.0
+HUGGINGFACE ?= transformers==5.24.0 peft==0.21.2 datasets==5.2.0 trl==1.16.0
 CORE ?=
 SAMPLE ?=
 SEEDS ?=
@@ -22,7 +23,7 @@ UV_SYSTEM_CERTS=true UV_DEFAULT_INDEX="$${PIP_INDEX_URL:-$$($(BIN)/pip config ge
 $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[$(subst +,$(comma),$(1))]' 2>/dev/null || $(PIP_INSTALL) --editable '.[$(subst +,$(comma),$(1))]'
 endef
 
-.PHONY: docs train test test-deploy test-loggers test-torch mutants explore check protos bench clean help
+.PHONY: docs train test test-deploy test-loggers test-torch frameworks loggers mutants explore check protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -59,8 +60,16 @@ test-deploy: $(VENV)/tested ## run the tests that need programs of Debian's, as 
 	$(BIN)/pytest $(PROGRAMS)
 
 test-torch: $(VENV)/tested ## install torch beside everything else, and run the tests of models exported to it
-	$(BIN)/pip install --quiet $(TORCH) $(FRAMEWORKS)
-	$(BIN)/pytest tests/with_torch $(if $(FRAMEWORKS),,--ignore tests/with_torch/test_backend_frameworks.py)
+	$(BIN)/pip install --quiet $(TORCH) $(FRAMEWORKS) $(HUGGINGFACE)
+	$(BIN)/pytest tests/with_torch $(foreach test,$(if $(FRAMEWORKS),,backend_frameworks) $(if $(HUGGINGFACE),,huggingface),--ignore tests/with_torch/test_$(test).py)
+
+# What the gate asks for before it runs the target above.
+frameworks: ## tell the packages that test-torch installs beside torch, on a line each kind
+	@echo FRAMEWORKS $(FRAMEWORKS)
+	@echo HUGGINGFACE $(HUGGINGFACE)
+
+loggers: ## tell the packages that test-loggers installs
+	@echo $(LOGGERS)
 
 test-loggers: $(VENV)/tested ## install MLflow and W&B beside everything else, and run the tests of runs that log there
 	$(BIN)/pip install --quiet $(LOGGERS)

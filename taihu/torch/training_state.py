@@ -194,8 +194,8 @@ def _check(world: World, objects: Mapping[str, Stateful]) -> None:
         )
 
 
-def _inner(each: Stateful) -> torch.optim.Optimizer | None:
-    """The optimizer whose steps change parameters."""
-    if isinstance(each, DistributedOptimizer):
-        return each.optimizer
-    return each if isinstance(each, torch.optim.Optimizer) else None
+def _inner(each: object) -> torch.optim.Optimizer | None:
+    """The optimizer whose steps change parameters, whoever has wrapped it: we, or Accelerate's."""
+    if not isinstance(each, torch.optim.Optimizer):
+        return None
+    return _inner(getattr(each, "optimizer", None)) or each
