@@ -19,7 +19,7 @@ SSH = "/nowhere/ssh"
         (("-H", "a,:2", "script.py"), "host ':2': expected a name, or a name and workers, as in host1,host2:2"),
         (("-H", "a,b", "--workers", "3", "script.py"), "3 workers: the hosts have room for 2; give a host as host:2"),
         (("-H", "a", "other.py"), "script other.py: no such file; give the path of a Python script"),
-        (("-H", "a", "-x", "NOT_THERE", "script.py"), "-x NOT_THERE: there is no such variable here; set it, or give"),
+        (("-H", "a", "-x", "NOT_THERE", "script.py"), "-x NOT_THERE: there is no such variable here; set it"),
         (("-H", "a", "--json", "-", "script.py"), "--json -: standard output is the script's; give a file"),
         (("-H", "a", "script.py"), f"--ssh: {SSH} cannot be started (No such file or directory); install OpenSSH's"),
     ],
