@@ -34,6 +34,7 @@ supervisor, way, results = sys.argv[1:]
 assert int(supervisor) == os.getppid()
 print("begins", way, os.environ["GIVEN"], os.environ["CARRIED"], flush=True)
 Path(results).write_text('{"steps": 1}')
+Path(way + ".place").write_text(results)
 Path(way + ".pid").write_text(str(os.getpid()))
 if way == "fails":
     print("error: no paper left", file=sys.stderr)
@@ -95,6 +96,8 @@ def test_words_logs_files_and_ends_come_here(tmp_path: Path, capfd: pytest.Captu
     assert processes.log_of("worker 1").read_text() == "begins also ends given b\n"
     assert [(tmp_path / "passed" / f"worker-{rank}.json").read_text() for rank in (0, 1)] == ['{"steps": 1}'] * 2
     assert (tmp_path / "run").is_dir()
+    # They were written on the host, and carried.
+    assert (tmp_path / "ends.place").read_text() != str(tmp_path / "passed" / "worker-0.json")
 
 
 def test_a_failure_has_the_last_words_of_its_log(tmp_path: Path) -> None:
