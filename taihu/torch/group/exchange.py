@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections import deque
@@ -34,6 +35,8 @@ _AHEAD_BYTES: Final = 8 << 20
 """The most bytes of smaller ones that wait for others to come to them, in copies."""
 
 _CALLS: Final = 16
+_GONE: Final = re.compile(r"worker [0-9]+( at \S+)? (was lost|has (?!not ))")
+"""The beginning of an error that says who is there no more: lost, or left by an end or an abort of its own."""
 
 Bytes = NDArray[np.uint8]
 
@@ -74,13 +77,15 @@ class GroupExchange:
         Raises:
             TaihuError: what `run` raises, in better words where ranks have not called the same.
         """
-        if (failure := self.failure) is not None:
-            # Behind an error ranks may call what they like.
+        if (failure := self.failure) is not None and _GONE.match(str(failure)):
+            # Behind the loss of a rank the others may call what they like.
             raise failure
         call = self._call = Call(self._call.number + 1, words)
         self._calls.append(call)
         self._watch.begin(call)
         try:
+            if failure is not None:
+                raise failure
             run()
         except TaihuError as error:
             if self.size == 1:
