@@ -448,6 +448,11 @@ class Communicator:
         """The one that passes it on names the one that failed."""
         return said_by(f"worker {self.rank}", str(failure))
 
+    @property
+    def failure(self) -> TaihuError | None:
+        """The error that has ended all operations; who waits may raise it before others are told of it."""
+        return self._failure
+
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
         """Have `tell` called with what ends all operations, by any thread; at once if that has happened."""
         with self._changed:

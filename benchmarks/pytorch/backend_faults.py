@@ -98,7 +98,8 @@ def _watched(fault: Fault, ranks: Sequence[Any], pipes: Sequence[Connection], wa
         told["leaves_s"] = [_next(pipes[rank], "left") for rank in fault.left]
         told["losses"] = [_next(pipes[rank], "losses") for rank in fault.left]
     except (EOFError, TimeoutError) as error:
-        told["waits_s"] = told["waits_s"] or [_LONGEST_S]
+        if len(told["waits_s"]) < len(fault.left):
+            told["waits_s"].append(_LONGEST_S)
         told["errors"].append(f"{_NOTHING}: {error!r}")
     return told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import zlib
 from collections import deque
@@ -34,6 +35,8 @@ _AHEAD_BYTES: Final = 8 << 20
 """The most bytes of smaller ones that wait for others to come to them, in copies."""
 
 _CALLS: Final = 16
+_GONE: Final = re.compile(r"worker [0-9]+( at \S+)? (was lost|has (?!not ))")
+"""The beginning of an error that says who is there no more: lost, or left by an end or an abort of its own."""
 
 Bytes = NDArray[np.uint8]
 
@@ -66,7 +69,7 @@ class GroupExchange:
     @property
     def failure(self) -> BaseException | None:
         """The error with which everything ends, if there is one."""
-        return self._failure
+        return self._failure or self._communicator.failure
 
     def carry_out(self, words: Words, run: Callable[[], None]) -> None:
         """Make the next call of all ranks, which `run` does, unless everything has ended.
@@ -74,13 +77,15 @@ class GroupExchange:
         Raises:
             TaihuError: what `run` raises, in better words where ranks have not called the same.
         """
-        if self._failure is not None:
-            # Behind an error ranks may call what they like.
-            raise self._failure
+        if (failure := self.failure) is not None and _GONE.match(str(failure)):
+            # Behind the loss of a rank the others may call what they like.
+            raise failure
         call = self._call = Call(self._call.number + 1, words)
         self._calls.append(call)
         self._watch.begin(call)
         try:
+            if failure is not None:
+                raise failure
             run()
         except TaihuError as error:
             if self.size == 1:
@@ -108,7 +113,7 @@ class GroupExchange:
     def close(self) -> None:
         """Leave in good order, or behind an error at once."""
         self._watch.close()
-        if self._failure is None:
+        if self.failure is None:
             self._meeting.close()
         else:
             self._meeting.cut()
@@ -165,8 +170,8 @@ class GroupExchange:
         letters = [words if rank != self.rank else [] for rank in range(self.size)]
         transfer = Transfer(letters, [[] for _ in range(self.size)])
         self._ahead.append((len(data), self._communicator.start_parts(transfer, ValueType.FP16)))
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self.failure) is not None:
+            raise failure
         while self._ahead and self._ahead[0][1].finished:
             self._ahead.popleft()
         while sum(size for size, _ in self._ahead) > _AHEAD_BYTES:
@@ -241,7 +246,7 @@ class GroupExchange:
         try:
             run()
         except ExchangeError:
-            if self._failure is not None:
+            if self.failure is not None:
                 raise
             raise self._late(what, timeout_s, self._roll_call.missing(list(self._calls))) from None
 
@@ -254,7 +259,7 @@ class GroupExchange:
         deadline = time.monotonic() + timeout_s
 
         def ended() -> BaseException | None:
-            error = self._failure or self._communicator.left
+            error = self.failure or self._communicator.left
             if error is None and time.monotonic() > deadline:
                 return self._late(what, timeout_s, behind())
             return error

@@ -7,11 +7,13 @@ import re
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch.distributed as dist
 
 from taihu.core.base.errors import ConfigError, TaihuError
+from taihu.torch.group.calls import Words
 from taihu.torch.group.connected import Connected
 from taihu.torch.group.exchange import GroupExchange
 from taihu.torch.group.handles import Handles, Invitation
@@ -126,7 +128,8 @@ class Members:
             connected = self._among(invitation.meet(), place)
             try:
                 # Nobody may leave while others are about to connect to it.
-                connected.exchange.meet(work.what, place.timeout_s)
+                exchange = connected.exchange
+                exchange.carry_out(Words(work.what), partial(exchange.meet, work.what, place.timeout_s))
                 self._take(connected, place)
             except BaseException as raised:
                 connected.exchange.fail(raised)
