@@ -19,6 +19,7 @@ from support.torch_scripts import SCRIPTS, taihu_run
 from torch.distributed import checkpoint as torch_checkpoint
 
 from taihu.core.checkpoint.run_memory import named_memory
+from taihu.core.job import load_job
 
 BATCHES = 4
 """Of an epoch of keeps.py on three workers."""
@@ -77,10 +78,12 @@ def test_a_run_goes_on_with_more_epochs_and_in_its_folder(
     folder = () if launcher == "taihu" else ("--set", f"checkpoint.dir={tmp_path / 'kept'}")
     run(tmp_path, *folder, "--set", "checkpoint.every_steps=5", epochs=2)
     first = ends_of(tmp_path, 3)
+    assert load_job(next((tmp_path / "runs").iterdir()) / "settings.toml").checkpoint.every_steps == 5
     if launcher == "slurm":
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     run(tmp_path, *(folder or ("--resume", "auto")), epochs=3)
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    assert all((each / "results.json").exists() for each in (tmp_path / "runs").iterdir())
     later = ends_of(tmp_path, 3)
     assert {each[3] for each in later} == {str(2 * BATCHES)}
     run(tmp_path / "whole")

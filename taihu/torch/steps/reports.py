@@ -20,9 +20,9 @@ from taihu.core.coordination.listener import ListenOptions
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.metrics import CoordinatorMetrics
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.job import Job
+from taihu.core.job import Job, load_job
 from taihu.core.job.environment import number_from_environment
-from taihu.core.job.run_folder import RunFiles, describe_run, prepare_run
+from taihu.core.job.run_folder import SETTINGS, RunFiles, describe_run, prepare_run
 from taihu.core.job.variables import variable_of
 from taihu.core.process.memory_use import MemoryGrowth
 from taihu.core.process.notices import Notices
@@ -251,7 +251,10 @@ def _files_of(job: Job, options: ReportOptions) -> RunFiles:
     """The run's files, in a folder that is there from now on; its settings are those that the script has chosen."""
     files = prepare_run(job, None, made=options.folder_is_made)
     if files.folder is not None and options.folder_is_made:
-        describe_run(files.folder, job, files.folder / "job.toml")
+        # Where files go, and what is kept, the launcher knows alone.
+        launched = load_job(files.folder / SETTINGS)
+        own = {"run": launched.run, "checkpoint": launched.checkpoint}
+        describe_run(files.folder, job.model_copy(update=own), files.folder / "job.toml")
     return files
 
 
