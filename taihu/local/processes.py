@@ -206,32 +206,8 @@ class LocalProcesses:
         self._run_before.add(name)
         log_file = log.open("ab")  # as others write to it, too
         stdout, stderr = (_STDOUT, _STDERR) if is_shown else (log_file.fileno(), log_file.fileno())
-        process = self._run(module, arguments, environment, (stdout, stderr), forks=forks)
+        process = self._launch(command, environment, stderr, stdout=stdout, forks=forks)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file, is_script=True))
-
-    def _run(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        environment: Mapping[str, str],
-        streams: tuple[int, int],
-        *,
-        forks: bool,
-    ) -> Process:
-        stdout, stderr = streams
-        if self._spare is not None:
-            with contextlib.suppress(OSError):  # see _launch
-                return self._spare.start(module, arguments, stderr, environment, stdout=stdout)
-        if forks:
-            return ForkedProcess.start(module, arguments, stderr, environment, stdout=stdout)
-        return subprocess.Popen(  # noqa: S603
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-        )
 
     def log_of(self, name: str) -> Path:
         """The log of a process; raises RunError where there are none."""
@@ -287,7 +263,8 @@ class LocalProcesses:
             log_file: IO[bytes] = os.fdopen(os.dup(_STDERR), "wb")
         else:
             log_file = log.open("wb" if former is None else "ab")
-        process = self._launch(module, [*arguments, "--supervisor", str(os.getpid())], log_file, forks=forks)
+        command = [module, *arguments, "--supervisor", str(os.getpid())]
+        process = self._launch(command, self.environment(), log_file.fileno(), forks=forks)
         self._daemons.append(_Daemon(name, module, arguments, process, log, log_file))
         return process
 
@@ -304,18 +281,27 @@ class LocalProcesses:
         own = [stream.fileno() for daemon in self._daemons for stream in _streams(daemon) if not stream.closed]
         return can_fork(own) and _native_threads() <= self._threads
 
-    def _launch(self, module: str, arguments: Sequence[str], log_file: IO[bytes], *, forks: bool) -> Process:
-        environment = self.environment()
+    def _launch(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stderr: int,
+        *,
+        stdout: int | None = None,
+        forks: bool,
+    ) -> Process:
+        """Start `python -m` with `command`; `stdout` None is a pipe, from which this process reads."""
+        module, *arguments = command
         if self._spare is not None:
             with contextlib.suppress(OSError):  # it has been killed: it takes longer then
-                return self._spare.start(module, arguments, log_file.fileno(), environment)
+                return self._spare.start(module, arguments, stderr, environment, stdout=stdout)
         if forks:
-            return ForkedProcess.start(module, arguments, log_file.fileno(), environment)
+            return ForkedProcess.start(module, arguments, stderr, environment, stdout=stdout)
         return subprocess.Popen(  # noqa: S603
-            [sys.executable, "-P", "-m", module, *arguments],
+            [sys.executable, "-P", "-m", *command],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log_file,
+            stdout=subprocess.PIPE if stdout is None else stdout,
+            stderr=stderr,
             env=environment,
             start_new_session=True,
         )
