@@ -262,5 +262,5 @@ def test_torchrun_starts_all_ranks_again(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["life 1: 4.0"] * 2
+    assert done.stdout.count("life 1: 4.0") == done.stdout.count("life") == 2  # lines of two may mingle
     assert "exitcode: -9" in done.stderr
