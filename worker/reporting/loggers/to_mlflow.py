@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
@@ -13,6 +12,7 @@ from mlflow.entities import Metric, Param
 
 from taihu.core.base.whole_file import write_text
 from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun, State
+from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["MlflowRun"]
 
@@ -65,7 +65,7 @@ class MlflowRun:
             self._client.set_terminated(self._id, _STATES[state])
 
     def _metrics(self, rows: Sequence[LoggedRow]) -> Iterator[Metric]:
-        now_ms = int(time.time() * 1e3)
+        now_ms = int(WallClock().now() * 1e3)
         for row in rows:
             for name, value in row.values.items():
                 if row.step > self._last(name) or row.kind == "own":

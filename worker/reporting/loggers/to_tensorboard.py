@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from tensorboardX.event_file_writer import EventsWriter
@@ -11,6 +10,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 
 from taihu.core.base.whole_file import writing
 from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun, State
+from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["EventFile"]
 
@@ -31,14 +31,16 @@ class EventFile:
     def begin(self, handed: Mapping[Kind, int]) -> Mapping[Kind, int]:
         """Have TensorBoard forget what a kill may have left of later steps: they come again, in this file."""
         if step := handed.get("step", 0):
-            self._write(Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+            self._write(
+                Event(wall_time=WallClock().now(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
+            )
         return handed
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
         """Write the rows; others may read them then."""
         for row in rows:
             values = [Summary.Value(tag=tag, simple_value=value) for tag, value in row.values.items()]
-            self._write(Event(wall_time=time.time(), step=row.step, summary=Summary(value=values)))
+            self._write(Event(wall_time=WallClock().now(), step=row.step, summary=Summary(value=values)))
         with writing(self._path):
             self._file.flush()
 
