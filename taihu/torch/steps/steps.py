@@ -326,12 +326,14 @@ class BackwardSteps:
             The worker that has had most of its own, the first of several; None where all have had as many.
         """
         assert self._joining is not None  # noqa: S101
+        # Others may wait for what this worker reports of a step behind it, before they begin the next one.
+        self.settle()
         while (adds_to := self._joining.hears()) is not None:
-            self.settle()
             for owner, parameter in zip(self._set.owners, self._set.parameters, strict=True):
                 if not adds_to[owner]:
                     parameter.grad = None
             self._end(self._begin(follows=True))
+            self.settle()
         return self._joining.most()
 
     def everywhere(self) -> list[Optimized]:
