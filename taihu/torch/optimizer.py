@@ -263,8 +263,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         all the same. Of several optimizers any one opens the block, for all.
 
         Raises:
-            ConfigError: layers are spread over the workers, optimizers make local steps, or there are several in
-                stage 3 of ZeRO.
+            ConfigError: layers are spread over the workers, or optimizers make local steps.
         """
         if self._steps is None:
             yield
@@ -278,11 +277,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ConfigError(
                 "join(): workers exchange after so many local steps, and nobody steps for who has fewer; give each "
                 "as many batches, or set exchange.local_steps = 1"
-            )
-        if not self._steps.may_join:
-            raise ConfigError(
-                "join(): in stage 3 of ZeRO the script has one optimizer, or each worker as many batches; set "
-                "exchange.zero = 2"
             )
         with self._steps.joined():
             yield

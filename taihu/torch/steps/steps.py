@@ -291,11 +291,6 @@ class BackwardSteps:
         self._end(record, Call.STEP)
 
     @property
-    def may_join(self) -> bool:
-        """Whether workers may have different numbers of backwards: not with several optimizers in stage 3 of ZeRO."""
-        return len(self._set.optimized) == 1 or not self._job.stage.divides_parameters
-
-    @property
     def is_joined(self) -> bool:
         """Whether workers may have different numbers of backwards now."""
         return self._joining is not None
