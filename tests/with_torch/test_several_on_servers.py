@@ -157,6 +157,37 @@ def test_stage_3_trains_all_optimizers_behind_each_backward() -> None:
     np.testing.assert_allclose(np.mean(seen, axis=0), expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_who_has_no_gradient_of_one_optimizer_is_not_waited_for(zero: int) -> None:
+    """It tells what it has brought at the end of its backward, in which others wait for room, or for sums."""
+    layers = [made(3, 2, seed=number) for number in range(2)]
+
+    def loss(rank: int, step: int, of: list[nn.Sequential]) -> torch.Tensor:
+        first, second = (layer(torch.ones(1, 3)).square().sum() for layer in of)
+        return first + second if rank == step % 2 else second
+
+    def work(world: World) -> list[torch.Tensor]:
+        own = [made(3, 2, seed=number) for number in range(2)]
+        both = [
+            DistributedOptimizer(torch.optim.SGD(each.parameters(), lr=0.1), each, world, update="servers")
+            for each in own
+        ]
+        for step in range(4):
+            loss(world.rank, step, own).backward()
+            for each in both:
+                each.step()
+        with both[0].gathered():
+            return [p.detach().clone() for layer in own for p in layer.parameters()]
+
+    plain = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
+    for step in range(4):
+        plain.zero_grad()
+        (loss(0, step, layers) / 2 + loss(1, step, layers) / 2).backward()
+        plain.step()
+    for seen in on_workers(WORKERS, work, servers=1, exchange={"zero": zero}):
+        torch.testing.assert_close(seen, [p.detach() for layer in layers for p in layer.parameters()])
+
+
 class Two:
     """Two layers, each with an optimizer that servers carry out."""
 

@@ -157,6 +157,8 @@ class LayerSteps:
         self._waits = waits
         self._clock = clock
         self._copies = job.stage.divides_gradients
+        # Who waits in backward for room, or for a sum, must not be waited for by who has no such gradient.
+        self._expects = not job.stage.divides_gradients or job.stage.divides_parameters or len(set(owners)) == 1
         self._driver = StepDriver(job, session.exchange, timed)
         self._follower = PlanFollower(measuring, session.client, job.exchange.timeout_s)
         self._groups = _Groups(session.exchange.plan.groups, owners)
@@ -206,7 +208,8 @@ class LayerSteps:
         self._driver.begin(record.step, one_by_one=record.serial, rates=rates, layer_rates=layer_rates)
 
     def _new_step(self, *, serial: bool) -> _Step:
-        count, part = len(self._owners), self._groups.part_of(self._turns.expected)
+        expected = self._turns.expected if self._expects else frozenset[int]()
+        count, part = len(self._owners), self._groups.part_of(expected)
         is_measured = self._measuring.is_measured(self._turns.counted + 1)
         return _Step(
             part=part,

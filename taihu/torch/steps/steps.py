@@ -323,12 +323,14 @@ class BackwardSteps:
             The worker that has had most of its own, the first of several; None where all have had as many.
         """
         assert self._joining is not None  # noqa: S101
+        # Others may wait for what this worker reports of a step behind it, before they begin the next one.
+        self.settle()
         while (adds_to := self._joining.hears()) is not None:
-            self.settle()
             for owner, parameter in zip(self._set.owners, self._set.parameters, strict=True):
                 if not adds_to[owner]:
                     parameter.grad = None
             self._end(self._begin(follows=True))
+            self.settle()
         return self._joining.most()
 
     def everywhere(self) -> list[Optimized]:
@@ -552,30 +554,42 @@ class BackwardSteps:
 
     def _end_for_servers(self, returning: Returning, updates: Served, record: StepRecord, call: Call) -> None:
         """As `_end`, where servers update: parameters come while the script goes on."""
-        has_one = len(self._set.optimized) == 1
-        heard = None if has_one else self._agreed(self._call(call)())
+        count = len(self._set.optimized)
+        brought: Brought = frozenset(range(count))
+        if count > 1 and not self._job.stage.divides_parameters:
+            brought = self._brought_to(updates, self._call(call)(), record)
         opened = self._opened or self._begin_exchange(record)
-        # Nothing was known of parameters before the first backward.
-        flags = heard if heard is None or len(heard) else self._calls.sums(self._own_flags())
-        brought = frozenset((0,)) if flags is None else self._owners_of(flags)
-        if not has_one:
-            self._take_turns(updates, brought)
         opened.steps.end(record, brought)
+        if count > 1 and self._job.stage.divides_parameters:
+            # Others may wait in backward for what this worker has sent just now.
+            self._check_that_all_came(self._agreed(self._call(call)()))
+            if self._rates:
+                updates.take_turns(brought)
         returning.pushed(opened, record, brought)
         self._record = None
         record.end_s = self._start_s = self._clock.now()
 
-    def _take_turns(self, updates: Served, brought: Brought) -> None:
-        """A backward has brought gradients of these of several optimizers that servers carry out."""
-        count = len(self._set.optimized)
-        if self._job.stage.divides_parameters and len(brought) < count:
-            raise RunError(
-                f"step {self.step}: backward has brought gradients of {len(brought)} of the script's {count} "
-                "optimizers, and in stage 3 of ZeRO each brings those of all: set exchange.zero = 2"
-            )
+    def _brought_to(self, updates: Served, heard: Heard, record: StepRecord) -> Brought:
+        """The optimizers whose gradients servers get by this backward, each of which takes its turn."""
+        is_brought = self._agreed(heard)
+        if self._opened is None:
+            # Nothing was known of parameters before.
+            self._begin_exchange(record)
+            is_brought = self._calls.sums(self._own_flags())
+        brought = self._owners_of(is_brought)
         if self._rates:
             updates.take_turns(brought)
         self._means.forget({key for key, number in self._set.ids.items() if self._set.owners[number] in brought})
+        return brought
+
+    def _check_that_all_came(self, is_brought: NDArray[np.float64]) -> None:
+        """Raise RunError unless a backward in stage 3 of ZeRO has brought gradients of all optimizers."""
+        came, count = len(self._owners_of(is_brought)), len(self._set.optimized)
+        if came < count:
+            raise RunError(
+                f"step {self.step}: backward has brought gradients of {came} of the script's {count} optimizers, and "
+                "in stage 3 of ZeRO each brings those of all: set exchange.zero = 2"
+            )
 
     @property
     def flags(self) -> int:
