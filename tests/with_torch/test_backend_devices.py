@@ -29,6 +29,7 @@ SHAPES = ((7,), (5, 3), (0,), (300_001,))
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 GARBAGE = 99
 Started = tuple[list[Any], Any]
+Room = Callable[[tuple[int, ...]], Any]
 
 
 @dataclass
@@ -75,9 +76,13 @@ class Late:
 
     def tensor(self, values: Any) -> Any:
         """A tensor that has these values when it has been computed, at some time."""
-        tensor = torch.full_like(values, GARBAGE)
+        tensor = torch.full_like(values, -GARBAGE)
         self.late.compute.put(lambda: tensor.copy_(values))
         return tensor
+
+    def room_of(self, dtype: Any, shape: tuple[int, ...]) -> Any:
+        """A tensor to fill, to which the device still writes."""
+        return self.tensor(torch.full(shape, GARBAGE, dtype=dtype))
 
     def seen(self, tensor: Any) -> Any:
         """The values that the device sees next, when it has done all; it writes over them then, as it may."""
@@ -104,67 +109,67 @@ def late_group(device: Late) -> Any:
 
 
 def all_reduce(name: str) -> Callable[..., Started]:
-    def start(tensor: Any, **group: Any) -> Started:
+    def start(tensor: Any, _: Room, **group: Any) -> Started:
         return [tensor], dist.all_reduce(tensor, op=getattr(dist.ReduceOp, name), **group)
 
     return start
 
 
-def all_reduce_strided(tensor: Any, **group: Any) -> Started:
+def all_reduce_strided(tensor: Any, _: Room, **group: Any) -> Started:
     columns = tensor.view(-1)[::2]
     return [tensor], dist.all_reduce(columns, **group)
 
 
-def reduce(tensor: Any, **group: Any) -> Started:
+def reduce(tensor: Any, _: Room, **group: Any) -> Started:
     work = dist.reduce(tensor, 1, **group)
     return [tensor] if dist.get_rank() == 1 else [], work
 
 
-def broadcast(tensor: Any, **group: Any) -> Started:
+def broadcast(tensor: Any, _: Room, **group: Any) -> Started:
     return [tensor], dist.broadcast(tensor, 1, **group)
 
 
-def all_gather(tensor: Any, **group: Any) -> Started:
-    places = [torch.full_like(tensor, GARBAGE) for _ in range(SIZE)]
+def all_gather(tensor: Any, room: Room, **group: Any) -> Started:
+    places = [room(tensor.shape) for _ in range(SIZE)]
     return places, dist.all_gather(places, tensor, **group)
 
 
-def all_gather_into_tensor(tensor: Any, **group: Any) -> Started:
-    place = torch.full((SIZE * tensor.numel(),), GARBAGE, dtype=tensor.dtype)
+def all_gather_into_tensor(tensor: Any, room: Room, **group: Any) -> Started:
+    place = room((SIZE * tensor.numel(),))
     return [place], dist.all_gather_into_tensor(place, tensor.view(-1), **group)
 
 
-def all_gather_in_place(tensor: Any, **group: Any) -> Started:
+def all_gather_in_place(tensor: Any, _: Room, **group: Any) -> Started:
     """As FSDP gathers: the own shard lies where it will be."""
     shards = tensor.view(-1)[: tensor.numel() // SIZE * SIZE].view(SIZE, -1)
     return [shards], dist.all_gather_into_tensor(shards.view(-1), shards[dist.get_rank()], **group)
 
 
-def reduce_scatter(tensor: Any, **group: Any) -> Started:
-    place = torch.full_like(tensor, GARBAGE)
+def reduce_scatter(tensor: Any, room: Room, **group: Any) -> Started:
+    place = room(tensor.shape)
     return [place], dist.reduce_scatter(place, [tensor] * SIZE, **group)
 
 
-def reduce_scatter_tensor(tensor: Any, **group: Any) -> Started:
+def reduce_scatter_tensor(tensor: Any, room: Room, **group: Any) -> Started:
     size = tensor.numel() // SIZE
-    place = torch.full((size,), GARBAGE, dtype=tensor.dtype)
+    place = room((size,))
     return [place], dist.reduce_scatter_tensor(place, tensor.view(-1)[: size * SIZE], **group)
 
 
-def gather(tensor: Any, **group: Any) -> Started:
-    places = [torch.full_like(tensor, GARBAGE) for _ in range(SIZE)] if dist.get_rank() == 2 else None
+def gather(tensor: Any, room: Room, **group: Any) -> Started:
+    places = [room(tensor.shape) for _ in range(SIZE)] if dist.get_rank() == 2 else None
     work = dist.gather(tensor, places, dst=2, **group)
     return places or [], work
 
 
-def scatter(tensor: Any, **group: Any) -> Started:
-    place = torch.full_like(tensor, GARBAGE)
+def scatter(tensor: Any, room: Room, **group: Any) -> Started:
+    place = room(tensor.shape)
     return [place], dist.scatter(place, [tensor] * SIZE if dist.get_rank() == 1 else None, src=1, **group)
 
 
-def all_to_all(tensor: Any, **group: Any) -> Started:
+def all_to_all(tensor: Any, room: Room, **group: Any) -> Started:
     rows = tensor.numel() // SIZE * SIZE
-    place = torch.full((rows,), GARBAGE, dtype=tensor.dtype)
+    place = room((rows,))
     return [place], dist.all_to_all_single(place, tensor.view(-1)[:rows], **group)
 
 
@@ -199,12 +204,14 @@ def compare(rank: int) -> dict[str, Any]:
         for shape in SHAPES:
             for dtype in DTYPES:
                 values = made(shape, dtype, rank)
-                expected, work = start(values.clone(), async_op=True)
+                room = partial(torch.full, fill_value=GARBAGE, dtype=dtype)
+                expected, work = start(values.clone(), room, async_op=True)
                 work.wait()
-                results, work = start(device.tensor(values), group=group, async_op=True)
-                outcome = (f"{name} {shape} {dtype}", expected, [])
-                outcomes.append(outcome)
-                under_way.append(partial(look, device, work, results, outcome[2]))
+                late_room = partial(device.room_of, dtype)
+                results, work = start(device.tensor(values), late_room, group=group, async_op=True)
+                seen: list[Any] = []
+                outcomes.append((f"{name} {shape} {dtype}", expected, seen))
+                under_way.append(partial(look, device, work, results, seen))
                 if len(under_way) == 2:
                     under_way.pop(rank % 2)()
     under_way.pop()()
