@@ -251,11 +251,13 @@ def while_the_device_rests(rank: int) -> dict[str, Any]:
     ended = works[0].is_completed()
     future = works[1].get_future().then(lambda future: future.value()[0])
     device.late.may_be_waited_for.set()
+    assert future.wait() is tensors[1]
+    of_future = device.seen(tensors[1])
     works[2].wait()
     works[0].wait()
-    assert future.wait() is tensors[1]
-    seen = [device.seen(tensor) for tensor in tensors]
-    held = [tensor.data_ptr() in device.inward.held & device.outward.streams.held for tensor in tensors]
+    seen = [device.seen(tensors[0]), of_future, device.seen(tensors[2])]
+    addresses = device.inward.held & device.outward.streams.held
+    held = [tensor.data_ptr() in addresses for tensor in tensors]
     device.late.finish()
     return {"late": str(late.value), "ended": ended, "seen": [float(each[0]) for each in seen], "held": held}
 
@@ -278,7 +280,8 @@ def failing(rank: int) -> dict[str, Any]:
     # Another operation on rank 1, and one behind it on all.
     differing = dist.all_reduce if rank else partial(dist.broadcast, src=1)
     works.append(differing(tensors[1], group=group, async_op=True))
-    works.append(dist.all_reduce(tensors[2], group=group, async_op=True))
+    place = device.tensor(torch.full((8,), 3.0))
+    works.append(dist.all_gather_into_tensor(place, tensors[2], group=group, async_op=True))
     works[0].wait()
     errors = []
     for work in works[1:]:
@@ -287,7 +290,7 @@ def failing(rank: int) -> dict[str, Any]:
         errors.append(str(error.value))
     with pytest.raises(RuntimeError, match="taihu group"):
         works[1].get_future().wait()
-    seen = [device.seen(tensor) for tensor in tensors]
+    seen = [device.seen(tensor) for tensor in (*tensors, place)]
     device.late.finish()
     return {"errors": errors, "seen": [each.tolist() for each in seen]}
 
@@ -295,7 +298,7 @@ def failing(rank: int) -> dict[str, Any]:
 def test_an_operation_that_fails_leaves_tensors_of_a_device_as_they_were(tmp_path: Path) -> None:
     for told in on_ranks(2, tmp_path, failing):
         assert all("calls allreduce" in error for error in told["errors"])
-        assert told["seen"] == [[0.0] * 4, [1.0] * 4, [2.0] * 4]
+        assert told["seen"] == [[0.0] * 4, [1.0] * 4, [2.0] * 4, [3.0] * 8]
 
 
 def trained(rank: int) -> list[list[Any]]:

@@ -138,11 +138,13 @@ class _Copied:
         tensors = {id(tensor): tensor for tensor in (*reads, *fills)}
         # A tensor's number is good for as long as somebody refers to it: each lies beside its place on the host.
         self._places = {key: (tensor, device.room(tensor)) for key, tensor in tensors.items()}
+        # Conjugates that are views would be conjugated on the host, which does not wait for the copy.
+        sources = {id(tensor): tensor.detach().resolve_conj().resolve_neg() for tensor in reads}
         # What is filled may still be in use by what the device computes: copies back come behind that, too.
         device.inward.side_waits()
-        for tensor in {id(tensor): tensor for tensor in reads}.values():
-            device.inward.copy(self.at(tensor), tensor.detach())
-            device.inward.hold(tensor)
+        for key, source in sources.items():
+            device.inward.copy(self._places[key][1], source)
+            device.inward.hold(source)
         self._taken = device.inward.mark()
 
     def at(self, tensor: Any) -> Any:
