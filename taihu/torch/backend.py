@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from taihu.core.process.ending import log_of_script
 from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.group.built_in_hooks import run_in_python
+from taihu.torch.group.devices import Devices, kinds_here
 from taihu.torch.group.ending import Present
 from taihu.torch.group.place import GroupPlace
 from taihu.torch.group.process_group import TaihuGroup
@@ -31,9 +33,13 @@ class Groups:
     the store of rank 0's old group, which would go with it, and take along who has come to it. So the last group's
     store is kept until another group is made, for a moment at most: PyTorch hands a store that is there on to the
     next group of its process and port.
+
+    Args:
+        kinds: of devices whose tensors groups take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Sequence[str] = ("cpu",)) -> None:
+        self._kinds = kinds
         self._present = Present()
         self._kept: Any = None
         self._timer: threading.Timer | None = None
@@ -53,7 +59,14 @@ class Groups:
         place = GroupPlace(name, options.group_rank, options.group_size, options.timeout.total_seconds())
         # From torch 2.14 on.
         is_reconfigurable = getattr(options, "enable_reconfigure", False)
-        group = TaihuGroup(options.store, place, members, on_end=self._keep, is_reconfigurable=is_reconfigurable)
+        group = TaihuGroup(
+            options.store,
+            place,
+            members,
+            on_end=self._keep,
+            is_reconfigurable=is_reconfigurable,
+            devices=Devices(self._kinds),
+        )
         self._present.add(group)
         self._let_go()
         return group
@@ -73,5 +86,6 @@ class Groups:
 
 def register() -> None:
     """Have torch.distributed know the backend; `import taihu.torch` does so."""
-    dist.Backend.register_backend("taihu", Groups().create, extended_api=True, devices=["cpu"])
+    kinds = kinds_here()
+    dist.Backend.register_backend("taihu", Groups(kinds).create, extended_api=True, devices=kinds)
     run_in_python()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.late_streams import LateDevice, LateStreams
 from support.small_net import new_net
 from support.torch_workers import on_workers
 from torch.nn import functional
@@ -21,80 +19,6 @@ from taihu.torch.gradients.gradients import GradientArena, layout_of
 from taihu.torch.gradients.staging import Staging, staging_of
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
-
-Work = Callable[[], None]
-
-
-@dataclass
-class Queue:
-    """A stream: work that has not been done yet, each behind so much of the other stream's."""
-
-    waiting: deque[tuple[int, Work]] = field(default_factory=deque)
-    queued: int = 0
-    done: int = 0
-    after: int = 0
-
-    def put(self, work: Work) -> None:
-        self.waiting.append((self.after, work))
-        self.queued += 1
-
-
-@dataclass
-class LateEvent:
-    """A place in the side stream; whoever waits has the device run on."""
-
-    streams: LateStreams
-    place: int
-
-    def query(self) -> bool:
-        self.streams.run_some()
-        return self.streams.side.done >= self.place
-
-    def synchronize(self) -> None:
-        self.streams.run(lambda: self.streams.side.done >= self.place)
-
-
-class LateStreams:
-    """`Streams` of a device in memory, which works as `draw` says: 0 computes, 1 copies, 2 rests."""
-
-    def __init__(self, draw: Callable[[], int]) -> None:
-        self.compute, self.side = Queue(), Queue()
-        self._draw = draw
-
-    def side_waits(self) -> None:
-        self.side.after = self.compute.queued
-
-    def compute_waits(self) -> None:
-        self.compute.after = self.side.queued
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.side.put(lambda: target.copy_(source))
-
-    def mark(self) -> LateEvent:
-        return LateEvent(self, self.side.queued)
-
-    def run_some(self) -> None:
-        """Do a piece of work, or none."""
-        if (choice := self._draw()) < 2:
-            self._do(choice == 1) or self._do(choice == 0)
-
-    def run(self, until: Callable[[], bool]) -> None:
-        """Work until something is true."""
-        while not until():
-            assert self._do(self._draw() == 1) or self._do(True) or self._do(False), "the device is stuck"
-
-    def finish(self) -> None:
-        """Do all that is queued."""
-        self.run(lambda: not self.compute.waiting and not self.side.waiting)
-
-    def _do(self, is_copy: bool) -> bool:
-        own, other = (self.side, self.compute) if is_copy else (self.compute, self.side)
-        if not own.waiting or own.waiting[0][0] > other.done:
-            return False
-        _, work = own.waiting.popleft()
-        work()
-        own.done += 1
-        return True
 
 
 @settings(max_examples=150, deadline=None)
@@ -109,7 +33,7 @@ def test_nothing_is_sent_before_it_is_there_or_read_before_it_is_back(
     """Steps of one device: gradient i of step s is s + i / 8, what comes back its double; parameters add it up."""
     draws = data.draw(st.lists(st.integers(0, 2), min_size=64, max_size=64))
     numbers = iter(draws * 1000)
-    streams = LateStreams(lambda: next(numbers))
+    streams = LateStreams(LateDevice(lambda: next(numbers)))
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
     layout = layout_of((str(i), p) for i, p in enumerate(reversed(parameters)))
     arena = np.full(layout.elements, np.nan, dtype=np.float32)
@@ -124,11 +48,11 @@ def test_nothing_is_sent_before_it_is_there_or_read_before_it_is_back(
             parameter.grad = None
         for index in order:
             gradient = parameters[index].grad = torch.full((sizes[index],), torch.nan)
-            streams.compute.put(partial(gradient.fill_, step + index / 8))
+            streams.device.compute.put(partial(gradient.fill_, step + index / 8))
             gradients.take(index)
             # What the loop still computes with this worker's own gradient comes before what is brought back.
             own.append(torch.zeros_like(gradient))
-            streams.compute.put(partial(torch.add, own[-1], gradient, out=own[-1]))
+            streams.device.compute.put(partial(torch.add, own[-1], gradient, out=own[-1]))
             own_values.append(step + index / 8)
         for index in range(len(sizes)):
             if index not in order:
@@ -143,8 +67,8 @@ def test_nothing_is_sent_before_it_is_there_or_read_before_it_is_back(
             expected[index] += 2 * value
         gradients.give(range(len(parameters)))
         for parameter in parameters:
-            streams.compute.put(partial(parameter.data.add_, parameter.grad))
-    streams.finish()
+            streams.device.compute.put(partial(parameter.data.add_, parameter.grad))
+    streams.device.finish()
     gradients.close()
     assert all(bool((seen == value).all()) for seen, value in zip(own, own_values, strict=True))
     for parameter, value in zip(parameters, expected, strict=True):
@@ -152,7 +76,7 @@ def test_nothing_is_sent_before_it_is_there_or_read_before_it_is_back(
 
 
 def test_asking_does_not_wait() -> None:
-    streams = LateStreams(lambda: 2)
+    streams = LateStreams(LateDevice(lambda: 2))
     parameter = torch.nn.Parameter(torch.zeros(3))
     layout = layout_of([("p", parameter)])
     gradients = GradientArena(layout, [parameter], np.zeros(3, np.float32), stage=lambda _: Staging(streams))
@@ -168,8 +92,8 @@ def test_a_loop_on_a_device_that_is_late_is_one_process_with_all_samples(monkeyp
 
     def late(_: torch.device) -> Staging:
         numbers = np.random.default_rng(0)
-        streams = LateStreams(lambda: int(numbers.integers(3)))
-        streams.compute_waits = lambda: streams.run(lambda: not streams.side.waiting)  # type: ignore[method-assign]
+        streams = LateStreams(LateDevice(lambda: int(numbers.integers(3))))
+        streams.compute_waits = lambda: streams.device.run(lambda: not streams.side.waiting)  # type: ignore[method-assign]
         return Staging(streams)
 
     usual = gradients_module.GradientArena.__init__.__kwdefaults__ or {}

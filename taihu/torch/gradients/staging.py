@@ -128,6 +128,10 @@ class CudaStreams:
                 source = source.to(target.dtype) if source.is_cuda else source.to(self._device, non_blocking=True)
             target.copy_(source, non_blocking=True)
 
+    def hold(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of a device's tensor from other tensors until the copies so far are done, freed or not."""
+        tensor.record_stream(self._side)
+
     def mark(self) -> Any:
         """An event behind what the side stream has to do."""
         event = torch.cuda.Event()

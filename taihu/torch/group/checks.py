@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "check_cpu",
     "check_dense",
     "check_one",
     "check_own_memory",
@@ -21,11 +22,18 @@ __all__ = [
 
 
 def check_dense(what: str, tensors: Sequence[Any]) -> None:
-    """Raise ValueError unless all are dense tensors in the memory of the CPU."""
+    """Raise ValueError unless all are dense tensors of the CPU or of CUDA devices."""
     for tensor in tensors:
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
+        if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided or tensor.is_quantized:
             kind = f"{tensor.layout} tensor on {tensor.device}"
-            raise ValueError(f"taihu {what}: expected dense tensors on cpu, got a {kind}; use gloo or nccl for it")
+            raise ValueError(f"taihu {what}: expected dense tensors on cpu or cuda, got a {kind}; use gloo for it")
+
+
+def check_cpu(what: str, tensors: Sequence[Any]) -> None:
+    """Raise ValueError unless all are tensors of the CPU."""
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            raise ValueError(f"taihu {what}: expected a tensor on cpu, got one on {tensor.device}; give it a cpu()")
 
 
 def check_own_memory(what: str, results: Sequence[Any]) -> None:

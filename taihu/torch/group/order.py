@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from taihu.torch.group.callers import Callers
+from taihu.torch.group.devices import HERE, Stage
 from taihu.torch.group.work import GroupWork
 
 __all__ = ["Lane", "Order"]
@@ -85,11 +86,11 @@ class Order:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def issue(self, what: str, result: list[Any], run: Callable[[], None]) -> GroupWork:
-        """Queue an operation that fills the tensors `result`; returns its handle, which is told of its end."""
+    def issue(self, what: str, result: list[Any], run: Callable[[], None], stage: Stage = HERE) -> GroupWork:
+        """Queue an operation on `stage` that fills the tensors `result`; returns its handle, told of its end."""
         own = _LANE.get()
         lane = own if own is not None and own.order is self else self._main
-        work = GroupWork(what, result, on_wait=partial(_awaits, lane))
+        work = GroupWork(what, result, on_wait=partial(_awaits, lane), stage=stage)
         with self._lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)

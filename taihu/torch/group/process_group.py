@@ -16,6 +16,7 @@ import torch.distributed as dist
 from taihu.torch.group import moves, sparse, sums
 from taihu.torch.group.calls import MOST_TAG, Words, call_of
 from taihu.torch.group.checks import (
+    check_cpu,
     check_dense,
     check_one,
     check_own_memory,
@@ -26,6 +27,7 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
+from taihu.torch.group.devices import Devices, Stage
 from taihu.torch.group.exchange import Turn
 from taihu.torch.group.members import Members
 from taihu.torch.group.place import GroupPlace
@@ -35,7 +37,9 @@ __all__ = ["TaihuGroup"]
 
 Tensor = Any
 Tensors = list[Any]
-Run = Callable[[Turn], None]
+At = Callable[[Tensor], Tensor]
+Run = Callable[[Turn, At], None]
+"""An operation on the host; the function says where there a tensor lies."""
 
 
 class TaihuGroup(dist.ProcessGroup):
@@ -50,6 +54,7 @@ class TaihuGroup(dist.ProcessGroup):
         global_ranks: the group's ranks in the whole run, in order.
         on_end: is called with `store` when this process has left a group of several.
         is_reconfigurable: the processes do not find each other before `reconfigure`.
+        devices: whose tensors the group takes.
 
     Raises:
         DistBackendError: the group's processes do not find each other, or one of them is lost; it is named.
@@ -64,8 +69,10 @@ class TaihuGroup(dist.ProcessGroup):
         on_end: Callable[[Any], None] = lambda _: None,
         *,
         is_reconfigurable: bool = False,
+        devices: Devices | None = None,
     ) -> None:
         super().__init__(place.rank, place.size)
+        self._devices = devices or Devices()
         self._members = Members(store, place, global_ranks, is_reconfigurable=is_reconfigurable)
         self._store = store
         self._description = ""
@@ -114,19 +121,20 @@ class TaihuGroup(dist.ProcessGroup):
         check_dense(what, tensors)
         reductions = [sums.reduction_of(what, opts.reduceOp, tensor.dtype) for tensor in tensors]
 
-        def run(turn: Turn) -> None:
+        def run(turn: Turn, at: At) -> None:
             for tensor, reduction in zip(tensors, reductions, strict=True):
-                with moves.in_place(tensor) as contiguous:
+                with moves.in_place(at(tensor)) as contiguous:
                     sums.all_reduce(turn, contiguous, reduction)
 
         call = call_of(what, tensors, reduction=reductions[0].name, has_same_sizes=True)
-        return self._issue(call, tensors, run, opts)
+        return self._issue(call, tensors, tensors, run, opts)
 
     def _sum_sparse(self, what: str, tensors: Tensors, opts: Any) -> GroupWork:
         tensor = check_one(what, tensors)
         check_sparse(what, tensor)
         sums.check_sum(what, opts.reduceOp)
-        return self._queue(call_of(what, tensors), tensors, lambda turn: sparse.all_reduce(turn, tensor), opts)
+        call = call_of(what, tensors)
+        return self._queue(call, tensors, tensors, lambda turn, at: sparse.all_reduce(turn, at(tensor)), opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> GroupWork:
         """Reduce a tensor over all ranks into that of the root; others keep theirs."""
@@ -134,12 +142,12 @@ class TaihuGroup(dist.ProcessGroup):
         check_dense(what, tensors)
         reduction = sums.reduction_of(what, opts.reduceOp, tensor.dtype)
 
-        def run(turn: Turn) -> None:
-            with moves.in_place(tensor) as contiguous:
+        def run(turn: Turn, at: At) -> None:
+            with moves.in_place(at(tensor)) as contiguous:
                 sums.reduce_to(turn, contiguous, reduction, root)
 
         call = call_of(what, tensors, reduction=reduction.name, root=root, has_same_sizes=True)
-        return self._issue(call, tensors, run, opts)
+        return self._issue(call, tensors, tensors, run, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> GroupWork:
         """Set the output to the reduction of what all ranks have for this one, in lists of a tensor for each rank."""
@@ -162,25 +170,27 @@ class TaihuGroup(dist.ProcessGroup):
 
     def _scatter_sums(self, what: str, pairs: list[tuple[Tensor, Tensors]], opts: Any) -> GroupWork:
         opts = options_of(dist.ReduceScatterOptions, opts)
-        check_dense(what, list(flattened([terms for _, terms in pairs])))
+        all_terms = list(flattened([terms for _, terms in pairs]))
+        check_dense(what, all_terms)
         reductions = [sums.reduction_of(what, opts.reduceOp, out.dtype) for out, _ in pairs]
 
-        def run(turn: Turn) -> None:
+        def run(turn: Turn, at: At) -> None:
             for (out, terms), reduction in zip(pairs, reductions, strict=True):
-                sums.reduce_scatter(turn, out, terms, reduction)
+                sums.reduce_scatter(turn, at(out), [at(term) for term in terms], reduction)
 
         results = [out for out, _ in pairs]
-        return self._issue(call_of(what, results, reduction=reductions[0].name), results, run, opts)
+        return self._issue(call_of(what, results, reduction=reductions[0].name), all_terms, results, run, opts)
 
     def broadcast(self, tensors: Any, opts: Any) -> GroupWork:
         """Replace each tensor on every rank by the root's."""
         root, tensors = opts.rootRank, list(tensors)
 
-        def run(turn: Turn) -> None:
+        def run(turn: Turn, at: At) -> None:
             for tensor in tensors:
-                moves.broadcast(turn, tensor, root)
+                moves.broadcast(turn, at(tensor), root)
 
-        return self._issue(call_of("broadcast", tensors, root=root, has_same_sizes=True), tensors, run, opts)
+        call = call_of("broadcast", tensors, root=root, has_same_sizes=True)
+        return self._issue(call, tensors, tensors, run, opts)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> GroupWork:
         """Fill a list of a tensor for each rank with what the ranks have."""
@@ -255,16 +265,18 @@ class TaihuGroup(dist.ProcessGroup):
         return self.alltoall(outputs, inputs, opts)
 
     def _swap(self, call: Words, sends: Sequence[Tensors], places: Sequence[Tensors], opts: Any) -> GroupWork:
-        check_dense(call.what, list(flattened(sends)))
+        reads = list(flattened(sends))
+        check_dense(call.what, reads)
 
-        def run(turn: Turn) -> None:
-            moves.swap_tensors(turn, sends, places)
+        def run(turn: Turn, at: At) -> None:
+            sent, filled = ([[at(tensor) for tensor in each] for each in lists] for lists in (sends, places))
+            moves.swap_tensors(turn, sent, filled)
 
-        return self._issue(call, list(flattened(places)), run, opts)
+        return self._issue(call, reads, list(flattened(places)), run, opts)
 
     def barrier(self, opts: Any = None) -> GroupWork:
         """Wait until all ranks are there."""
-        return self._issue(call_of("barrier", []), [], Turn.meet, opts)
+        return self._issue(call_of("barrier", []), [], [], lambda turn, _: turn.meet(), opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int) -> GroupWork:
         """Send a tensor to one rank; the tensor may be changed when the work has ended."""
@@ -284,6 +296,7 @@ class TaihuGroup(dist.ProcessGroup):
     def _one_of(self, what: str, tensors: Tensors, other: int | None, tag: int) -> Tensor:
         self._members.check_process(what)
         check_dense(what, tensors)
+        check_cpu(what, tensors)
         if what != "send":
             check_own_memory(what, tensors)
         if not 0 <= tag <= MOST_TAG:
@@ -299,17 +312,18 @@ class TaihuGroup(dist.ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    def _issue(self, call: Words, result: Tensors, run: Run, opts: Any = None) -> GroupWork:
-        """Queue an operation on dense tensors behind those that were issued before."""
-        check_dense(call.what, result)
-        check_own_memory(call.what, result)
-        return self._queue(call, result, run, opts)
+    def _issue(self, call: Words, reads: Tensors, fills: Tensors, run: Run, opts: Any = None) -> GroupWork:
+        """Queue an operation, which reads and fills dense tensors, behind those that were issued before."""
+        check_dense(call.what, fills)
+        check_own_memory(call.what, fills)
+        return self._queue(call, reads, fills, run, opts)
 
-    def _queue(self, call: Words, result: Tensors, run: Run, opts: Any) -> GroupWork:
+    def _queue(self, call: Words, reads: Tensors, fills: Tensors, run: Run, opts: Any) -> GroupWork:
         timeout_s = seconds_of(getattr(opts, "timeout", None), self._timeout_s)
         connected = self._members.now(call.what)
         turn = Turn(connected.exchange, call.what, timeout_s)
-        return connected.order.issue(call.what, result, partial(_carry_out, call, run, turn))
+        stage = self._devices.stage(call.what, reads, fills)
+        return connected.order.issue(call.what, fills, partial(_carry_out, call, run, turn, stage), stage)
 
     def shutdown(self) -> None:
         """Leave in good order when what was issued has ended; may be called again, by any thread."""
@@ -348,7 +362,7 @@ class TaihuGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[Any]:
-        return [torch.device("cpu")]
+        return list(self._devices.kinds)
 
     @property
     def group_name(self) -> str:
@@ -389,9 +403,10 @@ class TaihuGroup(dist.ProcessGroup):
         return self._place.size
 
 
-def _carry_out(call: Words, run: Run, turn: Turn) -> None:
+def _carry_out(call: Words, run: Run, turn: Turn, stage: Stage) -> None:
     try:
-        turn.exchange.carry_out(call, partial(run, turn))
+        with stage.present():
+            turn.exchange.carry_out(call, partial(run, turn, stage.at))
     except BaseException as error:
         # The others shall not wait for this rank, which may be in the middle of it.
         turn.exchange.fail(error)

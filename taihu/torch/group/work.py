@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from taihu.torch.group.devices import HERE, Stage
+
 __all__ = ["GroupWork"]
 
 
@@ -23,6 +25,7 @@ class GroupWork(dist.Work):
         on_wait: is called by a thread that is about to wait.
         late: called once by who has waited for `limit_s`, and ends it; None where something else watches the time.
         limit_s: seconds from now on.
+        stage: of its tensors: who waits for it, or for its future, has the present stream wait for its results.
     """
 
     def __init__(
@@ -33,11 +36,13 @@ class GroupWork(dist.Work):
         on_wait: Callable[[], None] = lambda: None,
         late: Callable[[], None] | None = None,
         limit_s: float = 0.0,
+        stage: Stage = HERE,
     ) -> None:
         super().__init__()
         self.what = what
         self._result = result
         self._on_wait = on_wait
+        self._stage = stage
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -64,6 +69,7 @@ class GroupWork(dist.Work):
     def _outcome(self) -> list[Any]:
         if self._error is not None:
             raise self._error
+        self._stage.reach()
         return self._result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -78,6 +84,7 @@ class GroupWork(dist.Work):
             raise dist.DistBackendError(f"{self.what} did not end within {limit:g} s; wait longer, or see its group")
         if self._error is not None:
             raise self._error
+        self._stage.reach()
         return True
 
     def _wait(self, limit_s: float | None) -> bool:
@@ -96,7 +103,7 @@ class GroupWork(dist.Work):
         with self._lock:
             told, ended = self._future, self._done.is_set()
             if told is None:
-                told = self._future = _Told(self._outcome)
+                told = self._future = _Told(self._outcome, self._stage.devices)
                 if ended:
                     told.tell()  # nobody has added a callback yet
         if self._late is not None and not ended:
@@ -140,8 +147,9 @@ class GroupWork(dist.Work):
 class _Told:
     """A future of an operation's outcome, which runs callbacks where `tell` is called."""
 
-    def __init__(self, outcome: Callable[[], list[Any]]) -> None:
-        self._ended: Any = torch.futures.Future()
+    def __init__(self, outcome: Callable[[], list[Any]], devices: list[torch.device]) -> None:
+        # Callbacks of a future of devices run on streams of their own, `outcome` too: these wait for the results.
+        self._ended: Any = torch.futures.Future(devices=devices)
         # What a callback raises becomes an error for C++, too; what `set_exception` is given does not.
         self.future: Any = self._ended.then(lambda _: outcome())
 
