@@ -131,6 +131,16 @@ def test_who_has_repeated_a_word_is_met_until_another_one_comes_in_its_place() -
     assert list(host.roster.met) == [0]
 
 
+def test_who_has_repeated_a_word_is_met_though_another_rank_has_come_since() -> None:
+    words = iter("abcdef")
+    host = Host(3, lambda: next(words))
+    zero, one, two = (Life(number, f"127.0.0.1:{number}") for number in range(3))
+    assert host.see([zero, one, None], ["", "", ""])  # by the word b
+    assert host.see([zero, one, two], ["", "", ""])  # by the word c
+    assert host.see([zero, one, two], ["", "b", ""])
+    assert list(host.roster.met) == [1]
+
+
 class Listening:
     """A context manager: a port that listens until `close`, and cuts connections that it has taken."""
 

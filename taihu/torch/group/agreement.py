@@ -81,6 +81,8 @@ class Host:
     def __init__(self, size: int, new_word: Callable[[], str]) -> None:
         self._new_word = new_word
         self.roster = Roster(new_word(), (None,) * size)
+        # All of this meeting: who has repeated one is there, though another rank has come since.
+        self._words = {self.roster.word}
 
     def see(self, lives: Sequence[Life | None], words: Sequence[str]) -> bool:
         """Take in the ranks' present lives and words; returns whether the roster is another one now."""
@@ -88,9 +90,10 @@ class Host:
         met = tuple(
             rank
             for rank, life in enumerate(lives)
-            if life is not None and life == former.lives[rank] and (rank in former.met or words[rank] == former.word)
+            if life is not None and life == former.lives[rank] and (rank in former.met or words[rank] in self._words)
         )
         word = former.word if tuple(lives) == former.lives else self._new_word()
+        self._words.add(word)
         self.roster = Roster(word, tuple(lives), met)
         return self.roster != former
 
