@@ -278,10 +278,10 @@ def failing(rank: int) -> dict[str, Any]:
     tensors = [device.tensor(torch.full((4,), float(number))) for number in range(3)]
     works = [dist.broadcast(tensors[0], 0, group=group, async_op=True)]
     # Another operation on rank 1, and one behind it on all.
-    differing = dist.all_reduce if rank else partial(dist.broadcast, src=1)
-    works.append(differing(tensors[1], group=group, async_op=True))
     place = device.tensor(torch.full((8,), 3.0))
-    works.append(dist.all_gather_into_tensor(place, tensors[2], group=group, async_op=True))
+    differing = dist.all_reduce if rank else partial(dist.all_gather_into_tensor, place)
+    works.append(differing(tensors[1], group=group, async_op=True))
+    works.append(dist.all_reduce(tensors[2], group=group, async_op=True))
     works[0].wait()
     errors = []
     for work in works[1:]:
