@@ -60,10 +60,10 @@ class LateDevice:
         self.compute = Queue(self.lock)
         self.queues = [self.compute]
         self.waited: set[int] = set()
-        """The threads that have waited for the device."""
-        self.may_be_waited_for = threading.Event()
-        """Until it is set, who waits for the device waits for it, too."""
-        self.may_be_waited_for.set()
+        """The threads that have asked or waited for the device."""
+        self.may_run = threading.Event()
+        """Until it is set the device does nothing."""
+        self.may_run.set()
         self._draw = draw
 
     def stream(self) -> Queue:
@@ -101,12 +101,14 @@ class LateEvent:
     place: int
 
     def query(self) -> bool:
-        self.device.run_some()
+        self.device.waited.add(threading.get_ident())
+        if self.device.may_run.is_set():
+            self.device.run_some()
         return self.queue.done >= self.place
 
     def synchronize(self) -> None:
         self.device.waited.add(threading.get_ident())
-        self.device.may_be_waited_for.wait()
+        self.device.may_run.wait()
         self.device.run(lambda: self.queue.done >= self.place)
 
 

@@ -96,11 +96,11 @@ class Late:
         return seen
 
 
-def late_group(device: Late) -> Any:
+def late_group(device: Late, timeout_s: float = 60.0) -> Any:
     """A group of all ranks whose tensors lie on `device`."""
 
     def create(options: Any, _: Any) -> TaihuGroup:
-        place = GroupPlace(options.group_id, options.group_rank, options.group_size, 60.0)
+        place = GroupPlace(options.group_id, options.group_rank, options.group_size, timeout_s)
         members = options.global_ranks_in_group
         return TaihuGroup(options.store, place, members, devices=Devices(find=lambda _: device))
 
@@ -243,14 +243,14 @@ def while_the_device_rests(rank: int) -> dict[str, Any]:
     """Operations of a device that has not computed their tensors yet."""
     device = Late(rank)
     group = late_group(device)
-    device.late.may_be_waited_for.clear()
+    device.late.may_run.clear()
     tensors = [device.tensor(torch.full((5,), float(rank + number))) for number in range(3)]
     works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
     with pytest.raises(dist.DistBackendError) as late:
         works[0].wait(timedelta(seconds=0.05))
     ended = works[0].is_completed()
     future = works[1].get_future().then(lambda future: future.value()[0])
-    device.late.may_be_waited_for.set()
+    device.late.may_run.set()
     assert future.wait() is tensors[1]
     of_future = device.seen(tensors[1])
     works[2].wait()
@@ -278,10 +278,10 @@ def failing(rank: int) -> dict[str, Any]:
     tensors = [device.tensor(torch.full((4,), float(number))) for number in range(3)]
     works = [dist.broadcast(tensors[0], 0, group=group, async_op=True)]
     # Another operation on rank 1, and one behind it on all.
-    differing = dist.all_reduce if rank else partial(dist.broadcast, src=1)
-    works.append(differing(tensors[1], group=group, async_op=True))
     place = device.tensor(torch.full((8,), 3.0))
-    works.append(dist.all_gather_into_tensor(place, tensors[2], group=group, async_op=True))
+    differing = dist.all_reduce if rank else partial(dist.all_gather_into_tensor, place)
+    works.append(differing(tensors[1], group=group, async_op=True))
+    works.append(dist.all_reduce(tensors[2], group=group, async_op=True))
     works[0].wait()
     errors = []
     for work in works[1:]:
@@ -299,6 +299,32 @@ def test_an_operation_that_fails_leaves_tensors_of_a_device_as_they_were(tmp_pat
     for told in on_ranks(2, tmp_path, failing):
         assert all("calls allreduce" in error for error in told["errors"])
         assert told["seen"] == [[0.0] * 4, [1.0] * 4, [2.0] * 4, [3.0] * 8]
+
+
+def never_computed(rank: int, is_aborted: bool) -> dict[str, Any]:
+    """The device of rank 1 never comes to what it is to send."""
+    device = Late(rank)
+    group = late_group(device, 60.0 if is_aborted else 1.0)
+    if rank:
+        device.late.may_run.clear()
+    tensor = device.tensor(torch.ones(3))
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    if is_aborted and rank:
+        group.abort()
+    with pytest.raises(dist.DistBackendError) as error:
+        work.wait()
+    device.late.may_run.set()
+    seen = device.seen(tensor)
+    device.late.finish()
+    return {"error": str(error.value), "seen": seen.tolist()}
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_device_that_does_not_come_is_named_and_its_rank_can_abort(tmp_path: Path, *, is_aborted: bool) -> None:
+    for told in on_ranks(2, tmp_path, never_computed, is_aborted):
+        assert ("rank 1 has aborted the group" if is_aborted else "Timed out after 1 s") in told["error"]
+        assert "rank 1" in told["error"]
+        assert told["seen"] == [1.0] * 3
 
 
 def trained(rank: int) -> list[list[Any]]:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol
 
 import torch
 
+from taihu.allreduce.order.operation import IsFailed
 from taihu.torch.gradients.staging import CudaStreams, Streams
 
 __all__ = ["HERE", "Copies", "CudaDevice", "Device", "Devices", "Stage", "device_of", "kinds_here"]
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
+_ASKED_S: Final = (5e-5, 1e-3)
+"""The device is asked again after the first pause, then after twice as long, until the second."""
 
 
 class Copies(Streams, Protocol):
@@ -91,8 +95,11 @@ class Stage(Protocol):
         """The tensor of the host in the place of one of the operation's."""
         ...
 
-    def present(self) -> AbstractContextManager[None]:
-        """A block that runs the operation: before it the host waits for its tensors, and behind it they return."""
+    def present(self, is_failed: IsFailed) -> AbstractContextManager[None]:
+        """A block that runs the operation: before it the host waits for its tensors, and behind it they return.
+
+        The wait is over, by an error, when `is_failed` has one.
+        """
         ...
 
     def reach(self) -> None:
@@ -110,7 +117,7 @@ class _Here:
     def at(self, tensor: Any) -> Any:
         return tensor
 
-    def present(self) -> AbstractContextManager[None]:
+    def present(self, is_failed: IsFailed) -> AbstractContextManager[None]:
         return nullcontext()
 
     def reach(self) -> None:
@@ -151,9 +158,9 @@ class _Copied:
         return self._places[id(tensor)][1]
 
     @contextmanager
-    def present(self) -> Iterator[None]:
+    def present(self, is_failed: IsFailed) -> Iterator[None]:
         try:
-            self._taken.synchronize()
+            self._wait(is_failed)
             yield
             outward = self._device.outward
             for tensor in self._fills:
@@ -163,6 +170,15 @@ class _Copied:
         finally:
             self._places.clear()
             self._fills.clear()
+
+    def _wait(self, is_failed: IsFailed) -> None:
+        # An event's own wait cannot be ended by the loss of a rank, and keeps a core busy.
+        pause, longest = _ASKED_S
+        while not self._taken.query():
+            if (error := is_failed()) is not None:
+                raise error
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
 
     def reach(self) -> None:
         self._device.outward.compute_waits()

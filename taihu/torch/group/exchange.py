@@ -293,6 +293,19 @@ class Turn:
         """The number of ranks."""
         return self.exchange.size
 
+    def late_device(self) -> IsFailed:
+        """Asked while this rank's device computes what it sends: the error that ends it, if there is one."""
+        deadline = time.monotonic() + self.timeout_s
+        late = f"worker {self.rank}'s device has not come to {self.what}: Timed out after {self.timeout_s:g} s"
+
+        def ended() -> BaseException | None:
+            if (failure := self.exchange.failure) is not None:
+                return failure
+            is_late = time.monotonic() > deadline
+            return ExchangeError(f"{late}; see what it computes") if is_late else None
+
+        return ended
+
     def allreduce(self, values: NDArray[Any], value_type: ValueType, *, mean: bool) -> None:
         """Sum or average over all ranks, as `Exchange.allreduce`."""
         self.exchange.allreduce(self.what, values, value_type, self.timeout_s, mean=mean)

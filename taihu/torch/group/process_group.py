@@ -405,7 +405,7 @@ class TaihuGroup(dist.ProcessGroup):
 
 def _carry_out(call: Words, run: Run, turn: Turn, stage: Stage) -> None:
     try:
-        with stage.present():
+        with stage.present(turn.late_device()):
             turn.exchange.carry_out(call, partial(run, turn, stage.at))
     except BaseException as error:
         # The others shall not wait for this rank, which may be in the middle of it.
