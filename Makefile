@@ -61,7 +61,7 @@ test-deploy: $(VENV)/tested ## run the tests that need programs of Debian's, as 
 
 test-torch: $(VENV)/tested ## install torch beside everything else, and run the tests of models exported to it
 	$(BIN)/pip install --quiet $(TORCH) $(FRAMEWORKS) $(HUGGINGFACE)
-	$(BIN)/pytest tests/with_torch $(foreach test,$(if $(FRAMEWORKS),,backend_frameworks) $(if $(HUGGINGFACE),,huggingface),--ignore tests/with_torch/test_$(test).py)
+	$(BIN)/pytest -n 2 --dist loadfile tests/with_torch $(foreach test,$(if $(FRAMEWORKS),,backend_frameworks) $(if $(HUGGINGFACE),,huggingface),--ignore tests/with_torch/test_$(test).py)
 
 # What the gate asks for before it runs the target above.
 frameworks: ## tell the packages that test-torch installs beside torch, on a line each kind
