@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Literal, TypeVar
 
 import torch
@@ -143,8 +142,8 @@ class TrainingState:
     def _agree_on_moments(self) -> None:
         """Have all workers hold and write behind the same steps, as worker 0 has measured."""
         now = self._clock.now()
-        # The first ones make their files.
-        hold_s = median(self._holds_s) if self._holds_s else 0.0
+        # The first ones make their files, and others share their time with whoever else computes here.
+        hold_s = min(self._holds_s, default=0.0)
         step_s = (now - self._since_s - sum(self._holds_s)) / (self.step - self._since_step)
         hold_every, write_every = map(self._telling.number, self._moments.found(step_s, hold_s))
         self._moments.agreed(self.step, hold_every, write_every)
