@@ -41,6 +41,7 @@ if way == "fails":
     sys.exit(3)
 if way == "stays":
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit())
+    Path(way + "." + os.environ["CARRIED"]).touch()
     while os.getppid() == int(supervisor):
         time.sleep(0.02)
 """
@@ -113,8 +114,7 @@ def test_a_failure_has_the_last_words_of_its_log(tmp_path: Path) -> None:
 def test_signals_go_to_the_process_and_a_kill_is_told(tmp_path: Path) -> None:
     with hosted(tmp_path) as processes:
         run(processes, tmp_path, "stays", "stays")
-        pids = [tmp_path / "stays.pid"]
-        wait_for(lambda: all(path.exists() and path.read_text() for path in pids), "they do not begin")
+        wait_for(lambda: all((tmp_path / f"stays.{host}").exists() for host in "ab"), "they do not begin")
         wait_for(lambda: processes.log_of("worker 1").read_text(), "its words do not come")
         processes.signal("worker 0", signal.SIGUSR1)
         processes.signal("worker 1", signal.SIGKILL)
