@@ -84,12 +84,13 @@ class SshHosts:
         return self._network.address(number - 1)
 
     def begin(self, number: int, more: str = "", hidden: Path | None = None) -> None:
-        """Start the server of a host with `more` settings, without a folder; wait until it answers."""
+        """Start the server of a host with `more` settings, with a folder that is `hidden` by an empty package."""
         file = self._folder / f"sshd_config_{number}"
         file.write_text(_SERVER.format(address=self.address(number), folder=self._folder, more=more))
         command = ["/usr/sbin/sshd", "-D", "-e", "-f", str(file)]
         if hidden is not None:
-            command = ["sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *command]
+            hide = 'mount -t tmpfs none "$0" && touch "$0/__init__.py" && exec "$@"'
+            command = ["sh", "-c", hide, str(hidden), *command]
         with (self._folder / f"sshd_{number}.log").open("ab") as log:
             self._servers[number] = subprocess.Popen(
                 self._network.command(number - 1, *command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
