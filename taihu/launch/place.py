@@ -219,8 +219,8 @@ def _torchrun(environment: Mapping[str, str]) -> Launch | None:
     if "TORCHELASTIC_RUN_ID" not in environment:
         return None
     rank, size = _numbers(environment, "RANK", "WORLD_SIZE")
-    # The port of the variables is the launcher's own; after a restart the old one may still be taken.
-    names = ("TORCHELASTIC_RUN_ID", *_MASTER, "TORCHELASTIC_RESTART_COUNT")
+    # The port of the variables is the launcher's own. Each host counts its own restarts: they are no part of this.
+    names = ("TORCHELASTIC_RUN_ID", *_MASTER, "WORLD_SIZE")
     words = " ".join(environment.get(name, "") for name in names)
     return Launch(
         "torchrun",

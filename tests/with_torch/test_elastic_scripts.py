@@ -145,24 +145,28 @@ def test_a_run_that_has_ended_is_not_scaled(tmp_path: Path) -> None:
     assert "taihu run --workers 2 --resume run goes on with it" in refused.stderr
 
 
+def of(rank: int, life: int) -> dict[str, str]:
+    """A rank's own variables; each host counts its own restarts."""
+    return {"RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(life * (rank % 2))}
+
+
 def test_hosts_that_torchrun_lets_come_and_go(tmp_path: Path) -> None:
     """Torchrun starts all workers again where hosts come or go, and counts no restart: its run id tells."""
     lives = ((2, "waits.5"), (4, "waits.13"), (3, None))
-    for workers, waits in lives:
+    for life, (workers, waits) in enumerate(lives):
         words = {
             "WORLD_SIZE": str(workers),
             "LOCAL_RANK": "0",
             "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(free_port()),
-            "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_RUN_ID": f"job-{os.getpid()}",
             "TAIHU_CHECKPOINT__DIR": str(tmp_path / "kept"),
             "OMP_NUM_THREADS": "1",
         }
         command = [sys.executable, "-P", str(SCRIPTS / "elastic.py"), str(EPOCHS), "10", "5", "13"]
         processes = [
-            subprocess.Popen(command, cwd=tmp_path, env={**without_settings(os.environ), **words, "RANK": str(rank)})
+            subprocess.Popen(command, cwd=tmp_path, env={**without_settings(os.environ), **words, **of(rank, life)})
             for rank in range(workers)
         ]
         try:

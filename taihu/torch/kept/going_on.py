@@ -54,7 +54,8 @@ class GoingOn:
         folder = None if settings.dir is None or settings.dir == Path("none") else place_of(settings.dir)
         if folder is None and world.rank == 0:
             structlog.get_logger().warning("the state is not kept: no checkpoint.dir names a folder for it")
-        self._is_wanted = bool(self._telling.number(_goes_on(settings, folder, os.environ)))
+        # Each host of torchrun counts its own restarts.
+        self._is_wanted = any(self._telling.of_all(_goes_on(settings, folder, os.environ)))
         memory = self._prepared(folder)
         self.keeping = Keeping(
             world.job.name, world.rank, world.size, folder=folder, memory=memory, keep=settings.keep
