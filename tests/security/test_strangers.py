@@ -396,5 +396,6 @@ def test_metrics_listen_where_the_daemon_does() -> None:
     with ServerDaemon(make_job(1, 1), options) as daemon:
         assert daemon.metrics_port is not None
         socket.create_connection(("127.0.0.2", daemon.metrics_port), timeout=120).close()
+        # At 127.0.0.1 another test may listen at this port.
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", daemon.metrics_port), timeout=120)
+            socket.create_connection(("127.0.0.3", daemon.metrics_port), timeout=120)
