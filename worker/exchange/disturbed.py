@@ -45,8 +45,6 @@ class DisturbedRoute(Route):
         self._chaos = chaos
         self._step = 0
         self.path = route.path
-        self.asks_early = route.asks_early
-        self.agrees = route.agrees
         self.shares_sums = route.shares_sums
 
     @override
@@ -116,7 +114,6 @@ class DisturbedUpdates(RingUpdates):
     def __init__(self, updates: RingUpdates, chaos: Chaos) -> None:
         self._updates = updates
         self._chaos = chaos
-        self.agrees = updates.agrees
         self.shares_sums = updates.shares_sums
         self.is_told_at_end = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -18,7 +18,7 @@ from support.worker import Values, Worker
 from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
 from taihu.core.wire.frames.identity import identity_to_metadata
 from taihu.worker.exchange.base.route import Arrived
-from taihu.worker.exchange.shell import Exchange
+from taihu.worker.exchange.executor import Executor, Wait
 
 kinds = pytest.mark.parametrize("kind", ["server", "ring"])
 
@@ -108,30 +108,30 @@ def test_mixed_precision_holds_what_is_computed_with_and_no_more(kind: str, zero
 
 def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that come behind the push would be read in the next step, for which they are too old."""
-    arrived, waits = Exchange._arrived, threading.Event()
+    arrived, waits = Executor.arrived, threading.Event()
 
-    def late(exchange: Exchange, part: Arrived) -> None:
+    def late(steps: Executor, part: Arrived) -> None:
         def tell() -> None:
             assert waits.wait(120)
-            arrived(exchange, part)
+            arrived(steps, part)
 
-        if part.group == 1 and exchange._protocol.at.step:
+        if part.group == 1 and steps.protocol.at.step:
             threading.Thread(target=tell).start()
         else:
-            arrived(exchange, part)
+            arrived(steps, part)
 
     def work(worker: Worker) -> bool:
         exchange, parameters = worker.exchange, worker.exchange._protocol.parameters
-        wait_until = exchange._wait_until
+        until = exchange._until
         exchange.begin(1)
         exchange.recall(0)
         assert not parameters.is_quiet(1)
 
-        def waiting(predicate: Callable[[], bool], group: int) -> None:
+        def waiting(wait: Wait) -> None:
             waits.set()
-            wait_until(predicate, group)
+            until(wait)
 
-        monkeypatch.setattr(exchange, "_wait_until", waiting)
+        monkeypatch.setattr(exchange, "_until", waiting)
         exchange.make_room(1)
         is_quiet = parameters.is_quiet(1)
         for group in (1, 0):
@@ -140,7 +140,7 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
         worker.complete()
         return is_quiet
 
-    monkeypatch.setattr(Exchange, "_arrived", late)
+    monkeypatch.setattr(Executor, "arrived", late)
     exchange = {"plan": "per-layer", "zero": 3, "transport": "tcp"}
     assert run_workers(make_job(1, 1, exchange=exchange), layout_of(64, 64), work) == [True]
 

@@ -46,7 +46,7 @@ def driven(job: Job, barrier: threading.Barrier, listen: Callable[[bool], None])
 
     def work(worker: Worker) -> None:
         settle(worker.exchange)
-        driver = StepDriver(job, worker.exchange)
+        driver = StepDriver(worker.exchange)
         layers = range(len(LAYOUT.layers))
         for step in (1, 2):
             if barrier.wait() == 0:

@@ -109,12 +109,6 @@ class Route(Protocol):
     path: RoutePath
     """The path that values take; it is closed with the exchange."""
 
-    asks_early: bool
-    """Whether parts of a group that is being summed may be fetched, and come as soon as they have been updated."""
-
-    agrees: bool
-    """Whether workers agree on skipping a step before they push."""
-
     shares_sums: int
     """The number of workers whose gradients are added up in what travels, so that each may be so much smaller."""
 

@@ -34,7 +34,6 @@ __all__ = ["Means", "Replicas", "RingRoute", "RingUpdates", "chunks_of"]
 class RingUpdates(Protocol):
     """The updates of a ring: who makes them, and so what goes around and where it ends."""
 
-    agrees: bool
     shares_sums: int
     is_told_at_end: bool
     """Whether nothing is done with a part of a group before all of it is there."""
@@ -78,8 +77,6 @@ class RingRoute(Route):
     A part of a group is updated as soon as its sum is complete, while the rest is still under way.
     """
 
-    asks_early = False
-
     def __init__(  # noqa: PLR0917 - one of each
         self,
         job: Job,
@@ -101,7 +98,6 @@ class RingRoute(Route):
         self._asks_kernel = job.exchange.returns == "gradients"
         self._chunks = chunks_of(plan, communicator.size, arenas.value_type)
         self._at = At(0, 0)
-        self.agrees = updates.agrees
         self.shares_sums = updates.shares_sums
 
     @override
@@ -184,7 +180,6 @@ class RingRoute(Route):
 class Undivided(RingUpdates):
     """The part of updates that is alike wherever all workers have everything; it has no fields."""
 
-    agrees = False
     shares_sums = 1
     is_told_at_end = False
 
