@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import Protocol
 
 from typing_extensions import override
 
@@ -251,13 +251,9 @@ class SimulatedWorker(Ground):
             self._awaited = None
             self.queue.at(self.queue.now, self._go_on)
 
-    def seconds(self, step: int, way: Literal["forward", "backward"], first: int, last: int) -> float:
-        """The usual seconds of layers `first` to `last` in a step; every one takes as long here."""
-        of = self._compute.forward if way == "forward" else self._compute.backward
-        return math.fsum(of[first : last + 1])
-
     def _train(self, first_step: int, last_step: int, attempt: int) -> Iterator[Wanted]:
         program, groups = self._program, self.plan.groups
+        forward, backward = self._compute.forward, self._compute.backward
         for step in range(first_step, last_step + 1):
             self.records.append(program.start(step))
             pace = self._pace.of(step)
@@ -270,18 +266,18 @@ class SimulatedWorker(Ground):
                     yield from program.read(group.last_layer)
                 # The batches before the last one go before its forward ends.
                 others = 0.0 if group.first_layer else self._compute.before_last_seconds
-                yield (self.seconds(step, "forward", group.first_layer, group.last_layer) + others) * pace
+                yield (math.fsum(forward[group.first_layer : group.last_layer + 1]) + others) * pace
             program.forwarded()
             if not is_replayed:
                 program.begin()
             for wanted in self._tail.step(pace) if self._tail is not None else ():
                 yield from (wanted,) if isinstance(wanted, float) else program.timed(_until(wanted), None)
             for first, last in self._stretches:
-                yield from self._forward_again(step, first, pace)
+                yield from self._forward_again(first, pace)
                 yield from program.prepare(first)
-                yield self.seconds(step, "backward", first, last) * pace
+                yield math.fsum(backward[first : last + 1]) * pace
                 # The gradients of layers that were computed one after another, the last of which is complete now.
-                later = [*accumulate(reversed(self._compute.backward[first + 1 : last + 1]), initial=0.0)]
+                later = [*accumulate(reversed(backward[first + 1 : last + 1]), initial=0.0)]
                 for layer, seconds in zip(range(first, last + 1), reversed(later), strict=True):
                     yield from program.ready(layer, pace * seconds)
             yield from program.end()
@@ -296,14 +292,14 @@ class SimulatedWorker(Ground):
             stops = [*starts[1:], group.last_layer + 1]
             yield from ((start, stop - 1) for start, stop in zip(starts, stops, strict=True))
 
-    def _forward_again(self, step: int, first: int, pace: float) -> Iterator[Wanted]:
+    def _forward_again(self, first: int, pace: float) -> Iterator[Wanted]:
         """The forward of the segment that begins with layer `first`, if one does, group by group."""
         last = self._run_again.get(first, -1)
         for group in reversed(self.plan.groups):
             start, end = max(first, group.first_layer), min(last, group.last_layer)
             if start <= end:
                 yield from self._program.read_again(start)
-                yield self.seconds(step, "forward", start, end) * pace
+                yield math.fsum(self._compute.forward[start : end + 1]) * pace
 
     def _go_on(self) -> None:
         if self.is_over:
