@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.core.base.errors import ExchangeError, TaihuError
+from taihu.core.chaos.points import Chaos, NoChaos, Point
 from taihu.core.checkpoint.held_back import held_back_by
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
@@ -112,11 +113,12 @@ class ArenaValues(Values):
         on_compressed: Callable[[Outcome], None],
         clock: Clock,
         tracer: Tracer,
+        chaos: Chaos,
         ended: Callable[[int], None],
     ) -> None:
         self._arenas, self._route, self._threads, self._recording = arenas, route, threads, recording
         self._compressor, self._scheduled, self._on_compressed = compressor, scheduled, on_compressed
-        self._clock, self._tracer, self._ended = clock, tracer, ended
+        self._clock, self._tracer, self._chaos, self._ended = clock, tracer, chaos, ended
         self._bounds: Sequence[tuple[int, int]] = ()
         # Values that are added up in 16 bits must be so much smaller than what they can hold.
         self._largest = LARGEST[arenas.half.kind] / route.shares_sums if arenas.half is not None else 0.0
@@ -149,6 +151,7 @@ class ArenaValues(Values):
     @override
     def select(self, group: int, at: At, times: GroupTimes) -> bool:
         if (compressor := self._compressor) is None:
+            self._chaos.passes(Point.PUSH, at.step)
             self._recording.pushed(group, at)
             return False
         self._threads.later(partial(self._compress, compressor, group, at, times, self._layer_rates))
@@ -162,6 +165,7 @@ class ArenaValues(Values):
         times.compressed(selection)
         # All that others send may be here before this thread goes on: the step has ended then.
         times.packed(start, self._clock.now())
+        self._chaos.passes(Point.PUSH, at.step)
         times.sent(self._route.send_selected(group, selection, compressor))
         times.packed(start, self._clock.now())
         self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
@@ -242,6 +246,7 @@ class Exchange:
         recording: is told of what is pushed and read.
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
+        chaos: is asked for faults as the exchange starts, and before each push.
     """
 
     def __init__(
@@ -259,8 +264,10 @@ class Exchange:
         recording: Recording | None = None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
         self._arenas = arenas
+        self._chaos = chaos = chaos or NoChaos()
         self._timeout_s = job.exchange.timeout_s
         self._on_failure = on_failure
         self._compressor = compressor
@@ -289,6 +296,7 @@ class Exchange:
             on_compressed,
             clock,
             tracer,
+            chaos,
             self._step_ended,
         )
         self._values.adopt(plan)
@@ -339,6 +347,7 @@ class Exchange:
             # It may have to be compiled, while heartbeats tell that this worker lives.
             warm_up(kind)
         try:
+            self._chaos.passes(Point.INITIALIZE)
             self._route.start()
         except TaihuError as error:
             raise self._threads.failure or error from None

@@ -14,6 +14,7 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, cut_chunks
 from taihu.core.base.errors import RunError
+from taihu.core.chaos.points import Chaos
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import State
 from taihu.core.compression import GroupCompressor, Selection
@@ -25,6 +26,7 @@ from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At, ValueType
 from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, check_finite
+from taihu.worker.exchange.disturbed import disturb
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.memory.arenas import Arenas
 
@@ -74,7 +76,8 @@ def chunks_of(plan: Plan, workers: int, value_type: ValueType) -> list[Chunks]:
 class RingRoute(Route):
     """A route; the communicator is not closed here.
 
-    A part of a group is updated as soon as its sum is complete, while the rest is still under way.
+    A part of a group is updated as soon as its sum is complete, while the rest is still under way. `chaos` is asked
+    for faults where parts are summed and updated.
     """
 
     def __init__(  # noqa: PLR0917 - one of each
@@ -87,7 +90,9 @@ class RingRoute(Route):
         events: RouteEvents,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
+        self._chaos = chaos
         self._communicator = communicator
         self.path: PeerPath = PeerPath(communicator, job.exchange.transport, plan.carriage, events)
         self._arenas = arenas
@@ -104,7 +109,7 @@ class RingRoute(Route):
     def start(self) -> None:
         """Start, and find out whether all workers share memory."""
         self._updates.bring()
-        by_kernel = self._updates.is_told_at_end if self._asks_kernel else None
+        by_kernel = self._updates.is_told_at_end and self._chaos is None if self._asks_kernel else None
         self.path.open(self._arenas.shared, self._arenas.value_type, by_kernel=by_kernel)
 
     @override
@@ -133,6 +138,8 @@ class RingRoute(Route):
         key = OperationKey(self._at, group)
         operation = self._updates.operation(key, self._chunks[group], loss_scale)
         operation.on_finished = partial(self._finished, self._at, operation, self._clock.now())
+        if self._chaos is not None:
+            disturb(operation, self._chaos)
         self._communicator.start(operation)
         return 0
 
