@@ -16,10 +16,10 @@ from taihu.core.job import Job
 from taihu.core.job.schedule import in_steps
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.worker.exchange.base.disturbed import disturbed_events
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Route, RouteEvents
 from taihu.worker.exchange.base.updates import ByEveryWorker, optimizer_of
-from taihu.worker.exchange.disturbed import disturbed_events
 from taihu.worker.exchange.ring.dense import Means, Replicas, RingRoute, RingUpdates
 from taihu.worker.exchange.ring.sharded import Owners
 from taihu.worker.exchange.ring.sparse import SparseRoute

@@ -24,9 +24,9 @@ from taihu.core.planner.partition import FrameSpec
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At, ValueType
+from taihu.worker.exchange.base.disturbed import disturb
 from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, check_finite
-from taihu.worker.exchange.disturbed import disturb
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.memory.arenas import Arenas
 
