@@ -308,10 +308,11 @@ class SimulatedWorker(Ground):
             if isinstance(wanted, float):
                 self.host.compute(wanted, self._go_on)
                 return
-            if not wanted.is_there():
-                self._awaited = wanted.is_there
+            is_there, _ = wanted
+            if not is_there():
+                self._awaited = is_there
                 return
 
 
 def _until(is_there: Callable[[], bool]) -> Waits:
-    yield Wait(is_there, -1)
+    yield is_there, -1

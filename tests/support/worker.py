@@ -13,7 +13,6 @@ from taihu.core.checkpoint.part import PARAMETERS
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import group_bounds
-from taihu.worker.exchange.executor import Wait
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas
 
@@ -105,7 +104,7 @@ def train_slowly(worker: Worker, steps: int, run_again: Sequence[tuple[int, int]
 
     def quiet() -> None:
         parameters = exchange._protocol.parameters
-        exchange._until(Wait(lambda: all(map(parameters.is_quiet, range(groups))), 0))
+        exchange.carry_out(wait for wait in [(lambda: all(map(parameters.is_quiet, range(groups))), 0)])
 
     for step in range(1, steps + 1):
         for group in reversed(range(groups)):

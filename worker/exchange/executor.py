@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +40,17 @@ from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.exchange.times import GroupTimes
 
-__all__ = ["Carrier", "Executor", "Ground", "Values", "Wait", "Waits"]
+__all__ = ["NOTHING", "Carrier", "Executor", "Ground", "Values", "Wait", "Waits"]
 
 
-class Wait(NamedTuple):
-    """The training loop goes on, for the sake of a group, when `is_there()`; asked under the lock."""
-
-    is_there: Callable[[], bool]
-    group: int
-
+Wait = tuple[Callable[[], bool], int]
+"""The training loop goes on when the first says so, which is asked under the lock; the second is for which group."""
 
 Waits = Generator[Wait, None, None]
+"""The waits of a call, each of which whoever calls carries out before the call goes on."""
+
+NOTHING: Final[Waits] = (wait for wait in tuple[Wait, ...]())
+"""No waits: over already, so that all may have it."""
 
 
 class Ground(Protocol):
@@ -212,8 +212,10 @@ class Executor:
         fits = self._values.narrow(group)
         self.times[group].ready_s = self._now()
         self._carry_out(self._told(partial(self.protocol.ready, group, fits=fits)))
-        if self._is_agreeing:
-            yield Wait(lambda: not self._is_agreeing, group)
+        return self._agreement(group) if self._is_agreeing else NOTHING
+
+    def _agreement(self, group: int) -> Waits:
+        yield lambda: not self._is_agreeing, group
 
     def leave_out(self, group: int) -> None:
         """Exchange nothing of the group in this step, as all workers do: its gradients stay as they are here.
@@ -225,14 +227,14 @@ class Executor:
 
     def complete(self, group: int) -> Waits:
         """Until the group that was pushed has been summed and updated by all."""
-        yield Wait(partial(self.protocol.is_complete, group), group)
+        yield partial(self.protocol.is_complete, group), group
 
     def wait(self, group: int) -> Waits:
         """Until the group's updated parameters are there; groups are read in forward order."""
         if self.rules.fetches:
             yield from self._turn(self.protocol.parameters.forward_reading(group))
         else:
-            yield Wait(partial(self.protocol.is_complete, group), group)
+            yield partial(self.protocol.is_complete, group), group
         self._values.read(group, self.protocol.at.step)
 
     def recall(self, group: int, *, ahead: bool = True) -> Waits:
@@ -258,11 +260,13 @@ class Executor:
 
     def prepare(self, group: int) -> Waits:
         """Until backward may read the group's parameters and write its gradients."""
+        return self._prepared(group) if self.rules.drops_gradients or self.rules.fetches else NOTHING
+
+    def _prepared(self, group: int) -> Waits:
         if self.rules.drops_gradients:
-            yield Wait(partial(self.protocol.may_write, group), group)
+            yield partial(self.protocol.may_write, group), group
             self._told(partial(self.protocol.write, group))
-        if self.rules.fetches:
-            yield from self._turn(self.protocol.parameters.backward_reading(group))
+        yield from self.recall(group)
 
     def make_room(self, group: int) -> Waits:
         """Until the group's gradients may be written, and pushed unless others are read before.
@@ -271,7 +275,7 @@ class Executor:
         """
         if self.rules.drops_gradients:
             may_write, is_quiet = self.protocol.may_write, self.protocol.parameters.is_quiet
-            yield Wait(lambda: may_write(group) and is_quiet(group), group)
+            yield lambda: may_write(group) and is_quiet(group), group
             self._told(partial(self.protocol.write, group))
 
     def abort(self, step: int) -> None:
@@ -317,9 +321,9 @@ class Executor:
 
     def _turn(self, reading: Reading) -> Waits:
         parameters = self.protocol.parameters
-        yield Wait(partial(parameters.may_turn, reading), reading.group)
+        yield partial(parameters.may_turn, reading), reading.group
         self._carry_out(self._told(partial(parameters.turn, reading)))
-        yield Wait(partial(parameters.may_read, reading.group), reading.group)
+        yield partial(parameters.may_read, reading.group), reading.group
 
     def _told(self, tell: Callable[[], Sequence[Action]]) -> Sequence[Action]:
         """Give the protocol an input of the training loop; returns what is to be done."""
@@ -337,27 +341,30 @@ class Executor:
         """Carry out actions in their order, each where it says."""
         for action in actions:
             place = action.place
-            if place is Place.BOOK:
+            if place is Place.BOOK and is_loop:
                 with self._ground.lock:
                     self._keep_book(action)
+            elif place is Place.BOOK:
+                self._keep_book(action)
             elif is_loop and place is not Place.OWN:
                 self._work(action)
             else:
                 self._ground.later(partial(self._work, action))
 
     def _keep_book(self, action: Action) -> None:
+        """Carry out what belongs under the lock; the network's inputs hold it already."""
         match action:
-            case Drop(group):
-                self._values.drop(group)
-            case DropAll():
-                self._values.drop_all()
-            case Release(group):
-                self._values.release(group)
             case Done(group, skipped):
                 self.times[group].done(self._now(), skipped=skipped)
                 self.left -= 1
                 if not self.left:
                     self._values.ended(self.protocol.at.step)
+            case Release(group):
+                self._values.release(group)
+            case Drop(group):
+                self._values.drop(group)
+            case DropAll():
+                self._values.drop_all()
 
     def _work(self, action: Action) -> None:
         match action:

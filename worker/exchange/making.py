@@ -141,7 +141,7 @@ def _exchange(  # noqa: PLR0917 - one of each
         on_failure=beside.on_failure,
         recording=recording,
         tracer=beside.tracer,
-        chaos=chaos,
+        chaos=None if isinstance(chaos, NoChaos) else chaos,
     )
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from taihu.core.base.errors import ExchangeError, TaihuError
-from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.held_back import held_back_by
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
@@ -34,7 +34,7 @@ from taihu.kernels.base.half import LARGEST
 from taihu.kernels.half_sums import warm_up
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import ExchangeTotals, Route, RouteEvents
-from taihu.worker.exchange.executor import Executor, Ground, Values, Wait, Waits
+from taihu.worker.exchange.executor import Executor, Waits
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.exchange.times import GroupTimes
@@ -43,8 +43,8 @@ from taihu.worker.memory.arenas import Arenas
 __all__ = ["Exchange"]
 
 
-class Threads(Ground):
-    """The lock and the own thread of an exchange; `fail` is called with what goes wrong in it.
+class Threads:
+    """The ground of a worker's exchange: its lock and its own thread; `fail` is called with what goes wrong in that.
 
     The lock is that of the protocol, of the times and the failure, and of memory that is given back.
 
@@ -55,19 +55,13 @@ class Threads(Ground):
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         self.failure: TaihuError | None = None
         self.own = TaskThread("exchange", fail)
-        self.lock = self._changed = threading.Condition()
+        self._changed = threading.Condition()
+        self.lock: AbstractContextManager[object] = self._changed
+        self.changed, self.later = self._changed.notify_all, self.own.put
         self._is_settled = True
 
-    @override
-    def changed(self) -> None:
-        self._changed.notify_all()
-
-    @override
-    def later(self, task: Callable[[], None]) -> None:
-        self.own.put(task)
-
-    @override
     def settle(self) -> None:
+        """Return when what is `behind` a step has been done, or raise the failure."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure or self._is_settled)
             if self.failure is not None and not self._is_settled:
@@ -85,18 +79,18 @@ class Threads(Ground):
             self._changed.notify_all()
 
     def until(self, is_there: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Return when `is_there()`, which is returned, or the exchange has failed, or in time; under the lock.
+        """Return when `is_there()`, or in time, which is false then; called under the lock.
 
         Raises:
-            TaihuError: the failure.
+            TaihuError: the exchange has failed.
         """
-        self._changed.wait_for(lambda: self.failure or is_there(), timeout_s)
+        came = bool(self._changed.wait_for(lambda: self.failure or is_there(), timeout_s))
         if self.failure is not None:
             raise self.failure
-        return is_there()
+        return came
 
 
-class ArenaValues(Values):
+class ArenaValues:
     """The values of groups in a worker's arenas; nothing is decided here, and `adopt` comes first.
 
     One thread at a time touches the same group. See `Exchange` for the arguments; `ended` follows each step.
@@ -113,12 +107,13 @@ class ArenaValues(Values):
         on_compressed: Callable[[Outcome], None],
         clock: Clock,
         tracer: Tracer,
-        chaos: Chaos,
+        chaos: Chaos | None,
         ended: Callable[[int], None],
     ) -> None:
         self._arenas, self._route, self._threads, self._recording = arenas, route, threads, recording
         self._compressor, self._scheduled, self._on_compressed = compressor, scheduled, on_compressed
-        self._clock, self._tracer, self._chaos, self._ended = clock, tracer, chaos, ended
+        self._clock, self._tracer, self._chaos, self.ended = clock, tracer, chaos, ended
+        self.read = recording.read
         self._bounds: Sequence[tuple[int, int]] = ()
         # Values that are added up in 16 bits must be so much smaller than what they can hold.
         self._largest = LARGEST[arenas.half.kind] / route.shares_sums if arenas.half is not None else 0.0
@@ -131,15 +126,15 @@ class ArenaValues(Values):
         self._bounds = group_bounds(plan.layout, plan.groups)
         self._recording.adopt(plan)
 
-    @override
     def begin(self, at: At, rates: Sequence[float] | None, layer_rates: NDArray[np.float64] | None) -> None:
+        """A step has begun."""
         self._at = at
         self._layer_rates = self._scheduled.of(at.step) if layer_rates is None and self._scheduled else layer_rates
         if rates is not None:
             self._route.tell(rates)
 
-    @override
     def narrow(self, group: int) -> bool:
+        """Make gradients what is sent."""
         half, pages = self._arenas.half, self._arenas.gradient_pages
         if half is None or pages is None:
             return True
@@ -148,10 +143,11 @@ class ArenaValues(Values):
         pages.release(start, stop)
         return fits
 
-    @override
     def select(self, group: int, at: At, times: GroupTimes) -> bool:
+        """Have the group compressed on the own thread."""
         if (compressor := self._compressor) is None:
-            self._chaos.passes(Point.PUSH, at.step)
+            if self._chaos is not None:
+                self._chaos.passes(Point.PUSH, at.step)
             self._recording.pushed(group, at)
             return False
         self._threads.later(partial(self._compress, compressor, group, at, times, self._layer_rates))
@@ -165,56 +161,49 @@ class ArenaValues(Values):
         times.compressed(selection)
         # All that others send may be here before this thread goes on: the step has ended then.
         times.packed(start, self._clock.now())
-        self._chaos.passes(Point.PUSH, at.step)
+        if self._chaos is not None:
+            self._chaos.passes(Point.PUSH, at.step)
         times.sent(self._route.send_selected(group, selection, compressor))
         times.packed(start, self._clock.now())
         self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
         self._on_compressed(selection.outcome)
 
-    @override
     def agree(self, told: Callable[[bool], None], *, overflowed: bool) -> None:
+        """Agree with all workers."""
         skipped = self._route.agree_on_skipping(overflowed=overflowed)
         if skipped:
             self._recording.skipped(self._at)
         told(skipped)
 
-    @override
     def cancel(self, at: At) -> None:
+        """Drain the own thread, and the way."""
         self._threads.own.drain()
         self._route.path.cancel(at)
 
-    @override
     def widen(self, group: int, done: Callable[[], None]) -> None:
+        """Widen what has come."""
         if self._arenas.half is not None:
             start, stop = self._bounds[group]
             self._arenas.half.widen(start, self._arenas.parameters[start:stop])
         done()
 
-    @override
     def drop(self, group: int) -> None:
+        """Give parameters back."""
         if self._arenas.parameter_pages is not None:
             self._arenas.parameter_pages.release(*self._bounds[group])
 
-    @override
     def drop_all(self) -> None:
+        """Give all parameters back."""
         if self._arenas.parameter_pages is not None and self._bounds:
             self._arenas.parameter_pages.release(0, self._bounds[-1][1])
 
-    @override
     def release(self, group: int) -> None:
+        """Give gradients back."""
         start, stop = self._bounds[group]
         if self._arenas.half is not None:
             self._arenas.half.release_gradients(start, stop)
         elif self._arenas.gradient_pages is not None:
             self._arenas.gradient_pages.release(start, stop)
-
-    @override
-    def read(self, group: int, step: int) -> None:
-        self._recording.read(group, step)
-
-    @override
-    def ended(self, step: int) -> None:
-        self._ended(step)
 
 
 class Exchange:
@@ -267,7 +256,7 @@ class Exchange:
         chaos: Chaos | None = None,
     ) -> None:
         self._arenas = arenas
-        self._chaos = chaos = chaos or NoChaos()
+        self._chaos = chaos
         self._timeout_s = job.exchange.timeout_s
         self._on_failure = on_failure
         self._compressor = compressor
@@ -347,7 +336,8 @@ class Exchange:
             # It may have to be compiled, while heartbeats tell that this worker lives.
             warm_up(kind)
         try:
-            self._chaos.passes(Point.INITIALIZE)
+            if self._chaos is not None:
+                self._chaos.passes(Point.INITIALIZE)
             self._route.start()
         except TaihuError as error:
             raise self._threads.failure or error from None
@@ -385,24 +375,27 @@ class Exchange:
         Raises:
             ExchangeError, MemberLostError, RunError: the step cannot be completed; the message says why.
         """
+        threads = self._threads
         try:
-            for wait in waits:
-                self._until(wait)
+            for is_there, group in waits:
+                with threads.lock:
+                    if threads.failure is not None or not is_there():
+                        self._block(is_there, group)
         except BaseException:
             # What is measured, or told, ends now.
             waits.close()
             raise
 
-    def _until(self, wait: Wait) -> None:
-        with self._threads.lock:
-            self._awaited = wait.group
-            try:
-                if self._threads.until(wait.is_there, self._timeout_s):
-                    return
-            finally:
-                self._awaited = -1
+    def _block(self, is_there: Callable[[], bool], group: int) -> None:
+        """Return when a wait is over; called under the lock."""
+        self._awaited = group
+        try:
+            came = self._threads.until(is_there, self._timeout_s)
+        finally:
+            self._awaited = -1
+        if not came:
             raise ExchangeError(
-                f"{self._protocol.awaited(wait.group)} did not come within {self._timeout_s:g} s; another worker is "
+                f"{self._protocol.awaited(group)} did not come within {self._timeout_s:g} s; another worker is "
                 "slow or stuck, see `taihu status`, or raise exchange.timeout_s"
             )
 

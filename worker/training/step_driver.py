@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import RunError
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.groups import GroupCountdown
-from taihu.worker.exchange.executor import Executor, Waits
+from taihu.worker.exchange.executor import NOTHING, Executor, Waits
 
 if TYPE_CHECKING:
     # Of threads and arenas, which the simulator does not need.
@@ -36,8 +36,8 @@ class LayerProgram:
     layer `prepare` before its backward and `ready` after it, or `group_ready` for all of a group; `end_backward`. A
     group is pushed when all tensors of its layers are ready, in whatever order they come, the same on all workers.
 
-    What returns waits does nothing before the first of them is asked for: a worker blocks in each (`StepDriver`), the
-    simulator goes on when its clock has come there.
+    The waits that are returned are carried out at once: a worker blocks in each (`StepDriver`), the simulator goes on
+    when its clock has come there.
 
     Args:
         steps: has adopted a plan; `adopt` follows each other one.
@@ -123,7 +123,7 @@ class LayerProgram:
     def group_ready(self, group: int) -> Waits:
         """The gradients of all tensors of all layers of a group are complete; says in one call what `ready` says."""
         self._countdown.end(group)
-        yield from self._push(group)
+        return self._push(group)
 
     def leave_out(self, group: int) -> None:
         """Nothing of the group is exchanged in this step, on no worker; none of its layers is `ready` in it."""
@@ -166,18 +166,19 @@ class LayerProgram:
             group = self._countdown.ready(layer, tensors)
         except RunError as error:
             raise RunError(f"step {self._step}: {error}") from None
-        if group is not None:
-            yield from self._push(group)
+        return NOTHING if group is None else self._push(group)
 
     def _push(self, group: int) -> Waits:
         rules = self._steps.rules
         if rules.holds:
             # The last push of a step may wait for all workers to agree whether to skip it.
-            yield from self._timed(self._steps.push(group), group)
-        elif not self._one_by_one:
-            yield from self._steps.push(group)
-        elif rules.drops_gradients:
-            yield from self._exchange_alone(group)
+            return self._timed(self._pushed(group), group)
+        if not self._one_by_one:
+            return self._steps.push(group)
+        return self._exchange_alone(group) if rules.drops_gradients else NOTHING
+
+    def _pushed(self, group: int) -> Waits:
+        yield from self._steps.push(group)
 
     def _exchange_alone(self, group: int) -> Waits:
         yield from self._steps.push(group)

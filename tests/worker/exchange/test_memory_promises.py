@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -18,7 +18,7 @@ from support.worker import Values, Worker
 from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
 from taihu.core.wire.frames.identity import identity_to_metadata
 from taihu.worker.exchange.base.route import Arrived
-from taihu.worker.exchange.executor import Executor, Wait
+from taihu.worker.exchange.executor import Executor
 
 kinds = pytest.mark.parametrize("kind", ["server", "ring"])
 
@@ -122,16 +122,16 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
 
     def work(worker: Worker) -> bool:
         exchange, parameters = worker.exchange, worker.exchange._protocol.parameters
-        until = exchange._until
+        block = exchange._block
         exchange.begin(1)
         exchange.recall(0)
         assert not parameters.is_quiet(1)
 
-        def waiting(wait: Wait) -> None:
+        def waiting(is_there: Callable[[], bool], group: int) -> None:
             waits.set()
-            until(wait)
+            block(is_there, group)
 
-        monkeypatch.setattr(exchange, "_until", waiting)
+        monkeypatch.setattr(exchange, "_block", waiting)
         exchange.make_room(1)
         is_quiet = parameters.is_quiet(1)
         for group in (1, 0):
