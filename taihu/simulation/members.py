@@ -102,6 +102,7 @@ class Members:
         self._compute = compute if self._end is None else self._end.compute
         self.costs = costs_of(job, self.layout, self._compute, placement.felt_network, profile)
         self._job, self._placement, self._measuring, self._traced = job, placement, measuring, traced
+        self._rules = rules_of(job, self.layout.elements)
         self._tracers: dict[str, Tracer] = {}
         self.queue = EventQueue()
         self._fabric = Fabric(self.queue, placement.network, placement.seed, placement.machines)
@@ -187,8 +188,7 @@ class Members:
         return tails
 
     def _worker(self, at: Alike, host: Host, before: SimulatedWorker | None = None) -> SimulatedWorker:
-        job, placement = self._job, self._placement
-        rules = rules_of(job, self.layout.elements)
+        job, placement, rules = self._job, self._placement, self._rules
         return SimulatedWorker(
             queue=self.queue,
             host=host,

@@ -24,8 +24,8 @@ from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
-from taihu.worker.exchange.base.route import Arrived, Updated
-from taihu.worker.exchange.executor import Carrier, Executor, Ground, Values, Wait, Waits
+from taihu.worker.exchange.base.route import Arrived, Carrier, Updated
+from taihu.worker.exchange.executor import Executor, Ground, Values, Wait, Waits
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.exchange.times import GroupTimes

@@ -20,7 +20,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.groups import group_bounds
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.headers import At
-from taihu.worker.exchange.base.route import Arrived, Updated
+from taihu.worker.exchange.base.route import Arrived, Carrier, Updated
 from taihu.worker.exchange.step_actions import (
     Action,
     Agree,
@@ -40,7 +40,7 @@ from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.exchange.times import GroupTimes
 
-__all__ = ["NOTHING", "Carrier", "Executor", "Ground", "Values", "Wait", "Waits"]
+__all__ = ["NOTHING", "Executor", "Ground", "Values", "Wait", "Waits"]
 
 
 Wait = tuple[Callable[[], bool], int]
@@ -67,25 +67,6 @@ class Ground(Protocol):
 
     def settle(self) -> None:
         """Return when all is done that had to be done behind the step before; a step begins."""
-
-
-class Carrier(Protocol):
-    """The part of a route that actions need; see `taihu.worker.exchange.base.route.Route`."""
-
-    def parts(self, group: int) -> int:
-        """The number of parts of a group that are told of, for each push and fetch."""
-
-    def begin(self, at: At) -> None:
-        """Begin a step: what is sent from now on belongs to `at`."""
-
-    def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
-        """Send the group's gradients; returns the bytes that this takes, as far as they are known."""
-
-    def apply(self, at: At, loss_scale: float) -> None:
-        """Update by the sums of all groups; `applied` follows."""
-
-    def fetch(self, group: int, step: int) -> None:
-        """Fetch the group's parameters as they are after `step`."""
 
 
 class Values(Protocol):

@@ -419,10 +419,6 @@ class Exchange:
         """Return when backward may read the group's parameters and write its gradients."""
         self.carry_out(self.steps.prepare(group))
 
-    def make_room(self, group: int) -> None:
-        """Return when the group's gradients may be written; see `Executor.make_room`."""
-        self.carry_out(self.steps.make_room(group))
-
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
         self._route.agree(flags)

@@ -132,10 +132,10 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
             block(is_there, group)
 
         monkeypatch.setattr(exchange, "_block", waiting)
-        exchange.make_room(1)
+        exchange.carry_out(exchange.steps.make_room(1))
         is_quiet = parameters.is_quiet(1)
         for group in (1, 0):
-            exchange.make_room(group)
+            exchange.carry_out(exchange.steps.make_room(group))
             exchange.push(group)
         worker.complete()
         return is_quiet
