@@ -16,7 +16,8 @@ from taihu.core.base.words import one_line, told
 from taihu.core.coordination.membership.messages import plain
 from taihu.core.process.entry import run_app
 from taihu.core.wire.base.log import configure_logs
-from taihu.core.wire.frames.codec import encode_frame, read_frame
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.headers import Address, At, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Farewell

@@ -24,13 +24,13 @@ from taihu.core.base.errors import ExchangeError, RunError, TaihuError
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, slice_bounds
 from taihu.core.settings import Transport
-from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, RingSegment, SparseMessage
 from taihu.core.wire.links.direct_connection import DirectListener, open_connection
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.inbox import Origin
 from taihu.core.wire.serving.server import RpcServer
 
 SIZES = (0, 1, 2, 7, 1000, 100_003)

@@ -16,7 +16,8 @@ from taihu.core.security.token import Token
 from taihu.core.wire.base.address import free_port
 from taihu.core.wire.base.clock import WallClock
 from taihu.core.wire.base.status import error_from_rpc
-from taihu.core.wire.frames.codec import encode_frame, read_frame
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.headers import Address, At, FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question

@@ -16,7 +16,7 @@ from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.core.wire.links.direct_frames import DirectReceiver
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.inbox import Origin, Sink
 from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.ps_server.answering import Answer
 from taihu.ps_server.exchanges import Exchanges, WorkerExchange

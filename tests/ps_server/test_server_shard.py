@@ -11,7 +11,7 @@ from support.frames import changed, header_of
 from support.shards import GROUPS, KINDS, LAYOUT, Driven, Step, all_told, bits, driven, make_plan, shard_job, told
 
 from taihu.core.base.errors import FrameError, MemberLostError, ModelError, SharedMemoryError, StaleError
-from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed

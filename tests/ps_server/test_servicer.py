@@ -20,14 +20,18 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import Shard
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.status import error_from_rpc
-from taihu.core.wire.frames.codec import encode_frame, layout_to_message, read_frame
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.layouts import layout_to_message
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, Question, RingSegment, Summed
 from taihu.core.wire.links.direct_connection import DirectListener, open_connection
-from taihu.core.wire.links.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.links.frame_link import FrameLink
+from taihu.core.wire.links.frame_link import LinkEnd
+from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message, open_shared
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.inbox import Origin, Sink
 from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import parameter_server_pb2 as pb

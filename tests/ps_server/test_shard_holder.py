@@ -13,7 +13,7 @@ from support.shards import LAYOUT, Clock, Driven, Values, make_plan, shard_job
 
 from taihu.core.base.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.core.planner.partition import FrameSpec, Shard
-from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.kinds import Gradients, Summed
 from taihu.ps_server.initialization import Initialization

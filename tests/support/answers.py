@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.serving.server import RpcServer
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.links import direct_frames, stream
 from taihu.core.wire.links.direct_connection import receive_into

@@ -19,14 +19,15 @@ from support.flips import flipped, wired
 from support.frames import header_of
 
 from taihu.core.base.errors import DamagedFrameError, TaihuError
-from taihu.core.wire.frames.codec import decode_frame, encode_frame, frame_from_message, read_frame
+from taihu.core.wire.frames.format import read_message
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.direct_header import HEADER_BYTES
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
 from taihu.core.wire.links.direct_frames import DirectSender
-from taihu.core.wire.links.frame_link import FrameConnection
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.inbox import Origin, Sink
 from taihu.core.wire.links.stream import StreamReader
 from taihu.protos import tensor_pb2
 

@@ -36,7 +36,7 @@ from taihu.core.wire.frames.kinds import (
 )
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 from taihu.core.wire.links.direct_frames import DirectReceiver, DirectSender
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.inbox import Origin, Sink
 
 SENDER = Origin("worker 3", Sender("job", 77, 3))
 ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, ActivationPart, SparseMessage)

@@ -18,14 +18,15 @@ from support.frames import header_of
 from taihu.core.base.errors import DamagedFrameError, FrameError, MemberLostError, TaihuError
 from taihu.core.chaos.faults import fault_from
 from taihu.core.chaos.frames import FaultyFrames
-from taihu.core.wire.frames.codec import encode_frame, read_frame
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.direct_header import HEADER_BYTES, check_header, pack_header
 from taihu.core.wire.frames.frame_faults import FrameFault, turned
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
-from taihu.core.wire.links.frame_link import FrameConnection
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.inbox import Origin, Sink
 from taihu.core.wire.links.stream import StreamReader, StreamSender
 from taihu.core.wire.links.under_way import ArrivingFrames
 

@@ -17,8 +17,11 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.wire.frames.headers import Address, At, FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import RingSegment
-from taihu.core.wire.links.frame_link import FrameConnection, FrameLink, LinkEnd, LinkEvents
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.frame_link import FrameLink
+from taihu.core.wire.links.frame_link import LinkEnd
+from taihu.core.wire.links.pipe import PipeEvents
+from taihu.core.wire.links.inbox import Origin, Sink
 
 _FRAME = FrameHeader(Sender("job", 0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))
 _VALUES = [np.ones(3, dtype=np.float32)]

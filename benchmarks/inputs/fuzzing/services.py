@@ -33,7 +33,7 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.optimizers import OPTIMIZERS
-from taihu.core.wire.frames.codec import encode_frame, frame_from_message
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType, frame_of
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates

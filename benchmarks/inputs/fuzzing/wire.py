@@ -20,8 +20,10 @@ from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, 
 from taihu.core.base.errors import FrameError, SharedMemoryError, TaihuError
 from taihu.core.planner.groups import Group
 from taihu.core.wire.base.patience import Patience
-from taihu.core.wire.frames.checksum import checksum_of
-from taihu.core.wire.frames.codec import encode_frame, layout_from_message, read_frame
+from crc32c import crc32c
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.layouts import layout_from_message
+from taihu.core.wire.frames.format import read_message
 from taihu.core.wire.frames.direct_header import check_header, pack_header, unpack_header
 from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_from_metadata
@@ -36,7 +38,7 @@ from taihu.core.wire.frames.kinds import (
 )
 from taihu.core.wire.links.direct_frames import HEADER_BYTES, DirectReceiver
 from taihu.core.wire.links.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.inbox import Origin, Sink
 from taihu.kernels.packing.few_bits import read_codes
 from taihu.kernels.packing.pack import pack, packed_bound, unpack
 from taihu.protos import parameter_server_pb2, tensor_pb2

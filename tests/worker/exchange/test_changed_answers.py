@@ -13,7 +13,7 @@ from support.frames import changed
 
 from taihu.core.base.errors import FrameError
 from taihu.core.job import Job
-from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import Gradients, Parameters
 from taihu.worker.exchange.making import through_servers

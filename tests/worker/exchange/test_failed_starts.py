@@ -16,10 +16,11 @@ from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import FrameError, MemberLostError, RunError, TaihuError
 from taihu.core.coordination.membership.messages import state_from_message
 from taihu.core.coordination.plans.planning import first_plan
-from taihu.core.wire.frames.codec import encode_frame, layout_to_message
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.layouts import layout_to_message
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.links import direct_connection
-from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.inbox import Origin
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.worker.exchange.making import Beside, between_workers, through_servers
 from taihu.worker.memory.arenas import arenas_of

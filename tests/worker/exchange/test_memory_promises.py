@@ -15,7 +15,8 @@ from support.exchanges import exchange_steps, run_workers
 from support.frames import header_of
 from support.worker import Values, Worker
 
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.identity import identity_to_metadata
 from taihu.worker.exchange.base.route import Arrived
 from taihu.worker.exchange.shell import Exchange

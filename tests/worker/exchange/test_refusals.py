@@ -18,13 +18,13 @@ from support.frames import header_of, question
 from taihu.core.base.errors import ModelError, RunError, StaleError, TaihuError
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.membership.members import MemberId, Role
-from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, Gradients, RingSegment, Summed
 from taihu.core.wire.links.direct_connection import open_connection
 from taihu.core.wire.links.direct_frames import DirectSender
-from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.inbox import Origin
 from taihu.core.wire.links.stream import StreamSender
 
 
