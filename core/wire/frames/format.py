@@ -124,14 +124,14 @@ def same_content(opening: Opening, payload: Sequence[memoryview]) -> None:
         raise DamagedFrameError(f"{opening.header.label}: checksum {seen:#010x}, expected {opening.checksum:#010x}")
 
 
-def message_of(header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> bytes:
+def message_of(header: FrameHeader, pieces: Sequence[NDArray[Any]], number: int = 0) -> bytes:
     """A whole frame in one message; the only copy that is made of the values.
 
     `pieces` are contiguous arrays: of a dense frame `header.address.elements` values of the header's type together,
     of a sparse one the selected values and the bytes of its sections, else none.
     """
     payload = payload_of(pieces)
-    return b"".join((pack_header(header, sum(map(len, payload)), checksum_of_all(payload)), *payload))
+    return b"".join((pack_header(header, sum(map(len, payload)), checksum_of_all(payload), number), *payload))
 
 
 def read_message(message: bytes | memoryview, sender: Sender, name: str) -> tuple[Frame, Opening]:
