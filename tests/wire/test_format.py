@@ -150,13 +150,14 @@ def test_a_hostile_header_makes_sense_or_is_a_frame_error(
     frame: tuple[FrameHeader, bytes], changes: list[tuple[int, int]]
 ) -> None:
     """Whoever writes checksums that fit can still say nonsense."""
-    covered = bytearray(written(frame)[: HEADER_BYTES - 4])
+    changed_bytes = bytearray(written(frame)[: HEADER_BYTES - 4])
     for position, value in changes:
-        covered[position] = value
+        changed_bytes[position] = value
+    covered = bytes(changed_bytes)
     reason = ""
     try:
         opening = open_header(
-            memoryview(bytes(covered) + struct.pack("<I", crc32c_by_table(covered))), SENDER, "worker 3"
+            memoryview(covered + struct.pack("<I", crc32c_by_table(covered))), SENDER, "worker 3"
         )
     except FrameError as error:
         reason = str(error)

@@ -19,7 +19,7 @@ from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import RingSegment
 from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
-from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.outbox import Outbox, OutgoingFrame
 from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.socket_pipe import SocketPipe
 
@@ -93,7 +93,7 @@ def test_who_gives_up_a_link_waits_for_no_connection_of_it() -> None:
     link.prepare("tcp")
     settled = threading.Thread(target=link.settle, daemon=True)
     settled.start()
-    link.fail(_FRAME)
+    link.fail(OutgoingFrame(_FRAME, _VALUES))
     settled.join(30)
     assert not settled.is_alive()
     link.close()
@@ -110,7 +110,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
 
     def begin_late(thread: threading.Thread) -> None:
         if thread.name == "link":
-            link.fail(_FRAME)
+            link.fail(OutgoingFrame(_FRAME, _VALUES))
             near.close()
             for receiving in [each for each in threading.enumerate() if each.name == "direct-receive"]:
                 receiving.join(60)

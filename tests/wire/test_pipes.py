@@ -92,7 +92,7 @@ def by_stream(first: Taken, second: Taken, faults: FrameFaults | None) -> tuple[
             first.told.put(error)
 
     server = grpc.server(ThreadPoolExecutor(4))
-    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(answer)}
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Exchange": grpc.stream_stream_rpc_method_handler(answer)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

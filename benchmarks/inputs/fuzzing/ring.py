@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from crc32c import crc32c
 
 from benchmarks.inputs.fuzzing.target import Target
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, sum_number
 from taihu.allreduce.ring.passes import flat_pass
 from taihu.core.base.errors import MemberLostError, TaihuError
-from crc32c import crc32c
 
 __all__ = ["TARGETS", "frame", "word"]
 
