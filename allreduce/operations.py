@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.early import EARLY_BYTES, EarlyFrames, Held
-from taihu.allreduce.order.fence import Fence
+from taihu.allreduce.order.fence import EARLY_BYTES, EarlyFrames, Fence, Held
 from taihu.allreduce.order.operation import Operation, OperationKey, Segment
 from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation
 from taihu.allreduce.parts.messages import MESSAGES, MessagesMesh, Receive

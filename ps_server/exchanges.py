@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -25,18 +26,20 @@ from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.frame_faults import FrameFaults
-from taihu.core.wire.frames.headers import Frame, frame_of
-from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.headers import Frame, FrameHeader, frame_of
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Question, Rates
 from taihu.core.wire.links.direct_connection import is_open
 from taihu.core.wire.links.frame_link import FrameConnection
 from taihu.core.wire.links.sink import Origin, Sink
 from taihu.core.wire.links.stream import StreamReader, StreamSender
-from taihu.core.wire.serving.metrics import ServerMetrics
+from taihu.core.wire.serving.metrics import SECONDS, ServerMetrics
 from taihu.ps_server.aggregator import Outcome
-from taihu.ps_server.answering import Answer
+from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.updating import Answer
 
 __all__ = ["Exchanges", "WorkerExchange"]
 
@@ -69,7 +72,8 @@ class WorkerExchange:
         self._origin = origin
         self._faults = faults
         self._stream = StreamSender(origin.name, faults=faults)
-        self._reader = StreamReader(origin)
+        self.reader = StreamReader(origin)
+        """Reads the messages of the stream."""
         self._take = take
         self._sink = Sink(
             (Gradients, Rates, Question),
@@ -99,13 +103,6 @@ class WorkerExchange:
             former.close()
         if self._closed:
             self._connection.close()
-
-    def read(self, requests: Iterator[bytes]) -> Iterator[Frame]:
-        """The frames that come in the stream; raises what `StreamReader.read` does."""
-        for message in requests:
-            frame = self._reader.read(message)
-            if frame is not None:
-                yield frame
 
     def take(self, frame: Frame) -> None:
         """Take a frame that came in the stream; raises FrameError where it is of a kind that is not expected."""
@@ -177,6 +174,25 @@ class Exchanges:
         self._failure: TaihuError | None = None
         self._keeps_none = False
 
+    def serve(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, check: Callable[[WorkerIdentity], None]
+    ) -> Iterator[bytes]:
+        """The messages of one worker's stream, from its beginning to its end; `check` refuses who is no member."""
+        try:
+            identity = identity_from_metadata(context.invocation_metadata())
+            check(identity)
+            exchange = self.open(identity)
+        except TaihuError as error:
+            abort(context, error)
+        name = f"read-{identity.rank}"
+        threading.Thread(target=self.read, args=(requests, exchange), name=name, daemon=True).start()
+        try:
+            yield from exchange.messages()
+        except TaihuError as error:
+            abort(context, error)
+        finally:
+            self.forget(exchange)
+
     def open(self, identity: WorkerIdentity) -> WorkerExchange:
         """Begin an exchange.
 
@@ -196,7 +212,7 @@ class Exchanges:
                 Origin(f"worker {identity.rank}", identity.sender, f"server {self._holder.index}", self._patience),
                 connection,
                 lend=shard.buffers.lend,
-                take=self._take,
+                take=partial(self._take, shard),
                 on_lost=self._connection_lost,
                 faults=self._faults,
             )
@@ -265,7 +281,7 @@ class Exchanges:
         """
         rank = exchange.identity.rank
         try:
-            for frame in exchange.read(requests):
+            for frame in filter(None, map(exchange.reader.read, requests)):
                 if frame.header.sender.rank != rank:
                     raise FrameError(f"frame of {frame.header.sender.label} in the exchange of worker {rank}")
                 if isinstance(frame.header.kind, Farewell):
@@ -310,20 +326,21 @@ class Exchanges:
         elif exchange.end(MemberLostError(f"server {self._holder.index}: {error}")):
             self._on_lost(exchange.identity.rank, "its connection broke")
 
-    def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
-        identity, header, shard = exchange.identity, frame.header, self._holder.shard
-        at, group, *_ = header.address
-        self._metrics.received_bytes.inc(frame.moved_bytes)
+    def _take(self, shard: ServerShard, exchange: WorkerExchange, frame: Frame) -> None:
+        header, counts = frame.header, self._metrics.frames
+        moved = frame.moved_bytes
+        with counts.lock:
+            counts.received_bytes += moved
         start = self._clock.now()
         try:
             if isinstance(header.kind, Question):
-                self._answer(exchange, shard.ask(header))
+                self._answer(shard.ask(header), (exchange,))
                 return
             if isinstance(header.kind, Rates):
                 shard.take_rates(frame)
                 return
             exchange.shares = header.encoding is Encoding.SHARED
-            outcome = shard.push(frame, self._gradients.get(identity))
+            outcome = shard.push(frame, self._gradients.get(exchange.identity))
         except GivenUpError:
             # Another worker's frame was faster with the news.
             return
@@ -332,34 +349,39 @@ class Exchanges:
             self.fail(error)
             return
         if isinstance(outcome, Answer):
-            stop = self._clock.now()
-            self._metrics.updated(stop - start)
-            self._broadcast(outcome)
-            self._tracer.add("update", "update", start, stop, step=at.step, group=group)
-            self._metrics.step.set(shard.step)
-        else:
-            track = f"collect from worker {identity.rank}"
-            self._tracer.add(
-                track, "collect", start, self._clock.now(), step=at.step, group=group, peer=identity.rank
-            )
+            seconds = self._clock.now() - start
+            with counts.lock:
+                counts.updates[bisect_left(SECONDS, seconds)] += 1
+                counts.update_seconds += seconds
+                counts.recent.append(seconds)
+                counts.step = shard.step
+            with self._lock:
+                exchanges = tuple(self._exchanges.values())
+            self._answer(outcome, exchanges)
+        if self._tracer.enabled:
+            self._trace(header, start, has_updated=isinstance(outcome, Answer))
         if outcome is Outcome.ANSWERED:
-            self._answer(exchange, shard.answer_again(header))
-        if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
+            self._answer(shard.answer_again(header), (exchange,))
+        if outcome is Outcome.ANSWERED or outcome is Outcome.DUPLICATE:
             self._metrics.duplicate_frames.inc()
 
-    def _broadcast(self, answer: Answer) -> None:
-        """Answer everybody: all have pushed this frame."""
-        with self._lock:
-            exchanges = list(self._exchanges.values())
+    def _answer(self, answer: Answer, exchanges: Iterable[WorkerExchange]) -> None:
+        """Answer each of these workers in its way: all, where they have pushed this frame."""
+        moved, counts = answer.moved_bytes, self._metrics.frames
         for exchange in exchanges:
-            self._answer(exchange, answer)
+            with counts.lock:
+                counts.sent_bytes += moved
+            exchange.answer(answer.shared if exchange.shares else answer)
 
-    def _answer(self, exchange: WorkerExchange, answer: Answer) -> None:
-        """Answer one worker in its way."""
-        if exchange.shares:
-            answer = answer.shared
-        self._metrics.sent_bytes.inc(answer.moved_bytes)
-        exchange.answer(answer)
+    def _trace(self, header: FrameHeader, start_s: float, *, has_updated: bool) -> None:
+        """A frame has been taken in, which may have been the last of a sum."""
+        (at, group, *_), rank = header.address, header.sender.rank
+        stop_s = self._clock.now()
+        if has_updated:
+            self._tracer.add("update", "update", start_s, stop_s, step=at.step, group=group)
+        else:
+            track = f"collect from worker {rank}"
+            self._tracer.add(track, "collect", start_s, stop_s, step=at.step, group=group, peer=rank)
 
 
 def _until_it_has_ended(requests: Iterator[bytes]) -> None:

@@ -18,9 +18,9 @@ from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.core.wire.links.direct_frames import DirectReceiver
 from taihu.core.wire.links.sink import Origin, Sink
 from taihu.core.wire.serving.metrics import ServerMetrics
-from taihu.ps_server.answering import Answer
 from taihu.ps_server.exchanges import Exchanges, WorkerExchange
 from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.updating import Answer
 
 COUNT = 1 << 20
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from numpy.typing import NDArray
 
-from taihu.ps_server.frame_buffers import Array, FrameBuffers
+from taihu.ps_server.summing import FrameBuffers
 
 KINDS = st.tuples(st.integers(1, 3), st.sampled_from([np.float32, np.uint16]))
 
@@ -20,7 +22,7 @@ class Lending(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.buffers = FrameBuffers()
-        self.lent: list[tuple[int, Array]] = []
+        self.lent: list[tuple[int, NDArray[Any]]] = []
         self.number = 0
 
     @rule(kind=KINDS)

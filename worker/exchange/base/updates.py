@@ -5,6 +5,7 @@ A route is given one of these. Parts are disjoint, so several threads may hand i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,8 +129,9 @@ class ByEveryWorker:
         self._applied_step = step
         norm = WholeNorm(self._largest_norm, self._scale)
         norm.add(self._gradients)
-        with self._recording.updating_all(step, self._gradients):
-            self.optimizer.update(0, len(self._gradients), self._gradients, step, self._scale * norm.factor)
+        scale = self._scale * norm.factor
+        with self._recording.updating_all(step, self._gradients) if self._recording.enabled else nullcontext():
+            self.optimizer.update(0, len(self._gradients), self._gradients, step, scale)
 
     def held(self) -> Held:
         """All parameters, and their optimizer state."""
@@ -149,10 +151,14 @@ class ByEveryWorker:
     def _update(self, group: int, start: int, total: Values, step: int) -> None:
         if self._checks:
             check_finite(total, group, step)
-        if self._largest_norm is None:
-            stop = start + len(total)
-            with self._recording.updating(step, group, start, self.optimizer.parameters[start:stop], total):
-                self.optimizer.update(start, stop, total, step, self._scale)
+        if self._largest_norm is not None:
+            return
+        stop = start + len(total)
+        if not self._recording.enabled:
+            self.optimizer.update(start, stop, total, step, self._scale)
+            return
+        with self._recording.updating(step, group, start, self.optimizer.parameters[start:stop], total):
+            self.optimizer.update(start, stop, total, step, self._scale)
 
 
 def held_by_all(optimizer: Optimizer) -> Held:

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.planner.carriage import Carriage, carrier_in
+from taihu.core.planner.carriage import Carriage, carriers_of
 from taihu.core.settings import Transport
 from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.links.shared_memory import SharedBuffer
@@ -23,7 +23,7 @@ class PeerPath(RoutePath):
     ) -> None:
         self._communicator = communicator
         self._transport = transport
-        self._carriage = carriage
+        self._carriage, self._carriers = carriage, carriers_of(carriage)
         self._attempt = 0
         self._opened = False
         self._failed = events.failed
@@ -61,7 +61,7 @@ class PeerPath(RoutePath):
 
     def adopt(self, plan: Plan) -> None:
         """Go on by what `plan` says of carrying frames."""
-        self._carriage = plan.carriage
+        self._carriage, self._carriers = plan.carriage, carriers_of(plan.carriage)
         if self._opened:
             self._prepare()
 
@@ -69,7 +69,7 @@ class PeerPath(RoutePath):
         """Operations that begin now belong to `at`."""
         if at.attempt > self._attempt:
             self._give_up_before(at.attempt)
-        self._communicator.carry(carrier_in(self._carriage, at.step))
+        self._communicator.carry(self._carriers[at.step % 2])
 
     @override
     def totals(self) -> ExchangeTotals:
