@@ -178,7 +178,7 @@ class Aggregator(Generic[Payload]):
         slot.awaited = at.step
         if len(slot.pending) < self._workers:
             return Outcome.PENDING
-        contributions = tuple(slot.pending[rank] for rank in range(self._workers))
+        contributions = tuple(map(slot.pending.__getitem__, range(self._workers)))
         slot.pending.clear()
         slot.step = at.step
         slot.applied = False

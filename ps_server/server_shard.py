@@ -28,7 +28,7 @@ from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Rates,
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
 from taihu.ps_server.instruments import Holding, Recording, Watched
-from taihu.ps_server.summing import Contribution, FrameBuffers, count_non_finite, values_of
+from taihu.ps_server.summing import Contribution, FrameBuffers, count_non_finite
 from taihu.ps_server.updating import Answer, FrameUpdates, FrameWay
 
 __all__ = ["ServerShard"]
@@ -341,8 +341,7 @@ class ServerShard:
         total = self._way.sum(complete, scratch)
         self._way.update(complete, total, header, scratch)
         updates.give_back(scratch)
-        for contribution in complete.contributions:
-            self.buffers.give_back(values_of(contribution))
+        self.buffers.give_back(complete.contributions)
         with self._lock:
             self._aggregator.applied(frame, skipped=total is None)
             self.step = max(self.step, step)

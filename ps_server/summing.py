@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -44,7 +44,6 @@ __all__ = [
     "Summing",
     "Total",
     "count_non_finite",
-    "values_of",
 ]
 
 Values = NDArray[np.float32]
@@ -83,17 +82,10 @@ def count_non_finite(contribution: Contribution) -> int:
         values = np.empty(len(contribution.codes), dtype=np.float32)
         from_half(contribution.codes, contribution.kind, values)
     else:
-        values = values_of(contribution)
+        values = contribution.values if isinstance(contribution, SparseContribution) else contribution
         if all_finite(values):
             return 0
     return int(np.count_nonzero(~np.isfinite(values)))
-
-
-def values_of(contribution: Contribution) -> NDArray[Any]:
-    """The values of a contribution, or their codes."""
-    if isinstance(contribution, HalfContribution):
-        return contribution.codes
-    return contribution.values if isinstance(contribution, SparseContribution) else contribution
 
 
 class FrameBuffers:
@@ -115,12 +107,14 @@ class FrameBuffers:
             self._lent[id(array)] = array
         return array
 
-    def give_back(self, values: NDArray[Any]) -> None:
-        """`values`, a lent array or a view of one, will not be used any more; of anything else nothing happens."""
-        owner = values if values.base is None else values.base
+    def give_back(self, contributions: Iterable[Contribution]) -> None:
+        """Lent arrays, or views of them, will not be used any more; of anything else nothing happens."""
         with self._lock:
-            if isinstance(owner, np.ndarray) and self._lent.pop(id(owner), None) is owner:
-                self._free[len(owner), owner.dtype].append(owner)
+            for each in contributions:
+                values = each.codes if isinstance(each, HalfContribution) else each
+                owner = values.base if isinstance(values, np.ndarray) and values.base is not None else values
+                if isinstance(owner, np.ndarray) and self._lent.pop(id(owner), None) is owner:
+                    self._free[len(owner), owner.dtype].append(owner)
 
     def free_all(self) -> None:
         """Keep nothing that is not lent: frames have other sizes from now on."""

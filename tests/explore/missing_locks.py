@@ -68,7 +68,7 @@ def frame_buffers() -> Threads:
 
     each = [FrameBuffers() for _ in range(8)]
     for buffers in each:
-        buffers.give_back(buffers.lend(8, np.float32))
+        buffers.give_back([buffers.lend(8, np.float32)])
 
     def use(rank: int) -> None:
         for buffers in each:

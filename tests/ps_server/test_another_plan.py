@@ -83,7 +83,7 @@ def test_it_changes_no_bit_where_every_value_stands_for_itself(kind: str) -> Non
         steady.step(step, gradients)
         if step == 3:
             lent = changing.shard.buffers.lend(12, np.float32)
-            changing.shard.buffers.give_back(lent)
+            changing.shard.buffers.give_back([lent])
             changing.plans.append(make_plan(2, 3, OTHER_GROUPS))
         whole = [np.concatenate([gradients[f.offset][rank] for f in steady.frames]) for rank in range(2)]
         cut = {f.offset: [each[f.offset : f.offset + f.count] for each in whole] for f in changing.frames}

@@ -96,7 +96,7 @@ class Exchange:
         make_route: Callable[[RouteEvents], Route],
         compressor: GroupCompressor | None = None,
         scheduled: ScheduledRates | None = None,
-        on_compressed: Callable[[Outcome], None] = lambda _: None,
+        on_compressed: Callable[[Outcome], None] | None = None,
         on_failure: Callable[[TaihuError], None] = lambda _: None,
         recording: Recording | None = None,
         clock: Clock | None = None,
@@ -232,7 +232,7 @@ class Exchange:
 
     def push(self, group: int) -> None:
         """Send the group's gradients; returns at once, unless workers have to agree whether to skip the step."""
-        fits = self._memory.narrow(group)
+        fits = not self._memory.narrows or self._memory.narrow(group)
         self._times[group].ready_s = self._clock.now()
         self._do(self._told(partial(self._protocol.ready, group, fits=fits)))
 
@@ -547,7 +547,8 @@ class Exchange:
         times.packed(start, self._clock.now())
         if self._tracer.enabled:
             self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
-        self._on_compressed(selection.outcome)
+        if self._on_compressed is not None:
+            self._on_compressed(selection.outcome)
 
     def _widen(self, group: int) -> None:
         self._memory.widen(group)

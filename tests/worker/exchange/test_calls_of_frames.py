@@ -21,7 +21,7 @@ def calls(way: Way, elements: int) -> int:
 
 
 def calls_of_a_frame(way: Way) -> float:
-    """The calls for each frame of a worker on the way there and back, or for each segment that one sends on a ring."""
+    """The calls for each frame of a worker on the way there and back, or each segment that one sends on a ring."""
     if way.kind == "ring":
         # Each of two ranks sends each half once in both phases, in segments of a MiB.
         few, many, frames = 32 * _MIB // 4, 64 * _MIB // 4, 2 * 32

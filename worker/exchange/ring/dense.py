@@ -125,7 +125,8 @@ class RingRoute(Route):
     @override
     def begin(self, at: At) -> None:
         self._at = at
-        self.path.begin(at)
+        if self.path.is_trial or at.attempt > self.path.attempt:
+            self.path.begin(at)
         self._updates.begin(at)
 
     def tell(self, rates: Sequence[float]) -> None:

@@ -24,7 +24,10 @@ class PeerPath(RoutePath):
         self._communicator = communicator
         self._transport = transport
         self._carriage, self._carriers = carriage, carriers_of(carriage)
-        self._attempt = 0
+        self.is_trial = carriage == "trial"
+        """Whether steps take one carrier and another in turns; else all of a plan take the same."""
+        self.attempt = 0
+        """The attempt that operations belong to."""
         self._opened = False
         self._failed = events.failed
 
@@ -62,12 +65,13 @@ class PeerPath(RoutePath):
     def adopt(self, plan: Plan) -> None:
         """Go on by what `plan` says of carrying frames."""
         self._carriage, self._carriers = plan.carriage, carriers_of(plan.carriage)
+        self.is_trial = plan.carriage == "trial"
         if self._opened:
             self._prepare()
 
     def begin(self, at: At) -> None:
-        """Operations that begin now belong to `at`."""
-        if at.attempt > self._attempt:
+        """Operations that begin now belong to `at`; asked for where the attempt is another one, or in a trial."""
+        if at.attempt > self.attempt:
             self._give_up_before(at.attempt)
         self._communicator.carry(self._carriers[at.step % 2])
 
@@ -90,7 +94,8 @@ class PeerPath(RoutePath):
     def _prepare(self) -> None:
         if self._carriage != "grpc":
             self._communicator.prepare("tcp", wait=self._carriage == "tcp")
+        self._communicator.carry(self._carriers[0])
 
     def _give_up_before(self, attempt: int) -> None:
-        self._attempt = attempt
+        self.attempt = attempt
         self._communicator.abort(attempt)

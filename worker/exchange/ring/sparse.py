@@ -110,7 +110,8 @@ class SparseRoute(Route):
     @override
     def begin(self, at: At) -> None:
         self._at = at
-        self.path.begin(at)
+        if self.path.is_trial or at.attempt > self.path.attempt:
+            self.path.begin(at)
 
     def tell(self, rates: Sequence[float]) -> None:
         """Refuse: workers of a ring update by the job's own optimizer, or not at all."""
