@@ -202,11 +202,6 @@ class Aggregator(Generic[Payload]):
             raise StaleError(f"{header.sender.label}, group {header.address.group}: step {step} was not the last one")
         return slot.frame, slot.skipped
 
-    @property
-    def is_applying(self) -> bool:
-        """Whether a complete sum is not in the parameters yet."""
-        return not all(slot.applied for slot in self._slots.values())
-
     def missing(self) -> dict[int, tuple[int, ...]]:
         """For every frame that waits, by offset, the ranks whose contribution is missing."""
         return {

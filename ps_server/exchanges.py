@@ -31,12 +31,12 @@ from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import Frame, FrameHeader, frame_of
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Question, Rates
-from taihu.core.wire.links.direct_connection import is_open
 from taihu.core.wire.links.frame_link import FrameConnection
 from taihu.core.wire.links.sink import Origin, Sink
 from taihu.core.wire.links.stream import StreamReader, StreamSender
 from taihu.core.wire.serving.metrics import SECONDS, ServerMetrics
 from taihu.ps_server.aggregator import Outcome
+from taihu.ps_server.connections import UntakenConnections
 from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.shard_holder import ShardHolder
 from taihu.ps_server.updating import Answer
@@ -169,10 +169,9 @@ class Exchanges:
         self._clock = SystemClock()
         self._lock = threading.Lock()
         self._exchanges: dict[int, WorkerExchange] = {}
-        self._connections: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
+        self._untaken = UntakenConnections()
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
-        self._keeps_none = False
 
     def serve(
         self, requests: Iterator[bytes], context: grpc.ServicerContext, check: Callable[[WorkerIdentity], None]
@@ -206,7 +205,7 @@ class Exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
             shard = self._holder.shard
             shard.admit(identity.rank, identity.incarnation)
-            connection = self._connection_of(identity)
+            connection = self._untaken.take(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
                 identity,
                 Origin(f"worker {identity.rank}", identity.sender, f"server {self._holder.index}", self._patience),
@@ -236,22 +235,13 @@ class Exchanges:
             self._gradients[identity] = gradients
 
     def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
-        """Keep a connection for the worker's open exchange, or for the one that it will open next.
-
-        One that comes when this server takes none any more is closed.
-        """
+        """Give a connection to the worker's open exchange, or keep it for the one that it will open next."""
         with self._lock:
-            if self._keeps_none:
-                connection.close()
-                return
             exchange = self._exchanges.get(identity.rank)
-            if exchange is not None and exchange.identity == identity:
+            if exchange is not None and exchange.identity == identity and not self._untaken.closed:
                 exchange.connect(connection)
-                return
-            former = self._connections.pop(identity.rank, None)
-            self._connections[identity.rank] = (identity, connection)
-        if former is not None:
-            former[1].close()
+            else:
+                self._untaken.keep(identity, connection)
 
     def fail(self, error: TaihuError) -> None:
         """End every open exchange, and every later one, with `error`."""
@@ -268,11 +258,7 @@ class Exchanges:
     def close_unused(self) -> None:
         """Close connections that no exchange has taken, and whatever comes later."""
         with self._lock:
-            self._keeps_none = True
-            unused = list(self._connections.values())
-            self._connections.clear()
-        for _, connection in unused:
-            connection.close()
+            self._untaken.close()
 
     def read(self, requests: Iterator[bytes], exchange: WorkerExchange) -> None:
         """Take in what comes in one worker's stream until it has ended, and cut the connection beside it.
@@ -302,14 +288,6 @@ class Exchanges:
         finally:
             _until_it_has_ended(requests)
             exchange.close()
-
-    def _connection_of(self, identity: WorkerIdentity) -> socket.socket | None:
-        """The connection that the worker has opened, unless it has given it up since."""
-        owner, connection = self._connections.pop(identity.rank, (None, None))
-        if connection is None or (owner == identity and is_open(connection)):
-            return connection
-        connection.close()
-        return None
 
     def _leave(self, rank: int) -> None:
         """A worker leaves in good order, which ends the exchange of those who wait for it."""

@@ -34,8 +34,7 @@ from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import connection_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges
-from taihu.ps_server.initialization import Initialization
-from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
 

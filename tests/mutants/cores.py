@@ -77,7 +77,6 @@ CORES: Mapping[str, Core] = MappingProxyType(
         "server": Core(
             (
                 "taihu/ps_server/aggregator.py",
-                "taihu/ps_server/initialization.py",
                 "taihu/ps_server/server_shard.py",
                 "taihu/ps_server/shard_holder.py",
                 "taihu/ps_server/squeezing.py",
