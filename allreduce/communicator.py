@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.operations import AnyOperation, Operations
-from taihu.allreduce.order.early import EARLY_BYTES
+from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.order.operation import IsFailed, Operation, OperationKey, reduce_kind
 from taihu.allreduce.order.turns import TurnEvents
 from taihu.allreduce.parts.mesh import PartsOperation, Transfer

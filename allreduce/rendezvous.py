@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.order.early import EARLY_BYTES
+from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.core.base.errors import TaihuError
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, failure_reported

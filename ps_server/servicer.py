@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -37,8 +36,7 @@ from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import connection_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges
-from taihu.ps_server.initialization import Initialization
-from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
 
@@ -130,22 +128,7 @@ class ParameterServerServicer:
         return connection_pb2.OpenConnectionResponse(port=port, token=token)
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        try:
-            identity = identity_from_metadata(context.invocation_metadata())
-            self._check_worker(identity)
-            exchange = self._exchanges.open(identity)
-        except TaihuError as error:
-            abort(context, error)
-        reader = threading.Thread(
-            target=self._exchanges.read, args=(requests, exchange), name=f"read-{identity.rank}", daemon=True
-        )
-        reader.start()
-        try:
-            yield from exchange.stream.out.messages()
-        except TaihuError as error:
-            abort(context, error)
-        finally:
-            self._exchanges.forget(exchange)
+        return self._exchanges.serve(requests, context, self._check_worker)
 
     def _share(self, request: pb.ShareRequest, context: grpc.ServicerContext) -> pb.ShareResponse:
         identity = WorkerIdentity(request.job, request.rank, request.incarnation)

@@ -156,9 +156,7 @@ def test_a_hostile_header_makes_sense_or_is_a_frame_error(
     covered = bytes(changed_bytes)
     reason = ""
     try:
-        opening = open_header(
-            memoryview(covered + struct.pack("<I", crc32c_by_table(covered))), SENDER, "worker 3"
-        )
+        opening = open_header(memoryview(covered + struct.pack("<I", crc32c_by_table(covered))), SENDER, "worker 3")
     except FrameError as error:
         reason = str(error)
     assert len(reason.splitlines()) <= 1

@@ -39,8 +39,8 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos import parameter_server_pb2
-from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.server_shard import ServerShard
+from taihu.ps_server.shard_holder import Initialization
 
 __all__ = ["TARGETS"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from taihu.core.compression.groups import Packed
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.job.security import security_of
-from taihu.core.planner.carriage import carrier_in
+from taihu.core.planner.carriage import carriers_of
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.security.identity import member_name
 from taihu.core.trace import Tracer
@@ -93,7 +93,7 @@ class ServerLink:
         self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._plan = plan
+        self._plan, self._carriers = plan, carriers_of(plan.carriage)
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
         selected_type = ValueType.named(job.compression.downlink_value_type)
         self._answers = ServerAnswers(
@@ -181,7 +181,7 @@ class ServerLink:
         """The carrier of a step's frames; those that say only where values lie take the fastest."""
         if self._answers.shared is not None:
             return "tcp"
-        return carrier_in(self._plan.carriage, step)
+        return self._carriers[step % 2]
 
     def _settle(self) -> None:
         if self._answers.shared is not None or self._plan.carriage == "tcp":
@@ -189,7 +189,7 @@ class ServerLink:
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
-        self._plan = plan
+        self._plan, self._carriers = plan, carriers_of(plan.carriage)
         # Parameters may be asked for before the step begins.
         self._at = self._at._replace(plan=plan.version)
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
@@ -240,7 +240,7 @@ class ServerLink:
         encoding = Encoding.SHARED if shared else Encoding.DENSE
         gradients = Gradients(loss_scale, skipped)
         for frame in self.frames(group):
-            pieces = () if shared else frame.views(self._arenas.sent)
+            pieces = () if shared else tuple(map(self._arenas.sent.__getitem__, frame.slices))
             header = FrameHeader(
                 self._identity.sender, self._at.range(frame), gradients, encoding, self._arenas.value_type
             )
@@ -284,19 +284,24 @@ class ServerLink:
 
     def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> int:
         """Queue a frame for the sending thread as soon as there is room in the window."""
-        size = HEADER_BYTES + sum(piece.nbytes for piece in pieces) + header.shared_bytes
+        size = HEADER_BYTES + header.shared_bytes
+        for piece in pieces:
+            size += piece.nbytes
         with self._ordering:
             self.sent_bytes += size
             # Values in shared memory occupy no buffer.
             windowed = header.encoding is not Encoding.SHARED
-            self._pass(self._under_way.push(header.address.offset, (header, pieces), windowed=windowed))
+            if self._under_way.push(header.address.offset, (header, pieces), windowed=windowed):
+                self._pass(header, pieces)
         return size
 
-    def _pass(self, admitted: Iterable[Pushed]) -> None:
-        for header, pieces in admitted:
-            self._link.after(self._sending)
+    def _pass(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+        if not self._tracer.enabled:
             self._link.send(header, pieces)
-            self._link.after(partial(self._sent, header))
+            return
+        self._link.after(self._sending)
+        self._link.send(header, pieces)
+        self._link.after(partial(self._sent, header))
 
     def _sending(self) -> None:
         self._send_start_s = self._clock.now()
@@ -344,7 +349,8 @@ class ServerLink:
         if not isinstance(kind, Summed):
             self._events.fetched(header, size)
             return
-        self._trace("pull", group, self._arrived_s)
+        if self._tracer.enabled:
+            self._trace("pull", group, self._arrived_s)
         self._events.answered(header, size, kind.completed_s - self._server_ahead_s)
 
     def _go_on(self, header: FrameHeader) -> None:
@@ -353,11 +359,9 @@ class ServerLink:
         wanted, admitted = self._under_way.answered(offset, windowed=header.encoding is not Encoding.SHARED)
         if wanted is not None:
             self._ask(wanted, at.step)
-        self._pass(admitted)
+        if admitted is not None:
+            self._pass(*admitted)
 
     def _trace(self, name: str, group: int, start_s: float) -> None:
-        if self._tracer.enabled:
-            track = f"{name} server {self._index}"
-            self._tracer.add(
-                track, name, start_s, self._clock.now(), step=self._at.step, group=group, peer=self._index
-            )
+        track = f"{name} server {self._index}"
+        self._tracer.add(track, name, start_s, self._clock.now(), step=self._at.step, group=group, peer=self._index)
