@@ -23,6 +23,7 @@ from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
 from taihu.core.coordination.membership.membership import Membership
@@ -34,7 +35,7 @@ from taihu.core.job import Job
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
-from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub, add_CoordinatorServiceServicer_to_server
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
 JOB = Job.model_validate({"cluster": {"servers": 1, "workers": 2, "heartbeat_s": 0.5}})
 ANNA, BERT = 71, 72
@@ -65,8 +66,7 @@ def coordinated(agents: Agents | None) -> Iterator[Coordinated]:
     address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
     membership = Membership.of(JOB, Terms(recovers=True), GENERATION)
     coordinator = Coordinator(membership, lambda _: pytest.fail("nobody joins"), SystemClock())
-    servicer = CoordinatorServicer(coordinator, agents=agents)
-    add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)
+    CoordinatorServicer(Desk(coordinator, agents=agents)).register(rpc.grpc_server)
     rpc.start((COORDINATOR_SERVICE,))
     try:
         yield Coordinated(address, agents, coordinator)

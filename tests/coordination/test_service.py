@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 from support.checkpoints import with_checkpoints
 from support.cluster import Cluster, layout_of, make_job, measured_step
@@ -28,6 +29,7 @@ from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
 
 def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
@@ -38,7 +40,7 @@ def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
         address = coordinator_address(cluster.job)
         for incarnation, name in ((9, job.name), (member.identity.incarnation, "another")):
             other = cluster.job.model_copy(update={"name": name})
-            with CoordinatorClient(address, other, MemberId(Role.WORKER, 0), incarnation) as stranger:
+            with CoordinatorClient.at(address, other, MemberId(Role.WORKER, 0), incarnation) as stranger:
                 expected = "belongs to job 'another'" if name == "another" else "worker 0 with incarnation 9 has not"
                 with pytest.raises(StaleError, match=expected):
                     stranger.report_steps(8, reports, 120)
@@ -59,7 +61,7 @@ def test_the_host_tells_whom_it_has_refused(capsys: pytest.CaptureFixture[str]) 
         for job, words in ((another, "belongs to job 'another'"), (larger, "other settings than server 0")):
             worker = MemberId(Role.WORKER, 1)
             with (
-                CoordinatorClient(coordinator_address(cluster.job), job, worker, 5) as client,
+                CoordinatorClient.at(coordinator_address(cluster.job), job, worker, 5) as client,
                 pytest.raises(TaihuError, match=words),
             ):
                 client.join(layout=layout_of(100))
@@ -73,10 +75,12 @@ def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
     """Status told the lives of members, and with one of them a forged farewell ended the run."""
     with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout_of(100)) as member:
         address, worker = coordinator_address(cluster.job), MemberId(Role.WORKER, 0)
-        told = [entry.member.incarnation for entry in fetch_status(address, 120).members]
+        with grpc.insecure_channel(address) as channel:
+            raw = CoordinatorServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=120)
+        told = [entry.member.incarnation for entry in raw.members]
         assert told == [0, 0]
         for incarnation in told:
-            with CoordinatorClient(address, cluster.job, worker, incarnation) as forger:
+            with CoordinatorClient.at(address, cluster.job, worker, incarnation) as forger:
                 asked: list[Callable[[], object]] = [
                     partial(forger.finish, failure="gone"),
                     partial(forger.heartbeat, Progress(step=9), StopNotice()),
@@ -88,7 +92,7 @@ def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
                     with pytest.raises(StaleError, match="has not joined job"):
                         ask()
         status = fetch_status(address, 120)
-        assert status.state == pb.RUN_STATE_RUNNING
+        assert status.state == RunState.RUNNING
         assert [entry.progress.step for entry in status.members] == [0, 0]
 
 

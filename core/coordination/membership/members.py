@@ -8,7 +8,7 @@ from enum import Enum
 
 from taihu.core.base.errors import RecoveringError, RunError
 
-__all__ = ["Begun", "MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
+__all__ = ["Begun", "Life", "MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
 
 
 class Role(Enum):
@@ -46,6 +46,14 @@ class MemberId:
 
     def __str__(self) -> str:
         return f"{self.role.value} {self.rank}"
+
+
+@dataclass(frozen=True)
+class Life:
+    """A member in one life of its process, by which it is known until it ends."""
+
+    member: MemberId
+    incarnation: int
 
 
 @dataclass(frozen=True)
