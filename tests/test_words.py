@@ -13,7 +13,8 @@ from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import RunError
 from taihu.core.base.words import one_line, told
-from taihu.core.coordination.control.looking_ways import STATUS
+from taihu.core.coordination.control.looking import GetStatus
+from taihu.core.coordination.control.looking_ways import LOOKING
 from taihu.core.process.entry import run_app
 from taihu.core.wire.base.log import configure_logs
 from taihu.core.wire.frames.codec import encode_frame, read_frame
@@ -63,7 +64,7 @@ def test_all_texts_of_a_message_are_lines_that_print() -> None:
         texts = [field.name for field in each.DESCRIPTOR.fields if field.type == field.TYPE_STRING]
         for name in texts:
             setattr(each, name, hostile)
-    status = STATUS.of(message)
+    status = LOOKING[GetStatus].answered.of(message)
     shown = (vars(each) for each in (status, *status.members, status.members[0].progress, *status.agents))
     told = [value for values in shown for value in values.values() if isinstance(value, str)]
     assert told == [one_line(hostile)] * 11

@@ -17,7 +17,8 @@ from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.gathering import WrittenPart
 from taihu.core.checkpoint.held_steps import MOST_HELD, Label
 from taihu.core.coordination.control.asks import LeftOut
-from taihu.core.coordination.control.looking_ways import LIFE, PROGRESS, STATE
+from taihu.core.coordination.control.kinds import fields_of
+from taihu.core.coordination.control.looking_ways import LIFE, LOOKING_KINDS, STATE
 from taihu.core.coordination.control.ways import HELD, PART, PLAN
 from taihu.core.coordination.membership.members import Life, MemberId, Progress, Role, RunState
 from taihu.core.coordination.plans.plan import Plan
@@ -27,6 +28,7 @@ from taihu.core.planner.carriage import CARRIAGES
 from taihu.core.planner.groups import Group
 from taihu.protos import coordinator_pb2 as pb
 
+PROGRESS = fields_of(pb.Progress, Progress, LOOKING_KINDS)
 quick = settings(deadline=None)
 
 UINT32 = st.integers(0, 2**32 - 1)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from taihu.core.base.words import Line
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.gathering import WrittenPart
 from taihu.core.checkpoint.held_steps import Label
@@ -23,6 +24,7 @@ from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
 
 __all__ = [
+    "ALL",
     "Again",
     "Assigned",
     "Attend",
@@ -53,7 +55,7 @@ class LeftOut(NamedTuple):
     """A part of a held step that cannot be written, and the reason in one line."""
 
     label: Label
-    why: str
+    why: Line
 
 
 class Again(NamedTuple):
@@ -114,7 +116,7 @@ class Join(Ask[Peers]):
     job: str
     member: Life
     settings_digest: str
-    address: str = ""
+    address: Line = ""
     layout: Layout | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     length: RunLength | None = None
@@ -157,9 +159,9 @@ class Heard:
     """
 
     state: RunState
-    reason: str
+    reason: Line
     clock_s: float
-    stop_reason: str
+    stop_reason: Line
     last_step: int | None
     goes_on: bool
 
@@ -177,7 +179,7 @@ class Heartbeat(Ask[Heard]):
     job: str
     member: Life
     progress: Progress
-    wants_stop: str = ""
+    wants_stop: Line = ""
     known_last_step: int | None = None
     leaves: bool = False
 
@@ -234,7 +236,7 @@ class Stored(Ask[None]):
     member: Life
     step: int
     file: PartFile | None = None
-    left_out: str = ""
+    left_out: Line = ""
 
 
 @dataclass(frozen=True)
@@ -255,14 +257,14 @@ class Compare(Ask[None]):
     job: str
     member: Life
     step: int
-    parameters_sha256: str
+    parameters_sha256: Line
 
 
 class End(NamedTuple):
     """The state of a run, and the reason of its end where it has ended."""
 
     state: RunState
-    reason: str
+    reason: Line
 
 
 @dataclass(frozen=True)
@@ -282,8 +284,8 @@ class Finish(Ask[End]):
     job: str
     member: Life
     progress: Progress | None = None
-    parameters_sha256: str = ""
-    failure: str = ""
+    parameters_sha256: Line = ""
+    failure: Line = ""
     until_end: bool = False
     has_lost: bool = False
     exit_code: int | None = None
@@ -309,8 +311,8 @@ class Assigned:
 
     ranks: tuple[int, ...]
     state: RunState
-    reason: str
-    awaited: str
+    reason: Line
+    awaited: Line
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,14 @@ class Attend(Ask[Assigned]):
 
     job: str
     agent: int
-    name: str
+    name: Line
     settings_digest: str
     runs: tuple[int, ...] = ()
     leaves: bool = False
+
+
+ALL: Final = (
+    *(Begin, Join, Vouch, BringLayout, Heartbeat, GetPlan, ReportSteps, FixLastStep, DecideCheckpoint),
+    *(Stored, Copy, Compare, Finish, GetProfile, Attend),
+)
+"""Asks of members and agents."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from taihu.core.base.words import Line
 from taihu.core.coordination.control.control import Ask
 from taihu.core.coordination.membership.members import MemberId, Progress, RunState
 
@@ -15,7 +16,7 @@ class MemberStatus:
     """One member that has joined: where others reach it, and where it is."""
 
     member: MemberId
-    address: str = ""
+    address: Line = ""
     progress: Progress = Progress()  # noqa: RUF009 - it cannot be changed
     seconds_since_heartbeat: float = 0.0
     finished: bool = False
@@ -25,7 +26,7 @@ class MemberStatus:
 class AgentStatus:
     """One agent: the ranks of the workers that it runs, or is to run, and the seconds since its last call."""
 
-    name: str
+    name: Line
     ranks: tuple[int, ...]
     seconds_since_call: float
     leaves: bool
@@ -48,15 +49,15 @@ class RunStatus:
         agents: those that are there.
     """
 
-    job: str
+    job: Line
     state: RunState
-    reason: str = ""
+    reason: Line = ""
     members: tuple[MemberStatus, ...] = ()
     servers: int = 0
     workers: int = 0
     waiting_seconds: float = 0.0
-    checkpoint_problem: str = ""
-    stall: str = ""
+    checkpoint_problem: Line = ""
+    stall: Line = ""
     agents: tuple[AgentStatus, ...] = ()
 
 
@@ -73,4 +74,4 @@ class Stop(Ask[RunState]):
     """
 
     job: str
-    reason: str
+    reason: Line

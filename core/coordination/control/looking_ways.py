@@ -5,21 +5,22 @@ They need no arrays, as commands start with them: `taihu.core.coordination.contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, NoneType
+from typing import Any, Final, Generic, TypeVar, cast, get_args
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from taihu.core.base.errors import FrameError
 from taihu.core.coordination.control.control import Ask
-from taihu.core.coordination.control.kinds import NUMBERS, TOLD, Kind, each, fields_of, one
-from taihu.core.coordination.control.looking import AgentStatus, GetStatus, MemberStatus, RunStatus, Stop
-from taihu.core.coordination.membership.members import Life, MemberId, Progress, Role, RunState
+from taihu.core.coordination.control.kinds import Kind, Kinds, fields_of, kind_of
+from taihu.core.coordination.control.looking import GetStatus, Stop
+from taihu.core.coordination.membership.members import Life, MemberId, Role, RunState
 from taihu.protos import coordinator_pb2 as pb
 
-__all__ = ["COORDINATOR_SERVICE", "LIFE", "LOOKING", "PROGRESS", "STATE", "STATUS", "Way", "Ways", "by_ask"]
+__all__ = ["COORDINATOR_SERVICE", "LIFE", "LOOKING", "LOOKING_KINDS", "STATE", "Way", "Ways", "ways_of"]
 
 A = TypeVar("A")
 
@@ -27,41 +28,54 @@ _SERVICE: Final = pb.DESCRIPTOR.services_by_name["CoordinatorService"]
 COORDINATOR_SERVICE: Final = _SERVICE.full_name
 
 
+@dataclass(frozen=True)
 class Way(Generic[A]):
     """A call as gRPC carries it.
 
-    Args:
-        name: of the method.
-        ask: the class of what is asked.
-        answer: of the method's response; None where it says nothing.
-        kinds: of the fields of `ask`.
-
     Attributes:
-        path: of the method.
+        name: of the method, as that of the class of what is asked.
         request: the class of its message.
         response: the class of that which answers it.
-        asked: `ask` and its message.
+        asked: what is asked and its message.
         answered: the answer and its message.
     """
 
-    def __init__(self, name: str, ask: type[Ask[A]], answer: Kind[A] | None, kinds: Mapping[str, Kind[Any]]) -> None:
-        method = _SERVICE.methods_by_name[name]
-        self.name = name
-        self.ask = ask
-        self.path = f"/{COORDINATOR_SERVICE}/{name}"
-        self.request: type[Message] = GetMessageClass(method.input_type)
-        self.response: type[Message] = GetMessageClass(method.output_type)
-        self.asked: Kind[Ask[A]] = fields_of(self.request, ask, kinds)
-        self.answered: Kind[Any] = answer or Kind(lambda _: self.response(), lambda _: None)
+    name: str
+    request: type[Message]
+    response: type[Message]
+    asked: Kind[Ask[A]]
+    answered: Kind[A]
+
+    @property
+    def path(self) -> str:
+        """The method as a channel names it."""
+        return f"/{COORDINATOR_SERVICE}/{self.name}"
 
 
 Ways = Mapping[type[Ask[Any]], Way[Any]]
 """Calls by the class of what is asked."""
 
 
-def by_ask(*ways: Way[Any]) -> Ways:
-    """The ways by what they ask."""
-    return MappingProxyType({way.ask: way for way in ways})
+def ways_of(asks: Iterable[type[Ask[Any]]], kinds: Kinds) -> Ways:
+    """The ways of asks whose values are of `kinds`."""
+    return MappingProxyType({ask: _way_of(ask, kinds) for ask in asks})
+
+
+def _way_of(ask: type[Ask[Any]], kinds: Kinds) -> Way[Any]:
+    method = _SERVICE.methods_by_name[ask.__name__]
+    request, response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+    (answer,) = get_args(cast("Any", ask).__orig_bases__[0])
+    return Way(method.name, request, response, fields_of(request, ask, kinds), _answered(response, answer, kinds))
+
+
+def _answered(response: type[Message], answer: Any, kinds: Kinds) -> Kind[Any]:
+    """An answer as a response: none, all of its fields, or the one that it has."""
+    if answer is NoneType:
+        return Kind(lambda _: response(), lambda _: None)
+    if len(places := response.DESCRIPTOR.fields) > 1:
+        return kinds.get(answer) or fields_of(response, answer, kinds)
+    name, kind = places[0].name, kind_of(answer, places[0], kinds)
+    return Kind(lambda value: response(**{name: kind.to(value)}), lambda found: kind.of(getattr(found, name)))
 
 
 def _life_of(message: pb.Member) -> Life:
@@ -91,30 +105,14 @@ def _state_of(number: pb.RunState.ValueType) -> RunState:
 
 LIFE: Final = Kind(_life_to, _life_of)
 STATE: Final = Kind(_state_to, _state_of)
-PROGRESS: Final = fields_of(
-    pb.Progress,
-    Progress,
-    {"begun": NUMBERS, **dict.fromkeys(("test_metric", "path", "waits_for", "busy_with", "waits_in"), TOLD)},
-)
-# Without its life: who knows that may speak as the member.
-_MEMBER: Final = Kind[MemberId](lambda member: _life_to(Life(member, 0)), lambda message: _life_of(message).member)
-_MEMBERS: Final = each(
-    fields_of(pb.MemberStatus, MemberStatus, {"member": _MEMBER, "address": TOLD, "progress": PROGRESS})
-)
-_AGENTS: Final = each(fields_of(pb.AgentStatus, AgentStatus, {"name": TOLD, "ranks": NUMBERS}))
-STATUS: Final = fields_of(
-    pb.GetStatusResponse,
-    RunStatus,
+LOOKING_KINDS: Final[Kinds] = MappingProxyType(
     {
-        "state": STATE,
-        "members": _MEMBERS,
-        "agents": _AGENTS,
-        **dict.fromkeys(("job", "reason", "checkpoint_problem", "stall"), TOLD),
-    },
+        Life: LIFE,
+        RunState: STATE,
+        # Without its life: who knows that may speak as the member.
+        MemberId: Kind[MemberId](lambda member: _life_to(Life(member, 0)), lambda found: _life_of(found).member),
+    }
 )
-
-LOOKING: Final = by_ask(
-    Way("GetStatus", GetStatus, STATUS, {}),
-    Way("Stop", Stop, one(pb.StopResponse, "state", STATE), {"reason": TOLD}),
-)
+"""Kinds of the words of a run."""
+LOOKING: Final = ways_of((GetStatus, Stop), LOOKING_KINDS)
 """Calls of whoever looks on."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -16,38 +17,23 @@ from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.gathering import WrittenPart
 from taihu.core.checkpoint.held_steps import MOST_HELD, Label
 from taihu.core.coordination.control import asks
-from taihu.core.coordination.control.control import Ask
-from taihu.core.coordination.control.kinds import (
-    NUMBERS,
-    OR_ZERO,
-    TOLD,
-    WORDS,
-    Kind,
-    checked,
-    each,
-    fields_of,
-    maybe,
-    one,
-    spread,
-)
-from taihu.core.coordination.control.looking_ways import LIFE, LOOKING, PROGRESS, STATE, Way, Ways, by_ask
+from taihu.core.coordination.control.kinds import Kind, Kinds, fields_of
+from taihu.core.coordination.control.looking_ways import LOOKING, LOOKING_KINDS, Ways, ways_of
 from taihu.core.coordination.membership.members import Begun
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job.update_rules import CONSTANTS, UpdateRules
+from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 from taihu.core.model.world import World
 from taihu.core.planner.carriage import CARRIAGES, Carriage
-from taihu.core.planner.groups import Group
-from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
+from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
 from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm
 from taihu.core.settings import OptimizerSettings
 from taihu.core.wire.frames.codec import layout_from_message, layout_to_message
 from taihu.protos import coordinator_pb2 as pb
 
-__all__ = ["BEGUN", "HELD", "LENGTH", "PART", "PLAN", "UPDATES", "WAYS"]
-
-A = TypeVar("A")
+__all__ = ["HELD", "LABEL", "PART", "PLAN", "UPDATES", "WAYS"]
 
 
 def _check_length(length: RunLength) -> None:
@@ -86,9 +72,11 @@ def _optimizer_of(message: pb.UpdateRule) -> OptimizerSettings:
         raise FrameError(f"update rules that make no sense: {error.errors()[0]['msg']}") from None
 
 
-def _check_held(held: frozenset[Label]) -> None:
+def _held_of(found: Iterable[pb.HeldStep]) -> frozenset[Label]:
+    held = frozenset(map(LABEL.of, found))
     if len(held) > MOST_HELD:
         raise FrameError(f"{len(held)} held steps: expected at most {MOST_HELD}")
+    return held
 
 
 def _carriage_of(number: pb.Carriage.ValueType) -> Carriage:
@@ -110,141 +98,60 @@ def _file_of(message: pb.StoredRequest | pb.HeldPart) -> PartFile | None:
 
 
 def _part_to(part: WrittenPart | asks.LeftOut) -> pb.HeldPart:
-    of = _LABEL.to(part.label)
+    of = LABEL.to(part.label)
     if isinstance(part, asks.LeftOut):
         return pb.HeldPart(of=of, left_out=part.why)
     return pb.HeldPart(of=of, **part.file._asdict(), run=part.run)
 
 
 def _part_of(message: pb.HeldPart) -> WrittenPart | asks.LeftOut:
-    label, file = _LABEL.of(message.of), _file_of(message)
+    label, file = LABEL.of(message.of), _file_of(message)
     return asks.LeftOut(label, message.left_out) if file is None else WrittenPart(label, file, message.run)
 
 
 def _begun_to(answer: Begun | asks.Again) -> pb.BeginResponse:
-    message: pb.BeginResponse = _BEGUN.to(answer) if isinstance(answer, Begun) else _AGAIN.to(answer)
-    message.again = not isinstance(answer, Begun)
-    return message
+    if isinstance(answer, Begun):
+        return pb.BeginResponse(**asdict(answer))
+    return pb.BeginResponse(again=True, wanted=None if answer.wanted is None else LABEL.to(answer.wanted))
 
 
-LENGTH: Final = checked(fields_of(pb.RunLength, RunLength), _check_length)
-UPDATES: Final = checked(
-    fields_of(
-        pb.UpdateRules,
-        UpdateRules,
-        {
-            "optimizers": each(Kind(_optimizer_to, _optimizer_of)),
-            **dict.fromkeys(("weight_decays", "parameter_groups", "owners"), NUMBERS),
-        },
-    ),
-    _check_updates,
-)
-_LAYOUT: Final = Kind(layout_to_message, layout_from_message)
-_STEPS: Final = each(
-    checked(
-        fields_of(
-            pb.StepMeasurement,
-            StepMeasurement,
-            {"backward_seconds": NUMBERS, "groups": each(fields_of(pb.GroupMeasurement, GroupMeasurement))},
-        ),
-        _check_times,
-    )
-)
-_LABEL: Final = fields_of(pb.HeldStep, Label)
-HELD: Final = checked(
-    Kind[frozenset[Label]](
-        lambda held: [_LABEL.to(label) for label in sorted(held)], lambda found: frozenset(map(_LABEL.of, found))
-    ),
-    _check_held,
-)
+def _begun_of(found: pb.BeginResponse) -> Begun | asks.Again:
+    if found.again:
+        return asks.Again(LABEL.of(found.wanted) if found.HasField("wanted") else None)
+    return Begun(found.generation, found.step, dict(found.compression), found.is_trial, told(found.because))
+
+
+def _profile_to(profile: Profile | None) -> Mapping[str, str]:
+    return {"profile_json": "" if profile is None else json.dumps(profile.to_json())}
+
+
+def _profile_of(found: pb.GetProfileResponse) -> Profile | None:
+    return Profile.from_json(json.loads(found.profile_json)) if found.profile_json else None
+
+
+LABEL: Final = fields_of(pb.HeldStep, Label, {})
+HELD: Final = Kind[frozenset[Label]](lambda held: [LABEL.to(label) for label in sorted(held)], _held_of)
 PART: Final = Kind[WrittenPart | asks.LeftOut](_part_to, _part_of)
-_FILE: Final = spread(lambda file: {} if file is None else file._asdict(), _file_of)
-PLAN: Final = fields_of(
-    pb.GetPlanResponse,
-    Plan,
+UPDATES: Final = fields_of(
+    pb.UpdateRules, UpdateRules, {OptimizerSettings: Kind(_optimizer_to, _optimizer_of)}, _check_updates
+)
+_KINDS: Final[Kinds] = MappingProxyType(
     {
-        "groups": each(fields_of(pb.Group, Group)),
-        "layout": _LAYOUT,
-        "routes": each(Kind(lambda route: pb.Route.Value(f"ROUTE_{route.name}"), _route_of)),
-        "length": maybe(LENGTH),
-        "carriage": Kind(lambda carriage: pb.Carriage.Value(f"CARRIAGE_{carriage.upper()}"), _carriage_of),
-        "updates": maybe(UPDATES),
-        "world": spread(asdict, lambda found: World(found.servers, found.workers)),
-    },
-)
-_BEGUN: Final = fields_of(pb.BeginResponse, Begun, {"compression": WORDS, "because": TOLD})
-_AGAIN: Final = fields_of(pb.BeginResponse, asks.Again, {"wanted": maybe(_LABEL)})
-_PROFILE: Final = spread(
-    lambda profile: {"profile_json": "" if profile is None else json.dumps(profile.to_json())},
-    lambda found: Profile.from_json(json.loads(found.profile_json)) if found.profile_json else None,
-)
-BEGUN: Final = Kind[Begun | asks.Again](
-    _begun_to, lambda found: _AGAIN.of(found) if found.again else _BEGUN.of(found)
-)
-_HEARD: Final = fields_of(
-    pb.HeartbeatResponse, asks.Heard, {"state": STATE, "reason": TOLD, "stop_reason": TOLD, "last_step": OR_ZERO}
-)
-_PEERS: Final = fields_of(
-    pb.JoinResponse,
-    asks.Peers,
-    dict.fromkeys(("server_addresses", "worker_addresses", "worker_incarnations"), NUMBERS),
-)
-_ENDED: Final = fields_of(pb.FinishResponse, asks.End, {"state": STATE, "reason": TOLD})
-_ASSIGNED: Final = fields_of(
-    pb.AttendResponse, asks.Assigned, {"ranks": NUMBERS, "state": STATE, "reason": TOLD, "awaited": TOLD}
-)
-_KNOWN: Final = fields_of(pb.GetProfileResponse, asks.Known, {"plan": maybe(PLAN), "profile": _PROFILE})
-
-
-def _of_member(name: str, ask: type[Ask[A]], answer: Kind[A] | None = None, **kinds: Kind[Any]) -> Way[A]:
-    return Way(name, ask, answer, {"member": LIFE, **kinds})
-
-
-WAYS: Final[Ways] = MappingProxyType(
-    {
-        **LOOKING,
-        **by_ask(
-            _of_member("Begin", asks.Begin, BEGUN, held=HELD, part=maybe(PART)),
-            _of_member(
-                "Join",
-                asks.Join,
-                _PEERS,
-                address=TOLD,
-                layout=maybe(_LAYOUT),
-                settings=WORDS,
-                length=maybe(LENGTH),
-            ),
-            _of_member("Vouch", asks.Vouch, caller=LIFE),
-            _of_member("BringLayout", asks.BringLayout, layout=_LAYOUT, updates=maybe(UPDATES)),
-            _of_member(
-                "Heartbeat",
-                asks.Heartbeat,
-                _HEARD,
-                progress=PROGRESS,
-                wants_stop=TOLD,
-                known_last_step=OR_ZERO,
-            ),
-            _of_member("GetPlan", asks.GetPlan, PLAN),
-            _of_member("ReportSteps", asks.ReportSteps, PLAN, steps=_STEPS),
-            _of_member("FixLastStep", asks.FixLastStep, one(pb.FixLastStepResponse, "last_step")),
-            _of_member(
-                "DecideCheckpoint", asks.DecideCheckpoint, fields_of(pb.DecideCheckpointResponse, asks.Decision)
-            ),
-            _of_member("Stored", asks.Stored, file=_FILE, left_out=TOLD),
-            _of_member("Copy", asks.Copy, of=_LABEL),
-            _of_member("Compare", asks.Compare, parameters_sha256=TOLD),
-            _of_member(
-                "Finish",
-                asks.Finish,
-                _ENDED,
-                progress=maybe(PROGRESS),
-                parameters_sha256=TOLD,
-                failure=TOLD,
-                exit_code=maybe(),
-            ),
-            Way("GetProfile", asks.GetProfile, _KNOWN, {}),
-            Way("Attend", asks.Attend, _ASSIGNED, {"name": TOLD, "runs": NUMBERS}),
-        ),
+        **LOOKING_KINDS,
+        Layout: Kind(layout_to_message, layout_from_message),
+        RunLength: fields_of(pb.RunLength, RunLength, {}, _check_length),
+        StepMeasurement: fields_of(pb.StepMeasurement, StepMeasurement, {}, _check_times),
+        UpdateRules: UPDATES,
+        SparseAlgorithm: Kind(lambda route: pb.Route.Value(f"ROUTE_{route.name}"), _route_of),
+        Carriage: Kind(lambda carriage: pb.Carriage.Value(f"CARRIAGE_{carriage.upper()}"), _carriage_of),
+        World: Kind(asdict, lambda found: World(found.servers, found.workers), is_spread=True),
+        PartFile | None: Kind(lambda file: {} if file is None else file._asdict(), _file_of, is_spread=True),
+        frozenset[Label]: HELD,
+        WrittenPart | asks.LeftOut: PART,
+        Begun | asks.Again: Kind(_begun_to, _begun_of),
+        Profile | None: Kind(_profile_to, _profile_of, is_spread=True),
     }
 )
+PLAN: Final = fields_of(pb.GetPlanResponse, Plan, _KINDS)
+WAYS: Final[Ways] = MappingProxyType({**LOOKING, **ways_of(asks.ALL, _KINDS)})
 """All calls."""
