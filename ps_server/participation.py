@@ -122,10 +122,10 @@ class Participation:
                 with coordinator.changing() as (members, _):
                     members.outcome.lost(MemberId(Role.WORKER, rank), how)
 
+            # It stays open: calls of workers that come late hear why the run has ended.
             control = MemoryControl(MemoryPlace(desk), caller=str(self._member))
             client = CoordinatorClient(control, self._job, self._member, self._incarnation)
             with (
-                client,
                 self._serving(client, recorder, lost, COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):

@@ -22,10 +22,11 @@ from typing import Generic, Protocol, TypeVar
 __all__ = ["Answering", "Ask", "Call", "Control"]
 
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 
 
-class Ask(Generic[A]):
-    """A call of the coordinator with all that it says; the answer is an `A`."""
+class Ask(Generic[A_co]):
+    """A call of the coordinator with all that it says; the answer is an `A_co`."""
 
 
 class Control(Protocol):
