@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from support.daemons import free_port
+from taihu.core.coordination.checkpointing import Checkpointing
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.control.control import Answering, Control
 from taihu.core.coordination.control.memory import MemoryControl, MemoryPlace
@@ -95,7 +96,9 @@ def place(kind: str) -> Iterator[Place]:
 def coordinator_of(job: Job, terms: Terms | None = None, generation: int = 0) -> Coordinator:
     """The coordinator of a job, whose plans are real; nobody has joined."""
     membership = Membership.of(job, terms or Terms(), generation)
-    return Coordinator(membership, lambda layout: Planning(job, layout, one_host=True), SystemClock())
+    clock = SystemClock()
+    checkpointing = Checkpointing.of(job, clock)
+    return Coordinator(membership, lambda layout: Planning(job, layout, one_host=True), clock, checkpointing)
 
 
 def life_of(member: MemberId) -> Life:
