@@ -30,7 +30,7 @@ from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
 from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm
 from taihu.core.settings import OptimizerSettings
-from taihu.core.wire.frames.codec import layout_from_message, layout_to_message
+from taihu.core.wire.frames.layouts import layout_from_message, layout_to_message
 from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["HELD", "LABEL", "PART", "PLAN", "UPDATES", "WAYS"]
