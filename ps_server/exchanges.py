@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -22,6 +20,8 @@ from taihu.core.base.errors import (
     TaihuError,
 )
 from taihu.core.process.programs.preparation import give_back_freed_memory
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Lock
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience
@@ -53,7 +53,7 @@ class WorkerExchange:
         self,
         identity: WorkerIdentity,
         origin: Origin,
-        connection: socket.socket | None,
+        connection: Socket | None,
         *,
         lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
@@ -64,7 +64,7 @@ class WorkerExchange:
         self.shares = False
         """Whether the worker's last frame had its values in shared memory."""
         self._is_ended = False
-        self._ending = threading.Lock()
+        self._ending = Lock()
         self._on_lost = on_lost
         self._origin = origin
         self._faults = faults
@@ -88,7 +88,7 @@ class WorkerExchange:
         """Bytes that were sent beside the stream so far."""
         return self._connection.sent_bytes if self._connection is not None else 0
 
-    def connect(self, connection: socket.socket) -> None:
+    def connect(self, connection: Socket) -> None:
         """Take frames on `connection`, too; a former one is cut."""
         origin = self._origin
         lost = partial(self._on_lost, self)
@@ -170,9 +170,9 @@ class Exchanges:
         self._on_lost = on_lost
         self._tracer = tracer
         self._clock = SystemClock()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._exchanges: dict[int, WorkerExchange] = {}
-        self._connections: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
+        self._connections: dict[int, tuple[WorkerIdentity, Socket]] = {}
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
         self._keeps_none = False
@@ -219,7 +219,7 @@ class Exchanges:
             self._raise_failure()
             self._gradients[identity] = gradients
 
-    def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
+    def keep(self, identity: WorkerIdentity, connection: Socket) -> None:
         """Keep a connection for the worker's open exchange, or for the one that it will open next.
 
         One that comes when this server takes none any more is closed.
@@ -287,7 +287,7 @@ class Exchanges:
             _until_it_has_ended(requests)
             exchange.close()
 
-    def _connection_of(self, identity: WorkerIdentity) -> socket.socket | None:
+    def _connection_of(self, identity: WorkerIdentity) -> Socket | None:
         """The connection that the worker has opened, unless it has given it up since."""
         owner, connection = self._connections.pop(identity.rank, (None, None))
         if connection is None or (owner == identity and is_open(connection)):

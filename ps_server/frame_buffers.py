@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from taihu.core.system.threads import Lock
 
 __all__ = ["FrameBuffers"]
 
@@ -22,7 +23,7 @@ class FrameBuffers:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._free: dict[tuple[int, np.dtype[Any]], list[Array]] = defaultdict(list)
         self._lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
 

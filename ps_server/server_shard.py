@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
 from taihu.core.planner.partition import FrameSpec, Shard
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
 from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType, dense_values
@@ -107,7 +107,7 @@ class ServerShard:
         self._chaos = chaos or NoChaos()
         self._value_type = ValueType.named(job.train.precision)
         self._state_frames = partition.state_frames(plan.frame_elements)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._step = 0
         self._rates = None if plan.updates is None else StepRates(len(plan.updates.weight_decays))
         self._optimizer = _optimizer_of(job, plan, partition, parameters, self._rates)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -24,6 +23,7 @@ from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.writer import PartWriter
 from taihu.core.coordination.vouching import Vouch
 from taihu.core.job import Job
+from taihu.core.system.threads import spawn
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.codec import frame_from_message, layout_from_message
@@ -134,10 +134,7 @@ class ParameterServerServicer:
             exchange = self._exchanges.open(identity)
         except TaihuError as error:
             abort(context, error)
-        reader = threading.Thread(
-            target=self._exchanges.read, args=(requests, exchange), name=f"read-{identity.rank}", daemon=True
-        )
-        reader.start()
+        spawn(f"read-{identity.rank}", self._exchanges.read, requests, exchange)
         try:
             yield from exchange.messages()
         except TaihuError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from taihu.core.base.errors import ModelError, PeerUnreachableError, StaleError, TaihuError
@@ -14,6 +13,7 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import Shard
+from taihu.core.system.threads import Condition
 from taihu.core.wire.base.clock import Clock
 from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.server_shard import ServerShard
@@ -48,7 +48,7 @@ class ShardHolder:
         self._clock = clock
         self._recorder = recorder
         self._chaos = chaos
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._shard: ServerShard | None = None
         self._failure: TaihuError | None = None
 

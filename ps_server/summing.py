@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from taihu.core.compression import Compressor, Unit
 from taihu.core.compression.balance import Weighed, Weighing
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
+from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.wire.frames.headers import Frame, ValueType, dense_values, selected_values
 from taihu.core.wire.frames.kinds import Encoding, Gradients
 from taihu.kernels.base.half import HalfKind, from_half

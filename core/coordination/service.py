@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +17,7 @@ from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership import messages, part_messages
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
 from taihu.core.coordination.plans.plan_messages import plan_to_message
+from taihu.core.system.chance import random_bits
 from taihu.core.wire.base.address import host_of_peer
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.codec import layout_from_message
@@ -33,7 +33,7 @@ COORDINATOR_SERVICE = pb.DESCRIPTOR.services_by_name["CoordinatorService"].full_
 
 def new_incarnation() -> int:
     """A number for this life of a process; 63 bits, never 0."""
-    return secrets.randbits(62) + 1
+    return random_bits(62) + 1
 
 
 class CoordinatorServicer(CoordinatorServiceServicer):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +15,8 @@ from taihu.core.coordination.membership.messages import plain, state_from_messag
 from taihu.core.job import Job
 from taihu.core.job.security import security_of
 from taihu.core.security.identity import member_name
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.threads import Event
 from taihu.core.wire.base.status import error_from_rpc
 from taihu.core.wire.serving.channel import open_channel
 from taihu.protos import coordinator_pb2 as pb
@@ -65,9 +65,9 @@ class Attending:
         self._peer = f"coordinator at {self._address}"
         self.runs: Iterable[int] = ()
         self.leaves = False
-        self.answer = Answer(error=PeerUnreachableError(f"{self._peer}: no answer yet"), heard_s=time.monotonic())
+        self.answer = Answer(error=PeerUnreachableError(f"{self._peer}: no answer yet"), heard_s=monotonic())
 
-    def work(self, over: threading.Event) -> None:
+    def work(self, over: Event) -> None:
         """Ask until it is `over`."""
         while not over.is_set():
             try:
@@ -109,4 +109,4 @@ class Attending:
                 raise error from None
             raise PeerUnreachableError(str(error)) from None
         state = state_from_message(response.state)
-        return Answer(tuple(response.ranks), state, response.reason, response.awaited, None, time.monotonic())
+        return Answer(tuple(response.ranks), state, response.reason, response.awaited, None, monotonic())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, TaihuError
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Event, Lock, spawn
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
@@ -39,23 +39,23 @@ class AnsweredExchange:
         self.identity = identity
         self._origin = Origin("who measures", identity.sender, "this doctor", patience)
         self._stream = StreamSender(self._origin.name)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._moved_bytes = 0
         self._closed = False
         self._connection: FrameConnection | None = None
-        self._is_connected = threading.Event()
+        self._is_connected = Event()
         self._values: NDArray[np.float32] = np.ones(_MOST_ELEMENTS, dtype=np.float32)
         self._room: NDArray[Any] = np.empty(MAX_PAYLOAD_BYTES, dtype=np.uint8)
 
     def messages(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """The answers of the stream until it ends; raises the TaihuError that it ends with."""
-        threading.Thread(target=self._read, args=(requests,), name="doctor-read", daemon=True).start()
+        spawn("doctor-read", self._read, requests)
         try:
             yield from self._stream.messages()
         finally:
             self.close()
 
-    def connect(self, connection: socket.socket) -> None:
+    def connect(self, connection: Socket) -> None:
         """Answer on a connection, too, one in all."""
         sink = Sink(
             (Gradients, Question),

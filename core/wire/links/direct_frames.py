@@ -6,18 +6,18 @@ all frames of a connection.
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DamagedFrameError, MemberLostError, RunError, TaihuError
+from taihu.core.system.queues import Empty, SimpleQueue
+from taihu.core.system.sockets import SHUT_RDWR, SHUT_WR, Socket
+from taihu.core.system.threads import current_thread, make_thread, spawn
 from taihu.core.wire.frames.checksum import checksum_of_all
 from taihu.core.wire.frames.direct_header import HEADER_BYTES, check_header, number_in, pack_header, unpack_header
 from taihu.core.wire.frames.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
@@ -42,7 +42,7 @@ class DirectReceiver:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Socket,
         origin: Origin,
         sink: Sink,
         on_lost: Callable[[TaihuError], None],
@@ -57,7 +57,7 @@ class DirectReceiver:
         self._header = memoryview(bytearray(HEADER_BYTES))
         self._scratch = np.empty(0, dtype=np.uint8)
         self._arriving = ArrivingFrames(origin)
-        self._thread = threading.Thread(target=self._run, name="direct-receive", daemon=True)
+        self._thread = make_thread("direct-receive", self._run)  # known before it begins: it may be who closes
         self._thread.start()
 
     def join(self) -> None:
@@ -67,8 +67,8 @@ class DirectReceiver:
     def close(self) -> None:
         """Cut the connection, if the other side has not ended it."""
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        if self._thread is not threading.current_thread():
+            self._connection.shutdown(SHUT_RDWR)
+        if self._thread is not current_thread():
             self._thread.join()
 
     def _run(self) -> None:
@@ -148,7 +148,7 @@ class DirectSender:
 
     def __init__(
         self,
-        connection: socket.socket,
+        connection: Socket,
         peer: str,
         on_lost: Callable[[TaihuError], None],
         *,
@@ -164,8 +164,7 @@ class DirectSender:
         self._number = 0
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._urgent: deque[Item] = deque()
-        self._thread = threading.Thread(target=self._run, name="direct-send", daemon=True)
-        self._thread.start()
+        self._thread = spawn("direct-send", self._run)
 
     def send(self, header: FrameHeader, pieces: Sequence[Values], *, urgent: bool = False) -> None:
         """Queue a frame; its pieces, contiguous arrays, are read when its turn comes."""
@@ -207,7 +206,7 @@ class DirectSender:
         if self._thread.is_alive():
             self._stopped = True
             with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
+                self._connection.shutdown(SHUT_RDWR)
             self._thread.join()
 
     def _run(self) -> None:
@@ -230,7 +229,7 @@ class DirectSender:
             raise
         finally:
             with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_WR)
+                self._connection.shutdown(SHUT_WR)
             self._connection.close()
             self._is_over = True
             self._tell_if_over()
@@ -273,7 +272,7 @@ class DirectSender:
         if fault is FrameFault.TRUNCATE:
             self._connection.sendall(whole[: len(whole) // 2])
             # Before anybody is told, who may wait for the other side's word. It ends the way back.
-            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.shutdown(SHUT_WR)
             raise ConnectionAbortedError("a frame was broken off")
         for _ in range(2 if fault is FrameFault.DUPLICATE else 1):
             self._connection.sendall(whole)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import DamagedFrameError, MemberLostError, TaihuError
+from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.wire.frames.codec import read_frame
 from taihu.core.wire.frames.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
 from taihu.core.wire.frames.headers import Frame, FrameHeader
