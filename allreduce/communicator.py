@@ -35,13 +35,14 @@ from taihu.core.settings import Transport
 from taihu.core.system.threads import Condition, Event
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.frames.frame_faults import FrameFaults
-from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell
 from taihu.core.wire.links.direct_connection import DirectListener
-from taihu.core.wire.links.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
+from taihu.core.wire.links.inbox import Origin, Sink
+from taihu.core.wire.links.outbox import OutgoingFrame, last_word
+from taihu.core.wire.links.pipe import Carrier, PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.core.wire.links.sink import Origin, Sink
 
 __all__ = ["Communicator"]
 
@@ -158,7 +159,7 @@ class Communicator:
     def _open_link(self, rank: int, address: str) -> FrameLink:
         peer = Sender(self._identity.job, 0, rank)
         origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
-        events = LinkEvents(self.fail, partial(self._ended_by, rank))
+        events = PipeEvents(self.fail, partial(self._ended_by, rank))
         end = LinkEnd(PEER_SERVICE, address, origin, member_name("worker", rank), self._security)
         link = FrameLink(end, self._identity, _NOTHING, events, faults=self._faults)
         link.open()
@@ -542,9 +543,8 @@ class Communicator:
         if self._operations.leave(sender) and (left := self._operations.left) is not None:
             self.fail(left)
 
-    def _farewell(self, failure: str = "") -> FrameHeader:
-        nowhere = Address(At(0, 0, self._operations.attempt), 0, 0, 0)
-        return FrameHeader(self._identity.sender, nowhere, Farewell(failure), Encoding.NONE)
+    def _farewell(self, failure: str = "") -> OutgoingFrame:
+        return last_word(self._identity.sender, At(0, 0, self._operations.attempt), failure)
 
 
 _NOTHING = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)

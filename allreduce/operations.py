@@ -23,8 +23,9 @@ from taihu.core.system.threads import Condition, RLock
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import ActivationPart, RingSegment, SparseMessage
-from taihu.core.wire.links.frame_link import Carrier, FrameLink
-from taihu.core.wire.links.sink import Sink
+from taihu.core.wire.links.frame_link import FrameLink
+from taihu.core.wire.links.inbox import Sink
+from taihu.core.wire.links.pipe import Carrier
 
 __all__ = ["AnyOperation", "Operations"]
 

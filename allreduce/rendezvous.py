@@ -25,8 +25,8 @@ from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 from taihu.core.planner.carriage import carrier_in, first_carriage
 from taihu.core.wire.base.address import is_loopback
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
 from taihu.core.wire.frames.frame_faults import FrameFaults
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.core.wire.frames.identity import WorkerIdentity
 
 __all__ = ["Meeting", "listen_for_peers", "meet"]

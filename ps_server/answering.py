@@ -18,7 +18,7 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import Encoding
-from taihu.core.wire.links.under_way import OutgoingFrame
+from taihu.core.wire.links.outbox import OutgoingFrame
 from taihu.kernels.base.half import HalfKind, to_half
 from taihu.kernels.packing.few_bits import STEP_BYTES, pack_codes
 from taihu.kernels.packing.pack import pack

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import (
-    FrameError,
     GivenUpError,
     MemberLostError,
     RunError,
@@ -28,11 +27,13 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import Frame, frame_of
 from taihu.core.wire.frames.identity import WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Question, Rates
+from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Question, Rates
 from taihu.core.wire.links.direct_connection import is_open
-from taihu.core.wire.links.frame_link import FrameConnection
-from taihu.core.wire.links.sink import Origin, Sink
-from taihu.core.wire.links.stream import StreamReader, StreamSender
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.pipe import PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.stream_pipe import StreamPipe
 from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.ps_server.aggregator import Outcome
 from taihu.ps_server.answering import Answer
@@ -45,8 +46,12 @@ class WorkerExchange:
     """A worker's frames come in the stream or on a connection beside it, and are answered there.
 
     `take(exchange, frame)` gets them, and may keep them: dense ones of the connection in memory that `lend(count,
-    dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not. The
-    stream yields `messages`; messages to people say what `origin` does. `faults` are those of answers.
+    dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not; messages
+    to people say what `origin` does. `faults` are those of answers.
+
+    Attributes:
+        shares: whether the worker's last frame had its values in shared memory.
+        stream: the pipe of the worker's call.
     """
 
     def __init__(
@@ -62,79 +67,67 @@ class WorkerExchange:
     ) -> None:
         self.identity = identity
         self.shares = False
-        """Whether the worker's last frame had its values in shared memory."""
         self._is_ended = False
         self._ending = Lock()
         self._on_lost = on_lost
         self._origin = origin
         self._faults = faults
-        self._stream = StreamSender(origin.name, faults=faults)
-        self._reader = StreamReader(origin)
         self._take = take
-        self._sink = Sink(
-            (Gradients, Rates, Question),
-            places=lambda header: [lend(header.address.elements, header.value_type.dtype)],
-            take=lambda header, values, _: self._take_directly(frame_of(header, values[0].view(np.uint8))),
-            take_frame=self._take_directly,
-        )
-        self._connection: FrameConnection | None = None
+        self._lend = lend
+        out = Outbox(origin.name, faults=faults)
+        self.stream = StreamPipe(out, Inbox(origin, self._sink(out, (Gradients, Rates, Question, Farewell))))
+        self._connection: SocketPipe | None = None
         self._closed = False
-        self._answers_directly = connection is not None
+        # The answers go out where the last frame came in.
+        self._answers = out
         if connection is not None:
-            self.connect(connection)
+            self._answers = self.connect(connection)
+
+    def _sink(self, out: Outbox, kinds: tuple[type[Kind], ...]) -> Sink:
+        """The receiver of the pipe whose frames go out by `out`."""
+
+        def take(frame: Frame) -> None:
+            self._answers = out
+            self._take(self, frame)
+
+        return Sink(
+            kinds,
+            places=lambda header: [self._lend(header.address.elements, header.value_type.dtype)],
+            take=lambda header, values, _: take(frame_of(header, values[0].view(np.uint8))),
+            take_frame=take,
+        )
 
     @property
     def sent_directly(self) -> int:
         """Bytes that were sent beside the stream so far."""
-        return self._connection.sent_bytes if self._connection is not None else 0
+        return self._connection.out.sent_bytes if self._connection is not None else 0
 
-    def connect(self, connection: Socket) -> None:
-        """Take frames on `connection`, too; a former one is cut."""
+    def connect(self, connection: Socket) -> Outbox:
+        """Take frames on `connection`, too; a former one is cut. Returns where frames go out by it."""
         origin = self._origin
         lost = partial(self._on_lost, self)
         ended = partial(lost, MemberLostError(f"{origin.name} was lost: its connection ended"))
+        out = Outbox(origin.name, faults=self._faults)
+        inbox = Inbox(origin, self._sink(out, (Gradients, Rates, Question)))
         former = self._connection
-        self._connection = FrameConnection(connection, origin, self._sink, lost, ended, faults=self._faults)
+        self._connection = SocketPipe(connection, out, inbox, PipeEvents(lost, ended))
         if former is not None:
             former.close()
         if self._closed:
             self._connection.close()
-
-    def read(self, requests: Iterator[bytes]) -> Iterator[Frame]:
-        """The frames that come in the stream; raises what `StreamReader.read` does."""
-        for message in requests:
-            frame = self._reader.read(message)
-            if frame is not None:
-                yield frame
-
-    def take(self, frame: Frame) -> None:
-        """Take a frame that came in the stream; raises FrameError where it is of a kind that is not expected."""
-        self._sink.check(frame.header)
-        self._answers_directly = False
-        self._take(self, frame)
-
-    def _take_directly(self, frame: Frame) -> None:
-        self._answers_directly = True
-        self._take(self, frame)
+        return out
 
     def answer(self, answer: Answer) -> None:
-        """Queue an answer, on what the worker's last frame came on."""
-        if self._answers_directly and self._connection is not None:
-            # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
-            self._connection.put(answer, urgent=not answer.pieces)
-        else:
-            self._stream.put(answer)
+        """Queue an answer on the pipe by which the worker's last frame came."""
+        # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
+        self._answers.put(answer, urgent=not answer.pieces)
 
     def end(self, error: TaihuError | None) -> bool:
         """End the stream after what is queued, with `error` or well; returns whether this was what ended it."""
         with self._ending:
             first, self._is_ended = not self._is_ended, True
-        self._stream.end(error)
+        self.stream.out.end(error)
         return first
-
-    def messages(self) -> Iterator[bytes]:
-        """The messages of the stream until it ends; raises the error that it ends with."""
-        return self._stream.messages()
 
     def close(self) -> None:
         """Cut the connection. A worker that leaves in good order ends its stream first, which leads here."""
@@ -265,13 +258,7 @@ class Exchanges:
         """
         rank = exchange.identity.rank
         try:
-            for frame in exchange.read(requests):
-                if frame.header.sender.rank != rank:
-                    raise FrameError(f"frame of {frame.header.sender.label} in the exchange of worker {rank}")
-                if isinstance(frame.header.kind, Farewell):
-                    self._leave(rank)
-                else:
-                    exchange.take(frame)
+            exchange.stream.take(requests)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
             if exchange.end(None):
                 self._on_lost(rank, "its exchange ended")
@@ -295,13 +282,6 @@ class Exchanges:
         connection.close()
         return None
 
-    def _leave(self, rank: int) -> None:
-        """A worker leaves in good order, which ends the exchange of those who wait for it."""
-        try:
-            self._holder.shard.leave(rank)
-        except MemberLostError as error:
-            self.fail(error)
-
     def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
         if not isinstance(error, MemberLostError):
             exchange.end(error)
@@ -321,6 +301,10 @@ class Exchanges:
                 return
             if isinstance(header.kind, Rates):
                 shard.take_rates(frame)
+                return
+            if isinstance(header.kind, Farewell):
+                # In good order, which ends the exchange of those who wait for it.
+                shard.leave(identity.rank)
                 return
             exchange.shares = header.encoding is Encoding.SHARED
             outcome = shard.push(frame, self._gradients.get(identity))

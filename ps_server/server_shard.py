@@ -21,8 +21,8 @@ from taihu.core.optimization import OptimizerShard, RuledShard, StepRates, SumSh
 from taihu.core.planner.partition import FrameSpec, Shard
 from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
-from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType, dense_values
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE, At, Frame, FrameHeader, ValueType, dense_values
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Rates, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
@@ -169,7 +169,7 @@ class ServerShard:
         """Every frame of the current parameters, encoded."""
         for frame in self._state_frames:
             header = FrameHeader(self._sender, At(self._plan.version, self._step).range(frame), Parameters())
-            yield encode_frame(header, (self._parameters[frame.offset : frame.offset + frame.count],))
+            yield message_of(header, (self._parameters[frame.offset : frame.offset + frame.count],))
 
     def admit(self, rank: int, incarnation: int) -> None:
         """Let worker `rank` push; raises StaleError for a foreign rank."""

@@ -26,8 +26,10 @@ from taihu.core.job import Job
 from taihu.core.system.threads import spawn
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.status import abort
-from taihu.core.wire.frames.codec import frame_from_message, layout_from_message
-from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.frames.format import read_message
+from taihu.core.wire.frames.headers import dense_values
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_from_metadata
+from taihu.core.wire.frames.layouts import layout_from_message
 from taihu.core.wire.links.direct_connection import DirectListener
 from taihu.core.wire.links.shared_memory import buffer_from_message, buffer_to_message
 from taihu.core.wire.serving.metrics import ServerMetrics
@@ -85,7 +87,7 @@ class ParameterServerServicer:
         )
 
     def register(self, server: grpc.Server) -> None:
-        """Add the service to `server`; exchanged frames stay bytes, the codec reads them."""
+        """Add the service to `server`; frames stay bytes (`frames.format`)."""
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Initialize": grpc.stream_unary_rpc_method_handler(
@@ -136,7 +138,7 @@ class ParameterServerServicer:
             abort(context, error)
         spawn(f"read-{identity.rank}", self._exchanges.read, requests, exchange)
         try:
-            yield from exchange.messages()
+            yield from exchange.stream.out.messages()
         except TaihuError as error:
             abort(context, error)
         finally:
@@ -184,8 +186,9 @@ class ParameterServerServicer:
 
     def _initialize(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> pb.InitializeResponse:
         try:
-            self._check_first_worker(identity_from_metadata(context.invocation_metadata()))
-            initial = self._receive(requests)
+            identity = identity_from_metadata(context.invocation_metadata())
+            self._check_first_worker(identity)
+            initial = self._receive(requests, identity.sender)
             self._chaos.passes(Point.INITIALIZE)
             shard = self._holder.adopt(initial)
         except TaihuError as error:
@@ -193,7 +196,7 @@ class ParameterServerServicer:
         self._metrics.state_bytes.set(shard.state_bytes)
         return pb.InitializeResponse(elements=shard.elements)
 
-    def _receive(self, requests: Iterator[bytes]) -> Initialization:
+    def _receive(self, requests: Iterator[bytes], sender: Sender) -> Initialization:
         initial: Initialization | None = None
         for message in requests:
             request = _read_request(message)
@@ -201,7 +204,8 @@ class ParameterServerServicer:
             if kind == "layout" and initial is None:
                 initial = self._holder.begin(layout_from_message(request.layout))
             elif kind == "frame" and initial is not None:
-                initial.write(*frame_from_message(request.frame))
+                frame, _ = read_message(request.frame, sender, sender.label)
+                initial.write(frame.header, dense_values(frame))
             else:
                 raise FrameError("Initialize: expected the layout first, then frames")
         if initial is None:

@@ -9,6 +9,7 @@ import pytest
 import structlog
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.frames import read
 from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import RunError
@@ -16,10 +17,10 @@ from taihu.core.base.words import one_line, told
 from taihu.core.coordination.membership.messages import plain
 from taihu.core.process.entry import run_app
 from taihu.core.wire.base.log import configure_logs
-from taihu.core.wire.frames.codec import encode_frame, read_frame
-from taihu.core.wire.frames.headers import Address, At, FrameHeader
+from taihu.core.wire.frames.headers import At
 from taihu.core.wire.frames.identity import Sender
-from taihu.core.wire.frames.kinds import Encoding, Farewell
+from taihu.core.wire.frames.kinds import Farewell
+from taihu.core.wire.links.outbox import last_word
 from taihu.protos import coordinator_pb2 as pb
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\r\nerror: all is well\x9b2J\ud800"
@@ -47,11 +48,12 @@ def test_what_others_tell_is_bounded(text: str, times: int) -> None:
 
 
 def test_a_farewell_says_one_line() -> None:
-    header = FrameHeader(Sender("job", 7, 1), Address(At(0, 0), 0, 0, 0), Farewell(HOSTILE[:-1]), Encoding.NONE)
-    kind = read_frame(encode_frame(header, ())).header.kind
-    assert isinstance(kind, Farewell)
-    assert kind.failure == one_line(HOSTILE[:-1])
-    assert is_harmless(kind.failure)
+    sender = Sender("job", 7, 1)
+    frame = read(last_word(sender, At(0, 0), HOSTILE[:-1]).message(0), sender)
+    assert isinstance(frame.header.kind, Farewell)
+    assert frame.text == one_line(HOSTILE[:-1])
+    assert is_harmless(frame.text)
+    assert not read(last_word(sender, At(0, 0)).message(0), sender).text
 
 
 def test_all_texts_of_a_message_are_lines_that_print() -> None:

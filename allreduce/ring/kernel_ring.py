@@ -18,7 +18,7 @@ from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass
 from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
 from taihu.core.system.clocks import monotonic, sleep
 from taihu.core.system.sockets import SHUT_RDWR, Socket
-from taihu.core.wire.links.sink import damaged_error
+from taihu.core.wire.links.inbox import damaged_error
 from taihu.kernels.crc32c import HAS_INSTRUCTION
 from taihu.kernels.ring_pass import STATE, Status, run_pass
 from taihu.kernels.sums import ReduceKind, dtype_of

@@ -54,7 +54,7 @@ from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.base.host_names import is_known
 from taihu.core.wire.base.retry import call_until_reachable
 from taihu.core.wire.base.status import error_from_rpc
-from taihu.core.wire.frames.codec import layout_to_message
+from taihu.core.wire.frames.layouts import layout_to_message
 from taihu.core.wire.serving.channel import open_channel
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub

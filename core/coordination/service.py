@@ -20,7 +20,7 @@ from taihu.core.coordination.plans.plan_messages import plan_to_message
 from taihu.core.system.chance import random_bits
 from taihu.core.wire.base.address import host_of_peer
 from taihu.core.wire.base.status import abort
-from taihu.core.wire.frames.codec import layout_from_message
+from taihu.core.wire.frames.layouts import layout_from_message
 from taihu.core.wire.serving.refusal_log import RefusalLog
 from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import coordinator_pb2 as pb

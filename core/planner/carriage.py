@@ -14,7 +14,7 @@ from taihu.core.planner.measurement import StepMeasurement
 
 if TYPE_CHECKING:
     # It brings gRPC, which planning does not need.
-    from taihu.core.wire.links.frame_link import Carrier
+    from taihu.core.wire.links.pipe import Carrier
 
 __all__ = ["CARRIAGES", "Carriage", "carrier_in", "faster_carrier", "first_carriage", "steps_by"]
 

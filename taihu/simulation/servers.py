@@ -12,10 +12,10 @@ from typing import Final
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing
 from taihu.core.trace import Tracer
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.headers import At, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
 from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sizes import Sizes

@@ -128,7 +128,7 @@ def history() -> Threads:
 def endings() -> Threads:
     """One of those who end a worker's exchange is the first."""
     from taihu.core.wire.frames.identity import Sender, WorkerIdentity  # noqa: PLC0415 - simulated
-    from taihu.core.wire.links.sink import Origin  # noqa: PLC0415 - simulated
+    from taihu.core.wire.links.inbox import Origin  # noqa: PLC0415 - simulated
     from taihu.ps_server.exchanges import WorkerExchange  # noqa: PLC0415 - simulated
 
     exchanges = [

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from taihu.core.job import Job
 from taihu.core.traits.stages import STAGES, Stage
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
-from taihu.core.wire.frames.headers import ValueType
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE, ValueType
 from taihu.core.wire.links.shared_memory import SharedBuffer, allocate_values
 from taihu.worker.memory.half_arenas import HalfArenas
 from taihu.worker.memory.pages import Pages

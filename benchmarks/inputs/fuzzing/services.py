@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.inputs.fuzzing.target import Target
-from benchmarks.inputs.fuzzing.wire import header, sealed_frame, unsealed
+from benchmarks.inputs.fuzzing.wire import header, read, sealed_frame, unsealed
 from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.agreement import Agreement
@@ -33,8 +33,8 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.optimizers import OPTIMIZERS
-from taihu.core.wire.frames.codec import encode_frame, frame_from_message
-from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType, frame_of
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType, dense_values, frame_of
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates
 from taihu.protos import coordinator_pb2 as pb
@@ -252,7 +252,8 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
         except DecodeError as error:
             raise DamagedFrameError(str(error)) from None
         initial = Initialization("job", _PLAN, Shard(_LAYOUT, 1, 0), shared=False)
-        initial.write(*frame_from_message(request.frame))
+        frame = read(request.frame)
+        initial.write(frame.header, dense_values(frame))
         return initial
 
     return call
@@ -269,7 +270,7 @@ def _initial() -> bytes:
     request = parameter_server_pb2.InitializeRequest()
     first = Shard(_LAYOUT, 1, 0).state_frames(_PLAN.frame_elements)[0]
     head = FrameHeader(Sender("job", 7, 0), At(1, 0).range(first), Parameters())
-    request.frame.MergeFromString(encode_frame(head, [np.ones(first.count, dtype=np.float32)]))
+    request.frame = message_of(head, [np.ones(first.count, dtype=np.float32)])
     return request.SerializeToString()
 
 

@@ -14,7 +14,7 @@ from taihu.core.model.world import World
 from taihu.core.planner.carriage import CARRIAGES, Carriage
 from taihu.core.planner.groups import Group
 from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm
-from taihu.core.wire.frames.codec import layout_from_message, layout_to_message
+from taihu.core.wire.frames.layouts import layout_from_message, layout_to_message
 from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["plan_from_message", "plan_to_message"]

@@ -46,7 +46,7 @@ from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 
 if TYPE_CHECKING:
-    from taihu.core.wire.links.frame_link import Carrier
+    from taihu.core.wire.links.pipe import Carrier
 
 __all__ = ["bench_job", "exchange"]
 

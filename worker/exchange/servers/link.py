@@ -22,15 +22,16 @@ from taihu.core.security.identity import member_name
 from taihu.core.system.threads import Condition, Event, Lock
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
-from taihu.core.wire.links.frame_link import Carrier, FrameLink, LinkEnd
-from taihu.core.wire.links.frame_link import LinkEvents as WireEvents
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates, Summed
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
+from taihu.core.wire.links.inbox import Origin, Sink
+from taihu.core.wire.links.outbox import last_word
+from taihu.core.wire.links.pipe import Carrier, PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.core.wire.links.sink import Origin, Sink
 from taihu.worker.exchange.base.updates import Updates
 from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
 from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
@@ -115,7 +116,7 @@ class ServerLink:
             ),
             identity,
             Sink((Summed, Parameters), places=self._places, take=self._take_values, take_frame=self._take_frame),
-            WireEvents(events.failed, self._ended),
+            PipeEvents(events.failed, self._ended),
             faults=faults,
         )
         self._calls = ServerCalls(
@@ -278,8 +279,7 @@ class ServerLink:
 
     def close(self) -> None:
         """End the exchange in good order, after everything has been answered, and close the connections."""
-        address = Address(self._at, 0, 0, 0)
-        self._link.take_leave(FrameHeader(self._identity.sender, address, Farewell(), Encoding.NONE))
+        self._link.take_leave(last_word(self._identity.sender, self._at))
         self._link.close()
 
     def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> int:
