@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from taihu.core.coordination.membership.members import Role
 from taihu.core.coordination.status import fetch_status
 from taihu.core.process.background import in_background
 from taihu.core.security.security import Security
+from taihu.core.system.threads import Event
 from taihu.local.display import Display, RunView, view_of
 
 __all__ = ["StatusWatch", "Watched", "watching"]
@@ -84,7 +84,7 @@ def watching(coordinator: str, display: Display, security: Security | None = Non
     """Show the run's status twice a second during the block, from a thread; ask for it as `security` says."""
     watched, status = Watched(), StatusWatch(coordinator, display, security)
 
-    def watch(over: threading.Event) -> None:
+    def watch(over: Event) -> None:
         while not over.wait(_STATUS_S):
             watched.view = status.show() or watched.view
 

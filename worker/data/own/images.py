@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.system.pools import ThreadPoolExecutor
 from taihu.worker.data.base.dataset import Rows
 from taihu.worker.data.base.defects import Defects, Fault
 from taihu.worker.data.base.depth import Depth

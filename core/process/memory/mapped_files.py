@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from mmap import MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from taihu.core.system.mappings import MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE, MappedMemory
 
 __all__ = ["OPEN_FLAGS", "SHARED_MEMORY", "boot_id", "is_own", "make_mapped", "map_file"]
 
@@ -49,7 +50,7 @@ def make_mapped(path: Path, size: int) -> NDArray[np.uint8]:
 def map_file(file: int, size: int) -> NDArray[np.uint8]:
     """Map an open file, shape (size,); the mapping goes with the last view of it."""
     # Populated now, so that no step of the training pays for page faults.
-    mapping = mmap(file, size, flags=MAP_SHARED | MAP_POPULATE, prot=PROT_READ | PROT_WRITE)
+    mapping = MappedMemory(file, size, flags=MAP_SHARED | MAP_POPULATE, prot=PROT_READ | PROT_WRITE)
     return np.frombuffer(mapping, dtype=np.uint8)
 
 
