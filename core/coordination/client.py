@@ -157,6 +157,8 @@ class CoordinatorClient:
                 peer=self._host,
                 timeout_s=left_s,
                 clock=self._clock,
+                # Of a server that ends gRPC may take a connection and never answer on it: another one is made.
+                attempt_s=self._patience.lost_after_s,
             )
             if not response.again:
                 return messages.begun_from_message(response)

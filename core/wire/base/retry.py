@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -38,11 +39,13 @@ def call_until_reachable(
     peer: str,
     timeout_s: float,
     clock: Clock,
+    attempt_s: float = math.inf,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> T:
     """Call `call(remaining_seconds)` until its peer answers, or `gives_up()` says that nobody waits any more.
 
-    Tried again are UNAVAILABLE and CANCELLED, with which a server that ends cuts the calls in progress.
+    Tried again are UNAVAILABLE and CANCELLED, with which a server that ends cuts the calls in progress, and calls
+    without an answer after `attempt_s`.
 
     Raises:
         PeerUnreachableError: nobody answered within `timeout_s`, the message names `peer` and the time; or it was
@@ -57,12 +60,13 @@ def call_until_reachable(
         if gives_up():
             raise PeerUnreachableError(f"{peer}: nobody waits for its answer any more")
         try:
-            return call(remaining)
+            return call(min(remaining, attempt_s))
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else None
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            is_late = code is grpc.StatusCode.DEADLINE_EXCEEDED
+            if is_late and remaining <= attempt_s:
                 break
-            if code not in _AWAY or error_class(error):
+            if not (is_late or code in _AWAY) or error_class(error):
                 raise error_from_rpc(error, peer) from None
             told = str(error.details()) if isinstance(error, grpc.Call) else ""
         clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
