@@ -27,7 +27,7 @@ from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.host_names import check_host
 from taihu.core.wire.base.retry import call_until_reachable
 from taihu.core.wire.serving.channel import open_channel
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 

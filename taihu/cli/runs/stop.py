@@ -12,8 +12,8 @@ import typer
 
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.process.options import JobOption, SetOption
+from taihu.local.display.progress import Progress
 from taihu.local.finding import held, processes_of
-from taihu.local.progress import Progress
 from taihu.local.runs import LOGS, entry_of, find_run
 
 __all__ = ["stop"]
