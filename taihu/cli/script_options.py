@@ -24,7 +24,7 @@ from taihu.core.process.programs.guard import file_in_the_way
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.core.system.clocks import utc_now
 from taihu.launch.place import script_job
-from taihu.local.display import Display, PlainDisplay, make_display
+from taihu.local.display.display import Display, PlainDisplay, make_display
 from taihu.local.resuming import find_state
 from taihu.local.run import RUN_FOLDER
 from taihu.local.scripts.ground import Ground

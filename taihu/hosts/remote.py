@@ -26,7 +26,7 @@ from taihu.hosts.frames import FOLDER, SUPERVISOR
 from taihu.hosts.leavings import Leavings
 from taihu.hosts.looking import facts_of
 from taihu.hosts.streams import LauncherGoneError, Streams
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.processes import LocalProcesses
 
 __all__ = ["main"]
 

@@ -21,8 +21,8 @@ from taihu.worker.data.base.defects import Defects
 from taihu.worker.data.base.depth import Depth
 from taihu.worker.data.counting import count_training_samples
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.own.image_folder import ImageFolder
-from taihu.worker.data.own.image_survey import survey
+from taihu.worker.data.own.images.image_folder import ImageFolder
+from taihu.worker.data.own.images.image_survey import survey
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (4, 3)) -> None:

@@ -17,7 +17,7 @@ from support.strategies import CHARACTERS
 from taihu.core.coordination.control.kinds import fields_of
 from taihu.core.coordination.membership.members import Progress
 from taihu.core.model.scores import score_lines
-from taihu.local.display import (
+from taihu.local.display.display import (
     Display,
     PlainDisplay,
     QuietDisplay,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -37,6 +38,7 @@ def until_answered(
     peer: str,
     timeout_s: float,
     clock: Clock,
+    attempt_s: float = math.inf,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> T:
     """Call `call(remaining_seconds)` until its peer answers, or `gives_up()` says that nobody waits any more.

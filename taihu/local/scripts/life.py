@@ -21,11 +21,10 @@ from taihu.core.settings import CheckpointSettings
 from taihu.core.system.clocks import monotonic, sleep
 from taihu.local.display import Display
 from taihu.local.own_token import kept_for_commands
-from taihu.local.process_files import ProcessFiles
-from taihu.local.processes import DaemonFailedError
+from taihu.local.processes.process_files import ProcessFiles
+from taihu.local.processes.processes import DaemonFailedError
 from taihu.local.scripts.ground import Ground, ScriptProcesses
 from taihu.local.scripts.lives import ScriptLives
-from taihu.local.watching import StatusWatch
 
 __all__ = ["GRACE_S", "SCRIPT", "Members", "Script", "ScriptLife"]
 

@@ -27,11 +27,9 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
-from taihu.torch.group.devices import Devices, Stage
-from taihu.torch.group.exchange import Turn
-from taihu.torch.group.members import Members
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.work import GroupWork
+from taihu.torch.group.operations.devices import Devices, Stage
+from taihu.torch.group.operations.exchange import Turn
+from taihu.torch.group.operations.work import GroupWork
 
 __all__ = ["TaihuGroup"]
 

@@ -20,12 +20,12 @@ from taihu.allreduce.staged import StagedSums, share
 from taihu.core.base.errors import ExchangeError, MemberLostError, TaihuError
 from taihu.core.system.clocks import monotonic
 from taihu.core.wire.frames.headers import ValueType
-from taihu.torch.group.bits import letter, parcel
-from taihu.torch.group.calls import Call, Words
-from taihu.torch.group.meeting import Meeting
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.roll_call import RollCall
-from taihu.torch.group.watch import Watch
+from taihu.torch.group.meeting.meeting import Meeting
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.bits import letter, parcel
+from taihu.torch.group.operations.calls import Call, Words
+from taihu.torch.group.operations.roll_call import RollCall
+from taihu.torch.group.operations.watch import Watch
 
 __all__ = ["Bytes", "GroupExchange", "Turn"]
 

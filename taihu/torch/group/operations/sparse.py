@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import ExchangeError
-from taihu.torch.group.bits import bytes_of
-from taihu.torch.group.exchange import Bytes, Turn
+from taihu.torch.group.operations.bits import bytes_of
+from taihu.torch.group.operations.exchange import Bytes, Turn
 
 __all__ = ["Form", "Gathered", "add_up", "all_reduce", "header", "places_in", "read_headers"]
 

@@ -22,12 +22,18 @@ from taihu.worker.data.base.reading import Column, Form, TableReading
 from taihu.worker.data.base.sources import table_files
 from taihu.worker.data.base.statistics import Moments
 from taihu.worker.data.own.assemble import Split, assemble, split_rows
-from taihu.worker.data.own.fills import fill_of, fill_value
 from taihu.worker.data.own.inputs import ArrayInputs
-from taihu.worker.data.own.table_files import TableFile, count_rows, open_table
-from taihu.worker.data.own.table_plan import Plan, plan_columns
-from taihu.worker.data.own.table_scan import Forms, Known, Portions, Scanned, decide_forms, portions_of, scan
-from taihu.worker.data.own.table_targets import TargetClasses, classes_of, known_classes, numbered, target_values
+from taihu.worker.data.own.tables.fills import fill_of, fill_value
+from taihu.worker.data.own.tables.table_files import TableFile, count_rows, open_table
+from taihu.worker.data.own.tables.table_plan import Plan, plan_columns
+from taihu.worker.data.own.tables.table_scan import Forms, Known, Portions, Scanned, decide_forms, portions_of, scan
+from taihu.worker.data.own.tables.table_targets import (
+    TargetClasses,
+    classes_of,
+    known_classes,
+    numbered,
+    target_values,
+)
 
 __all__ = ["count_own_table", "load_own_table", "read_features", "table_defects"]
 

@@ -16,9 +16,9 @@ from taihu.core.system.clocks import monotonic
 from taihu.worker.data.base.defects import Defects, Fault
 from taihu.worker.data.base.depth import Depth, DepthError, Values, depth_of, shown_range
 from taihu.worker.data.base.statistics import spread_rows
-from taihu.worker.data.own.bad_image import BadImageError
-from taihu.worker.data.own.images import another_size, image_threads
-from taihu.worker.data.own.pixels import Decode, Look, look_at
+from taihu.worker.data.own.images.bad_image import BadImageError
+from taihu.worker.data.own.images.images import another_size, image_threads
+from taihu.worker.data.own.images.pixels import Decode, Look, look_at
 
 __all__ = ["Survey", "most_looked_over", "survey"]
 

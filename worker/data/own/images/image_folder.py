@@ -113,8 +113,8 @@ def load_own_images(settings: DataSettings, own: OwnData, depth: Depth | None = 
         DataError: there are none, a class is empty or unknown to training, or some of the images looked at are
             damaged or of another size.
     """
-    from taihu.worker.data.own.image_survey import most_looked_over, survey  # noqa: PLC0415
-    from taihu.worker.data.own.images import ImageInputs  # noqa: PLC0415 - Pillow is an extra, and counting needs none
+    from taihu.worker.data.own.images.image_survey import most_looked_over, survey  # noqa: PLC0415
+    from taihu.worker.data.own.images.images import ImageInputs  # noqa: PLC0415 - Pillow is an extra, and counting needs none
 
     folder = ImageFolder.of(own.path)
     defects = Defects(f"data {settings.name}", "image")

@@ -19,10 +19,10 @@ from taihu.core.system.chance import random_bits, random_hex
 from taihu.core.wire.base.address import advertised_host, is_loopback, join_address
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.identity import WorkerIdentity
-from taihu.torch.group.agreement import Life, Roster
-from taihu.torch.group.board import Board
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.vigil import Vigil
+from taihu.torch.group.meeting.agreement import Life, Roster
+from taihu.torch.group.meeting.board import Board
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.meeting.vigil import Vigil
 
 __all__ = ["Meeting", "listen", "meet", "meet_by_roster"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.base.reading import Form
-from taihu.worker.data.own.dress import (
+from taihu.worker.data.own.tables.dress import (
     MISSING_MARKS,
     Decimal,
     Number,

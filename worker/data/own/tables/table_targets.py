@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.base.reading import Form
-from taihu.worker.data.own.table_files import TableFile
-from taihu.worker.data.own.table_scan import Forms, Scanned
+from taihu.worker.data.own.tables.table_files import TableFile
+from taihu.worker.data.own.tables.table_scan import Forms, Scanned
 
 __all__ = ["TargetClasses", "classes_of", "known_classes", "numbered", "target_values"]
 

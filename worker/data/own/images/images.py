@@ -16,8 +16,8 @@ from taihu.worker.data.base.dataset import Rows
 from taihu.worker.data.base.defects import Defects, Fault
 from taihu.worker.data.base.depth import Depth
 from taihu.worker.data.base.statistics import Statistics, read_statistics, spread_rows
-from taihu.worker.data.own.bad_image import BadImageError
-from taihu.worker.data.own.pixels import read_image
+from taihu.worker.data.own.images.bad_image import BadImageError
+from taihu.worker.data.own.images.pixels import read_image
 
 __all__ = ["ImageInputs", "another_size", "image_threads"]
 

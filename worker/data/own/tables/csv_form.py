@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from taihu.worker.data.own.dress import MISSING_MARKS, parse_number, seconds_of
+from taihu.worker.data.own.tables.dress import MISSING_MARKS, parse_number, seconds_of
 
 __all__ = ["CsvForm", "NoNamesError", "column_name", "form_of"]
 

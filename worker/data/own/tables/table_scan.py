@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.base.reading import Column, Form
-from taihu.worker.data.own.columns import (
+from taihu.worker.data.own.tables.columns import (
     Converted,
     Survey,
     column_form,
@@ -24,8 +24,8 @@ from taihu.worker.data.own.columns import (
     survey,
     typed_form,
 )
-from taihu.worker.data.own.dress import Decimal
-from taihu.worker.data.own.table_files import TableFile
+from taihu.worker.data.own.tables.dress import Decimal
+from taihu.worker.data.own.tables.table_files import TableFile
 
 __all__ = ["Forms", "Known", "Portions", "Scanned", "decide_forms", "portions_of", "scan"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.defects import Fault
-from taihu.worker.data.own.table_files import TableFile
+from taihu.worker.data.own.tables.table_files import TableFile
 
 __all__ = ["Plan", "plan_columns"]
 

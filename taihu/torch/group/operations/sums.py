@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from taihu.core.planner.partition import slice_bounds
-from taihu.torch.group.bits import SUMMED, bytes_of, values_of
-from taihu.torch.group.exchange import Bytes, Turn
+from taihu.torch.group.operations.bits import SUMMED, bytes_of, values_of
+from taihu.torch.group.operations.exchange import Bytes, Turn
 
 __all__ = ["Reduction", "all_reduce", "check_sum", "reduce_scatter", "reduce_to", "reduction_of"]
 

@@ -18,7 +18,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.base.depth import Depth, DepthError, Kind, Values, whole_range
-from taihu.worker.data.own.bad_image import BadImageError
+from taihu.worker.data.own.images.bad_image import BadImageError
 
 __all__ = ["Decode", "Look", "look_at", "read_image"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from taihu.torch.group.bits import bytes_of
-from taihu.torch.group.exchange import Turn
+from taihu.torch.group.operations.bits import bytes_of
+from taihu.torch.group.operations.exchange import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

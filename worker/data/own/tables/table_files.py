@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import DataError
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.defects import Defects, Fault
-from taihu.worker.data.own.csv_form import CsvForm, NoNamesError, form_of
-from taihu.worker.data.own.csv_text import read_csv_text
+from taihu.worker.data.own.tables.csv_form import CsvForm, NoNamesError, form_of
+from taihu.worker.data.own.tables.csv_text import read_csv_text
 
 __all__ = ["TableFile", "count_rows", "open_table"]
 

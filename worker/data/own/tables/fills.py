@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.worker.data.base.reading import Form
-from taihu.worker.data.own.dress import parse_number, seconds_of
+from taihu.worker.data.own.tables.dress import parse_number, seconds_of
 
 __all__ = ["COMPUTED", "fill_of", "fill_value"]
 
