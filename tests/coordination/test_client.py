@@ -143,7 +143,7 @@ def test_a_connection_on_which_nobody_answers_is_given_up_for_another() -> None:
     server, address = serving(Begin=handler)
     job = Job.model_validate({"cluster": {"connect_timeout_s": 20, "lost_after_s": 0.5, "heartbeat_s": 0.1}})
     try:
-        with CoordinatorClient(address, job, MemberId(Role.WORKER, 1), 1) as client:
+        with CoordinatorClient.at(address, job, MemberId(Role.WORKER, 1), 1) as client:
             assert client.begin() == Begun(7, 3)
     finally:
         is_over.set()

@@ -27,7 +27,7 @@ from taihu.local.display.display import (
     view_of,
     waiting,
 )
-from taihu.local.terminal_line import clock_time, fitting, folded, remaining_s
+from taihu.local.display.terminal_line import clock_time, fitting, folded, remaining_s
 from taihu.protos import coordinator_pb2 as pb
 from taihu.worker.training.progress import ProgressMeter, StepSample
 

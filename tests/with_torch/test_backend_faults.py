@@ -24,9 +24,9 @@ from torch.distributed import distributed_c10d
 from benchmarks.pytorch.backend_faults import run_fault
 from benchmarks.pytorch.ranks_with_faults import MOMENTS, Fault, losses_of_one_process
 from taihu.core.process.memory.mapped_files import SHARED_MEMORY
-from taihu.torch.group.agreement import Host, Life
-from taihu.torch.group.board import Board
-from taihu.torch.group.vigil import Vigil
+from taihu.torch.group.meeting.agreement import Host, Life
+from taihu.torch.group.meeting.board import Board
+from taihu.torch.group.meeting.vigil import Vigil
 
 ROUNDS = 50
 WARM = 10

@@ -13,8 +13,8 @@ from taihu.core.job import Job
 from taihu.core.job.toml import toml_value
 from taihu.core.process.results import read_json
 from taihu.core.system.clocks import sleep
-from taihu.local.display import waiting
-from taihu.local.processes import LocalProcesses
+from taihu.local.display.display import waiting
+from taihu.local.processes.processes import LocalProcesses
 
 __all__ = ["assignments_of", "check_used", "measure_here", "wait_for_all"]
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 from taihu.core.coordination.membership.members import Progress as WorkerProgress
 from taihu.core.model.scores import score_text
 from taihu.core.system.clocks import monotonic
-from taihu.local.terminal_line import bar, clock_time, fitting, folded, remaining_s
+from taihu.local.display.terminal_line import bar, clock_time, fitting, folded, remaining_s
 
 __all__ = [
     "Display",

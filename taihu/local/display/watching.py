@@ -14,7 +14,7 @@ from taihu.core.coordination.status import fetch_status
 from taihu.core.process.background import in_background
 from taihu.core.security.security import Security
 from taihu.core.system.threads import Event
-from taihu.local.display import Display, RunView, view_of
+from taihu.local.display.display import Display, RunView, view_of
 
 __all__ = ["StatusWatch", "Watched", "watching"]
 

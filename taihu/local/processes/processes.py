@@ -26,8 +26,8 @@ from taihu.core.system.memory import freeze_objects
 from taihu.core.system.polls import is_readable
 from taihu.core.system.processes import PIPE, Popen
 from taihu.core.system.signals import SIGTERM, Signals
-from taihu.local.causes import Ended, cause_of, end_in_words
-from taihu.local.stuck import LastingNames
+from taihu.local.processes.causes import Ended, cause_of, end_in_words
+from taihu.local.processes.stuck import LastingNames
 
 __all__ = ["DaemonFailedError", "LocalProcesses", "failure_of", "last_words_of", "prepare_to_fork"]
 

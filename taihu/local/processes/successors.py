@@ -9,9 +9,9 @@ from typing import Final
 from taihu.core.job import Job
 from taihu.core.job.run_folder import add_events
 from taihu.core.system.clocks import monotonic, sleep, utc_now
-from taihu.local.display import Display
-from taihu.local.processes import DaemonFailedError, LocalProcesses
-from taihu.local.replacing import Replacing
+from taihu.local.display.display import Display
+from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes.replacing import Replacing
 
 __all__ = ["Successors"]
 

@@ -15,12 +15,12 @@ from taihu.core.model.run_length import RunLength
 from taihu.core.process.entry import InterruptedRunError, Interrupts
 from taihu.core.security.security import Security
 from taihu.core.system.clocks import monotonic, sleep
-from taihu.local.departed import DepartedMembers
-from taihu.local.display import Display, RunView
-from taihu.local.processes import DaemonFailedError, LocalProcesses
-from taihu.local.stuck import LateMembers, StuckMembers
-from taihu.local.successors import Successors
-from taihu.local.watching import StatusWatch
+from taihu.local.display.display import Display, RunView
+from taihu.local.display.watching import StatusWatch
+from taihu.local.processes.departed import DepartedMembers
+from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes.stuck import LateMembers, StuckMembers
+from taihu.local.processes.successors import Successors
 
 __all__ = ["Supervision"]
 

@@ -19,7 +19,8 @@ from taihu.core.process.results import read_json
 from taihu.core.security.security import Security
 from taihu.core.settings import CheckpointSettings
 from taihu.core.system.clocks import monotonic, sleep
-from taihu.local.display import Display
+from taihu.local.display.display import Display
+from taihu.local.display.watching import StatusWatch
 from taihu.local.own_token import kept_for_commands
 from taihu.local.processes.process_files import ProcessFiles
 from taihu.local.processes.processes import DaemonFailedError

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from taihu.core.base.errors import ConfigError, TaihuError
 from taihu.core.system.threads import Lock, spawn
-from taihu.torch.group.calls import Words
 from taihu.torch.group.connected import Connected
 from taihu.torch.group.meeting.handles import Handles, Invitation
 from taihu.torch.group.meeting.meeting import Meeting, meet

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 
 from taihu.core.system.threads import Lock
-from taihu.torch.group import moves, sparse, sums
-from taihu.torch.group.calls import MOST_TAG, Words, call_of
-from taihu.torch.group.checks import (
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.members import Members
+from taihu.torch.group.operations import moves, sparse, sums
+from taihu.torch.group.operations.calls import MOST_TAG, Words, call_of
+from taihu.torch.group.operations.checks import (
     check_cpu,
     check_dense,
     check_one,

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from taihu.core.base.errors import MemberLostError, PeerUnreachableError
 from taihu.core.base.words import listed
 from taihu.core.system.clocks import monotonic, sleep
-from taihu.torch.group.agreement import Host, Life, Roster
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.vigil import Vigil
+from taihu.torch.group.meeting.agreement import Host, Life, Roster
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.meeting.vigil import Vigil
 
 __all__ = ["Board"]
 

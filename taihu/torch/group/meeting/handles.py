@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from taihu.core.coordination.listener import Listener
 from taihu.core.system.chance import random_bits
-from taihu.torch.group.agreement import Life, Roster
-from taihu.torch.group.meeting import Meeting, listen, meet_by_roster
-from taihu.torch.group.place import GroupPlace
+from taihu.torch.group.meeting.agreement import Life, Roster
+from taihu.torch.group.meeting.meeting import Meeting, listen, meet_by_roster
+from taihu.torch.group.meeting.place import GroupPlace
 
 __all__ = ["Handles", "Invitation"]
 

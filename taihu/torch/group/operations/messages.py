@@ -7,11 +7,11 @@ from typing import Any
 
 from taihu.core.base.errors import ExchangeError
 from taihu.core.system.threads import Lock
-from taihu.torch.group.bits import bytes_of
-from taihu.torch.group.callers import Callers
-from taihu.torch.group.exchange import GroupExchange
-from taihu.torch.group.moves import filled
-from taihu.torch.group.work import GroupWork
+from taihu.torch.group.operations.bits import bytes_of
+from taihu.torch.group.operations.callers import Callers
+from taihu.torch.group.operations.exchange import GroupExchange
+from taihu.torch.group.operations.moves import filled
+from taihu.torch.group.operations.work import GroupWork
 
 __all__ = ["Messages"]
 

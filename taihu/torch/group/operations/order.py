@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.system.threads import Lock, Thread, current_thread, spawn
-from taihu.torch.group.callers import Callers
-from taihu.torch.group.devices import HERE, Stage
-from taihu.torch.group.work import GroupWork
+from taihu.torch.group.operations.callers import Callers
+from taihu.torch.group.operations.devices import HERE, Stage
+from taihu.torch.group.operations.work import GroupWork
 
 __all__ = ["Lane", "Order"]
 

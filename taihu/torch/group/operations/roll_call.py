@@ -11,8 +11,8 @@ from taihu.core.base.errors import ExchangeError
 from taihu.core.base.words import listed
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event, spawn
-from taihu.torch.group.calls import Call, Said, read_calls, text_of
-from taihu.torch.group.place import GroupPlace
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.calls import Call, Said, read_calls, text_of
 
 __all__ = ["RollCall", "differing"]
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event, Thread, current_thread, spawn
-from taihu.torch.group.calls import Call
+from taihu.torch.group.operations.calls import Call
 
 __all__ = ["Watch"]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event, Lock, Timer
-from taihu.torch.group.devices import HERE, Stage
+from taihu.torch.group.operations.devices import HERE, Stage
 
 __all__ = ["GroupWork"]
 
