@@ -7,19 +7,6 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-__all__ = [
-    "aligned",
-    "blamed",
-    "counted",
-    "listed",
-    "one_line",
-    "ordinal",
-    "parse_bytes",
-    "parse_rate",
-    "said_by",
-    "told",
-]
-
 # Errors are said as tracebacks end, and by groups of torch.distributed.
 _BLAMED: Final = re.compile(
     r"(?:taihu\.errors\.\w+: |[\w.]*DistBackendError: )?(?:taihu group '[^']*', [^:]*: )?"

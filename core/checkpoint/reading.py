@@ -21,8 +21,6 @@ from taihu.core.checkpoint.part import RESIDUAL, SpreadLayer, State, column_bloc
 from taihu.core.checkpoint.places import Place, copied, remove_folder
 from taihu.core.model.layout import Layout
 
-__all__ = ["Checkpoint", "open_checkpoint"]
-
 _FIRST: Final = "worker 0"
 _KINDS: Final[tuple[Kind, ...]] = ("shared", "columns")
 _VALUES_AT_ONCE: Final = 1 << 18

@@ -26,8 +26,6 @@ from taihu.core.traits.optimizers import OPTIMIZERS
 from taihu.core.traits.registry import Registry
 from taihu.core.traits.stages import STAGES
 
-__all__ = ["JobFlags", "default_of", "flags_by_key", "takes_job_flags"]
-
 _PANEL = "Job: these set keys of the job file"
 _TOP = ""
 

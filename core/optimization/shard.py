@@ -15,8 +15,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.kernels.clip import clip_values
 from taihu.kernels.optim import sgd_sparse
 
-__all__ = ["OptimizerShard", "OptimizerState"]
-
 Values = NDArray[np.float32]
 
 

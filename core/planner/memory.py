@@ -19,20 +19,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.planner.groups import Group, gradient_room, parameter_room
 from taihu.core.traits.stages import STAGES, Stage
 
-__all__ = [
-    "MemoryJob",
-    "MemoryUse",
-    "cheapest_fit",
-    "fits",
-    "held_bytes",
-    "job_memory",
-    "model_state_bytes",
-    "most_live_bytes",
-    "server_memory",
-    "volume_per_step",
-    "worker_memory",
-]
-
 _FP32_BYTES: Final = 4
 _SERVER_COUNTS: Final = tuple(1 << power for power in range(7))
 

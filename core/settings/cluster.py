@@ -8,8 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from taihu.core.settings.base import Form, Seconds, Section
 
-__all__ = ["ClusterSettings"]
-
 Members = Annotated[int, Field(ge=1, le=10_000)]
 
 _ADDRESS: Final = Form(

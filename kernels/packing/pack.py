@@ -34,8 +34,6 @@ from taihu.kernels.packing.section_reader import read_sections
 from taihu.kernels.packing.section_writer import write_sections
 from taihu.kernels.packing.sections import MAX_VARINT_BYTES, REASONS
 
-__all__ = ["pack", "packed_bound", "unpack", "warm_up"]
-
 Indices = NDArray[np.int32]
 Octets = NDArray[np.uint8]
 Bounds = NDArray[np.int64]

@@ -19,16 +19,6 @@ from taihu.kernels.base.bits import read_only, trailing_zeros
 from taihu.kernels.base.jit import kernel
 from taihu.kernels.reduce import _packed
 
-__all__ = [
-    "gather",
-    "gather_union",
-    "make_marks",
-    "scatter_add",
-    "scatter_assign",
-    "sum_sparse_in_rank_order",
-    "warm_up",
-]
-
 # Elements summed at a time: their totals (1 MiB) stay in the cache, wherever in a large frame the positions lie.
 _BLOCK = 1 << 18
 

@@ -16,20 +16,6 @@ from taihu.kernels.base.bits import trailing_zeros
 from taihu.kernels.base.half import HALF_KINDS, HalfKind, split
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = [
-    "accumulate_select",
-    "clear",
-    "kth_largest",
-    "kth_largest_magnitude",
-    "momentum_select",
-    "put_back",
-    "select",
-    "take",
-    "take_all",
-    "take_rounded",
-    "warm_up",
-]
-
 Values = NDArray[np.float32]
 Indices = NDArray[np.int32]
 Codes = NDArray[np.uint16]

@@ -16,8 +16,6 @@ from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.reduce import _packed
 from taihu.kernels.selection.select import kth_largest_magnitude
 
-__all__ = ["is_ascending", "keep_largest", "merge_add", "warm_up"]
-
 Indices = NDArray[np.int32]
 Values = NDArray[np.float32]
 

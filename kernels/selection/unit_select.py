@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.selection.select import accumulate_select, kth_largest, momentum_select, put_back, select, take
 
-__all__ = ["Arenas", "Outcomes", "Rule", "Thresholds", "most_of", "select_units", "warm_up"]
-
 Values = NDArray[np.float32]
 Counts = NDArray[np.int64]
 

@@ -36,8 +36,6 @@ from taihu.hosts.placement import Placement, hosts_of
 from taihu.local.scripts.life import GRACE_S
 from taihu.local.scripts.lives import Numbers
 
-__all__ = ["launch"]
-
 _NO_FOLDER = Path("none")
 
 

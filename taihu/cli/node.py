@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from taihu.launch.meeting import Meeting
     from taihu.launch.place import Launch, NodeRole
 
-__all__ = ["node"]
-
 
 @takes_job_flags
 def node(

@@ -28,8 +28,6 @@ from taihu.local.scripts.ground import OneMachine
 from taihu.local.scripts.life import GRACE_S
 from taihu.local.scripts.lives import Numbers
 
-__all__ = ["run_script"]
-
 
 @takes_job_flags
 def run_script(

@@ -32,21 +32,6 @@ from taihu.local.scripts.life import Script
 from taihu.local.scripts.lives import Numbers
 from taihu.local.scripts.run import ScriptRun
 
-__all__ = [
-    "ArgumentsArgument",
-    "ForkOption",
-    "GraceOption",
-    "JobFileOption",
-    "JsonFileOption",
-    "LogsOption",
-    "QuietOption",
-    "ResumeStateOption",
-    "ScriptArgument",
-    "ScriptOptions",
-    "job_of_script",
-    "members_in_words",
-]
-
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="A PyTorch script that uses taihu.torch.")]

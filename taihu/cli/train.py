@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from taihu.core.job import Job
     from taihu.core.settings import ClusterSettings
 
-__all__ = ["opening", "summarise", "train"]
-
 
 @takes_job_flags
 def train(

@@ -25,8 +25,6 @@ from taihu.local.results import results_of
 from taihu.local.successors import Successors
 from taihu.local.supervision import Supervision
 
-__all__ = ["LocalTraining"]
-
 
 @dataclass(frozen=True)
 class LocalTraining:

@@ -25,8 +25,6 @@ from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.steps import BackwardSteps
 from taihu.torch.world import World
 
-__all__ = ["DistributedOptimizer"]
-
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Exchanges gradients during backward; behind it they are the means of all workers, and `step` is the user's.

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from taihu.worker.data.base.dataset import Targets
 from taihu.worker.data.batches import Batches
 
-__all__ = ["LoadAhead"]
-
 Batch = tuple[NDArray[np.float32], Targets]
 
 

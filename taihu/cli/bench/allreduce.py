@@ -39,8 +39,6 @@ from taihu.core.wire.base.address import free_port, join_address, split_address
 from taihu.core.wire.frames.headers import ValueType
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
 
-__all__ = ["allreduce"]
-
 _OURS = "taihu"
 _USED: Final = {
     "exchange": frozenset({"kind", "transport", "timeout_s"}),

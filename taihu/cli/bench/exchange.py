@@ -48,8 +48,6 @@ from taihu.worker.bench.exchange import Rounds, exchange_rounds
 if TYPE_CHECKING:
     from taihu.core.wire.links.frame_link import Carrier
 
-__all__ = ["bench_job", "exchange"]
-
 _RATE: Final = ("optimizer.momentum=0.0", "optimizer.learning_rate=1e-3")
 # Compute, data and schedules have no part in it: nothing is trained.
 _USED: Final = {

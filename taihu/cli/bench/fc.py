@@ -36,8 +36,6 @@ from taihu.core.trace import Tracer, merge_parts
 from taihu.worker.fc.bench import time_exchanges, time_schemes
 from taihu.worker.fc.passes import Scheme
 
-__all__ = ["fc"]
-
 _LAYER = re.compile(r"^([1-9][0-9]*)x([1-9][0-9]*)$")
 
 

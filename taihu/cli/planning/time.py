@@ -31,8 +31,6 @@ from taihu.local.display import human_bytes
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
-__all__ = ["AskedCompression", "Costs", "method_asked", "plan_time", "profile_of_running_job"]
-
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0
 _SCHEDULES: Final = {

@@ -15,8 +15,6 @@ from taihu.torch.kept.keeping import Arrays
 from taihu.torch.kept.loops import Loops, Position, generators
 from taihu.torch.kept.tree import arrays_and_words, from_arrays_and_words
 
-__all__ = ["ALIKE", "OURS", "Contents", "Counts", "Stateful", "objects_of"]
-
 ALIKE: Final = "shared"
 """The names of arrays that all workers have alike begin so."""
 

@@ -24,8 +24,6 @@ from taihu.worker.data.own.dress import (
     seconds_of,
 )
 
-__all__ = ["Converted", "Survey", "column_form", "convert", "decimal_of", "survey", "typed_form"]
-
 _SIGNS: Final[tuple[Decimal, ...]] = (".", ",")
 _TRUTHS: Final = {"true": 1.0, "false": 0.0}
 # A column with so many numbers among its texts, or in its rows, is one of numbers with mistakes in it.

@@ -14,8 +14,6 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Final, Literal
 
-__all__ = ["MISSING_MARKS", "Decimal", "Number", "is_ambiguous", "looks_odd", "parse_number", "proven", "seconds_of"]
-
 Decimal = Literal[".", ","]
 
 MISSING_MARKS: Final = frozenset(

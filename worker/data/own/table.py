@@ -29,8 +29,6 @@ from taihu.worker.data.own.table_plan import Plan, plan_columns
 from taihu.worker.data.own.table_scan import Forms, Known, Portions, Scanned, decide_forms, portions_of, scan
 from taihu.worker.data.own.table_targets import TargetClasses, classes_of, known_classes, numbered, target_values
 
-__all__ = ["count_own_table", "load_own_table", "read_features", "table_defects"]
-
 _MOST_CATEGORIES: Final = 100
 _MOST_BYTES_IN_MEMORY: Final = 256 << 20
 _PORTION_OF_MOMENTS: Final = 1 << 16

@@ -27,8 +27,6 @@ from taihu.worker.data.own.columns import (
 from taihu.worker.data.own.dress import Decimal
 from taihu.worker.data.own.table_files import TableFile
 
-__all__ = ["Forms", "Known", "Portions", "Scanned", "decide_forms", "portions_of", "scan"]
-
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _MOST_SURVEYED_ROWS: Final = 1 << 20
 

@@ -14,8 +14,6 @@ from taihu.core.base.whole_file import write_text
 from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun, State
 from taihu.worker.reporting.loggers.wandb_file import steps_in
 
-__all__ = ["WandbRun"]
-
 _PROJECT: Final = "taihu"
 _CODES: Final[Mapping[State, int]] = {"finished": 0, "stopped": 0, "interrupted": 1, "failed": 1}
 
