@@ -128,17 +128,6 @@ def gather(parameters: Values, indices: Indices, out: Values) -> None:
     _gather(_packed(parameters), read_only(indices), out)
 
 
-def warm_up() -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
-    indices = np.zeros(1, dtype=np.int32)
-    values = np.zeros(1, dtype=np.float32)
-    total = np.zeros(1, dtype=np.float32)
-    marks = make_marks(1)
-    sum_sparse_in_rank_order([(indices, values)] * 2, 0, total, marks, indices.copy(), values.copy())
-    gather(total, indices, values)
-    scatter_assign(indices, values, total)
-
-
 def _check(indices: Indices, values: Values, offset: int, elements: int) -> None:
     if indices.dtype != np.int32 or values.dtype != np.float32 or indices.ndim != 1 or indices.shape != values.shape:
         raise ValueError(

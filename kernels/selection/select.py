@@ -192,21 +192,6 @@ def kth_largest_magnitude(values: Values, k: int) -> float:
     return float(kth_largest(values, k))
 
 
-def warm_up() -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
-    values = np.zeros(1, dtype=np.float32)
-    others = np.zeros((3, 1), dtype=np.float32)
-    indices = np.zeros(1, dtype=np.int32)
-    accumulate_select(others[0], values, 1.0, indices, others[1])
-    momentum_select(others[0], others[1], others[2], values, 1.0, indices, others[1][:0], 0.9, 0.0, False, 1.0)
-    select(values, kth_largest_magnitude(values, 1), indices)
-    take(values, indices, others[0])
-    put_back(values, indices, others[0])
-    take_all(values, 0, indices, others[0])
-    take_rounded(values, indices, np.zeros(1, dtype=np.uint16), "fp16")
-    clear(values, indices)
-
-
 @kernel_part
 def _add(gradient: Values, residual: Values, lowest: np.int32, marks: Marks) -> None:
     """Add one block, and mark what is selected of it."""

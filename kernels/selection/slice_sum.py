@@ -94,14 +94,6 @@ def is_ascending(indices: Indices) -> bool:
     return bool(_is_ascending(read_only(indices)))
 
 
-def warm_up() -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
-    indices, values = np.arange(2, dtype=np.int32), np.ones(2, dtype=np.float32)
-    merge_add(indices[:1], values[:1], indices[1:], values[1:], indices.copy(), values.copy())
-    keep_largest(indices, values, 1, indices.copy(), values.copy())
-    is_ascending(indices)
-
-
 def _expect_slice(indices: Indices, values: Values) -> None:
     if indices.dtype != np.int32 or values.dtype != np.float32 or indices.ndim != 1 or indices.shape != values.shape:
         raise ValueError(
