@@ -98,10 +98,6 @@ class Checkpoint:
         with self._open(member) as part:
             return part.own()
 
-    def shared_names(self) -> frozenset[str]:
-        """Names of all arrays of elements."""
-        return self.names(*_KINDS)
-
     def names(self, *kinds: Kind) -> frozenset[str]:
         """Names of arrays of elements of some kinds."""
         contents = map(self._contents, self.manifest.files)

@@ -251,11 +251,6 @@ def model_state_bytes(parameters: float, devices: int, stage: Stage, optimizer_b
     return parameters * (sum(sizes) - divided) + parameters * divided / devices
 
 
-def volume_per_step(parameters: int, stage: Stage) -> int:
-    """Elements that a device moves in a step: 2P, in stage 3 3P (docs/methods.md section 5)."""
-    return (3 if stage.divides_parameters else 2) * parameters
-
-
 def fits(job: MemoryJob, worker_free: int, server_free: int, *, machine_free: int | None = None) -> bool:
     """Whether every worker and server fits into the bytes that are free for one of them.
 

@@ -15,7 +15,7 @@ from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.errors import BlockingError
 from taihu.kernels.sw26010.ldm import Ldm
 from taihu.kernels.sw26010.ledger import Ledger, Work
-from taihu.kernels.sw26010.machine import CORE_GROUPS, FMA_LANES, MESH, REGISTER_COLUMNS, REGISTER_VECTORS
+from taihu.kernels.sw26010.machine import CORE_GROUPS, MESH
 from taihu.kernels.sw26010.mesh import (
     convert_work,
     fill_work,
@@ -25,8 +25,6 @@ from taihu.kernels.sw26010.mesh import (
     tile_transfer,
 )
 
-_ROWS_OF_BLOCK = MESH * REGISTER_VECTORS * FMA_LANES
-_COLUMNS_OF_BLOCK = MESH * REGISTER_COLUMNS
 _BLOCKS_M: Final = (128, 256, 384, 512, 640, 768)
 _BLOCKS_N: Final = (32, 64, 128, 256, 384, 512, 768)
 _BLOCKS_K: Final = (64, 128, 192, 256, 384, 512, 1024)

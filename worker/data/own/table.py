@@ -31,7 +31,6 @@ from taihu.worker.data.own.table_targets import TargetClasses, classes_of, known
 
 _MOST_CATEGORIES: Final = 100
 _MOST_BYTES_IN_MEMORY: Final = 256 << 20
-_PORTION_OF_MOMENTS: Final = 1 << 16
 
 
 @dataclass(frozen=True)

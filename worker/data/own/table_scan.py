@@ -20,6 +20,7 @@ from taihu.worker.data.own.columns import (
     column_form,
     convert,
     decimal_of,
+    is_of_texts,
     own_decimal,
     survey,
     typed_form,
@@ -128,7 +129,7 @@ def _signs(surveys: Sequence[Survey]) -> frozenset[Decimal]:
 def _is_texts(dtype: Any) -> bool:
     if pa.types.is_dictionary(dtype):
         dtype = dtype.value_type
-    return any(is_one(dtype) for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return is_of_texts(dtype)
 
 
 def _chunks(table: TableFile, name: str) -> list[Any]:
