@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from taihu.core.base.errors import FinishedError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.core.process.options import (
     AdvertiseOption,
@@ -36,7 +36,7 @@ from taihu.core.process.streams import outlive_output
 __all__ = ["server"]
 
 
-@takes_job_flags
+@takes_options
 def server(
     job_file: JobArgument = None,
     *,

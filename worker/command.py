@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taihu.core.base.errors import ConfigError, WriteError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.core.process.options import (
     AdvertiseOption,
@@ -47,7 +47,7 @@ _HEALTH_THREADS = 2
 _GOES_ON = "the run goes on without it"
 
 
-@takes_job_flags
+@takes_options
 def worker(
     job_file: JobArgument = None,
     *,
