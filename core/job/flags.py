@@ -256,10 +256,11 @@ def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
 
     @wraps(command)
     def with_options(**values: Any) -> Result:
-        # Who calls the command from Python gives a group as it is.
+        # Who calls the command from Python gives a group as it is, or some of its options.
         for name, group in groups.items():
             if name not in values:
-                values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+                given = [field.name for field in fields(group) if field.name in values]
+                values[name] = group(**{field: values.pop(field) for field in given})
         return command(**values)
 
     # Typer reads both: the one for the parameters, the other for their types.
