@@ -17,42 +17,13 @@ from typing import Final, Literal
 Decimal = Literal[".", ","]
 
 MISSING_MARKS: Final = frozenset(
-    {
-        "",
-        "?",
-        "-",
-        "--",
-        "---",
-        "\u2013",
-        "\u2014",
-        ".",
-        "..",
-        "...",
-        "*",
-        "not available",
-        "no data",
-        "missing",
-        "unknown",
-    }
-    | {
-        "na",
-        "n/a",
-        "n.a.",
-        "n.a",
-        "nan",
-        "-nan",
-        "<na>",
-        "null",
-        "(null)",
-        "nil",
-        "none",
-        "(none)",
-        "1.#qnan",
-        "-1.#ind",
-    }
-    | {f"#{word}" for word in ("n/a", "n/a n/a", "na", "div/0!", "ref!", "value!", "num!", "name?", "null!")}
-    | {"\\n"}
-)
+    (
+        "", "?", "-", "--", "---", "\u2013", "\u2014", ".", "..", "...", "*", "not available", "no data", "missing",
+        "unknown", "na", "n/a", "n.a.", "n.a", "nan", "-nan", "<na>", "null", "(null)", "nil", "none", "(none)",
+        "1.#qnan", "-1.#ind", "#n/a", "#n/a n/a", "#na", "#div/0!", "#ref!", "#value!", "#num!", "#name?",
+        "#null!", "\\n",
+    )
+)  # fmt: skip
 """Texts, in lower case, that stand in the place of a number that is missing."""
 
 # A minus sign, blanks that do not break, and a typographic apostrophe.
