@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass
 from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
-from taihu.core.wire.links.sink import damaged_error
+from taihu.core.wire.links.inbox import damaged_error
 from taihu.kernels.crc32c import HAS_INSTRUCTION
 from taihu.kernels.ring_pass import STATE, Status, run_pass
 from taihu.kernels.sums import ReduceKind, dtype_of

@@ -17,7 +17,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.carriage import Carriage
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.base.clock import SystemClock
-from taihu.core.wire.links.frame_link import Carrier
+from taihu.core.wire.links.pipe import Carrier
 from taihu.worker.bench.gradients import DrawnGradients
 from taihu.worker.exchange.session import Exchanged, Joining, Reporting, Session, take_part
 from taihu.worker.exchange.shell import Exchange

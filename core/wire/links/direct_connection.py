@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from hmac import compare_digest
@@ -28,7 +28,7 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.base.room import SILENT_PLACES, Room
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
-from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.inbox import Origin
 from taihu.protos import connection_pb2 as pb
 
 __all__ = [
@@ -208,7 +208,7 @@ def is_open(connection: socket.socket) -> bool:
         return False
 
 
-def receive_into(connection: socket.socket, places: list[memoryview]) -> bool:
+def receive_into(connection: socket.socket, places: Sequence[memoryview]) -> bool:
     """Fill `places` one after another; False when the connection ended before the first byte.
 
     Raises:

@@ -33,7 +33,7 @@ from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 
 if TYPE_CHECKING:
-    from taihu.core.wire.links.frame_link import Carrier
+    from taihu.core.wire.links.pipe import Carrier
 
 _RATE: Final = ("optimizer.momentum=0.0", "optimizer.learning_rate=1e-3")
 # Compute, data and schedules have no part in it: nothing is trained.
