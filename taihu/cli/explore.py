@@ -21,8 +21,6 @@ from taihu.explore.carriers import CARRIERS
 from taihu.explore.coverage import table_of
 from taihu.local.display.progress import Progress
 
-__all__ = ["explore_command"]
-
 _ENDLESS: Final = 10**9
 
 

@@ -28,9 +28,6 @@ from taihu.hosts.looking import facts_of
 from taihu.hosts.streams import LauncherGoneError, Streams
 from taihu.local.processes.processes import LocalProcesses
 
-__all__ = ["main"]
-
-
 _LOOK_S: Final = 0.05
 _LAST_S: Final = 2.0
 

@@ -21,8 +21,6 @@ from taihu.local.display.display import Display
 from taihu.local.training import LocalTraining
 from taihu.worker.preflight import check_inputs
 
-__all__ = ["RUN_FOLDER", "LocalRun", "check_job", "prepare"]
-
 RUN_FOLDER: Final = Path("runs/{name}-{time}")
 
 

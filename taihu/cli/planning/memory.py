@@ -31,8 +31,6 @@ from taihu.core.traits.stages import STAGES, Stage
 from taihu.local.display.display import human_bytes
 from taihu.worker.data.load import load_dataset
 
-__all__ = ["plan_memory"]
-
 _NOT_COUNTED: Final = "Python and its libraries are not counted: about 200 MB in each process"
 
 

@@ -19,8 +19,6 @@ from taihu.simulation.job import Simulated
 from taihu.simulation.loss import Recovery
 from taihu.simulation.placement import Placement
 
-__all__ = ["Row", "described", "facts_of"]
-
 _COLUMNS: Final = (
     "step s",
     "compute s",

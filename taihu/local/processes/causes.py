@@ -11,8 +11,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import blamed, said_by
 from taihu.core.system.signals import Signals
 
-__all__ = ["Ended", "cause_of", "end_in_words"]
-
 _PREFIX = re.compile(r"^taihu\.errors\.\w+: ")
 _CONTEXT = re.compile(r"\bwhile (?:server|worker|workers) [0-9].*")
 

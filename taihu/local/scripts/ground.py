@@ -17,8 +17,6 @@ from taihu.core.wire.base.address import free_port
 from taihu.local.own_token import security_of_run
 from taihu.local.processes.processes import LocalProcesses
 
-__all__ = ["Ground", "OneMachine", "ScriptProcesses", "WorkerPlace", "words_of_torch"]
-
 _HERE = "127.0.0.1"
 
 

@@ -19,8 +19,6 @@ from taihu.worker.data.base.statistics import Statistics, read_statistics, sprea
 from taihu.worker.data.own.images.bad_image import BadImageError
 from taihu.worker.data.own.images.pixels import read_image
 
-__all__ = ["ImageInputs", "another_size", "image_threads"]
-
 _MOST_SAMPLED: Final = 1000
 _MOST_THREADS: Final = 4
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.optim import AdamRule, SgdRule
 
-__all__ = ["adam", "all_finite", "sgd", "sum_in_rank_order"]
-
 Values = NDArray[np.floating]
 
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import numpy as np
 from typing_extensions import override
 
-from taihu.kernels.sw26010 import passes
+from support.sw26010 import computed
+from support.sw26010.layer import ParameterProcessorLayer, copy_rows, rows_of
+from support.sw26010.pieces import col2im, im2col
+from support.sw26010.product import matrix_product
 from taihu.kernels.sw26010.ledger import Ledger
-from taihu.kernels.sw26010.pieces import col2im, im2col
-from taihu.kernels.sw26010.product import matrix_product
 from taihu.worker.engine.base.layer import Array, ParameterLayer, Run
 from taihu.worker.sw26010.describe import (
     Convolution,
     Norm,
 )
-from taihu.worker.sw26010.layer import ParameterProcessorLayer, copy_rows, rows_of
-
-__all__ = ["ConvolutionLayer", "FullyConnectedLayer", "NormLayer"]
 
 
 class ConvolutionLayer(ParameterProcessorLayer):
@@ -40,7 +38,7 @@ class ConvolutionLayer(ParameterProcessorLayer):
             product = matrix_product(columns, weight[:, outputs], rows[:, outputs], core_groups=self.core_groups)
             ledger = ledger.then(made).then(product)
         if self._is.bias:
-            bias = passes.add_bias(rows, self._own.parameters["bias"], core_groups=self.core_groups)
+            bias = computed.add_bias(rows, self._own.parameters["bias"], core_groups=self.core_groups)
             ledger = ledger.then(bias)
         self.forward_ledger = ledger
         return y
@@ -64,7 +62,7 @@ class ConvolutionLayer(ParameterProcessorLayer):
                 back = self._input_gradient(rows[:, outputs], weight[:, outputs], dx, own, sides)
                 ledger = ledger.then(back)
         if self._is.bias:
-            sums = passes.column_sums(rows, self._own.gradients["bias"], core_groups=self.core_groups)
+            sums = computed.column_sums(rows, self._own.gradients["bias"], core_groups=self.core_groups)
             ledger = ledger.then(sums)
         self.backward_ledger = ledger
         return dx
@@ -112,7 +110,7 @@ class FullyConnectedLayer(ParameterProcessorLayer):
         y = np.empty((len(x), weight.shape[1]), x.dtype)
         self.forward_ledger = matrix_product(x, weight, y, core_groups=self.core_groups)
         if "bias" in self._own.parameters:
-            bias = passes.add_bias(y, self._own.parameters["bias"], core_groups=self.core_groups)
+            bias = computed.add_bias(y, self._own.parameters["bias"], core_groups=self.core_groups)
             self.forward_ledger = self.forward_ledger.then(bias)
         return y
 
@@ -125,7 +123,7 @@ class FullyConnectedLayer(ParameterProcessorLayer):
             dx = np.empty_like(x)
             ledger = ledger.then(matrix_product(dy, weight.T, dx, core_groups=self.core_groups))
         if "bias" in gradients:
-            ledger = ledger.then(passes.column_sums(dy, gradients["bias"], core_groups=self.core_groups))
+            ledger = ledger.then(computed.column_sums(dy, gradients["bias"], core_groups=self.core_groups))
         self.backward_ledger = ledger
         return dx
 
@@ -143,7 +141,7 @@ class NormLayer(ParameterProcessorLayer):
         rows, y = rows_of(x), np.empty_like(x)
         self._moments = np.empty((2, x.shape[-1]))
         scale, shift = self._own.parameters["scale"], self._own.parameters["shift"]
-        self.forward_ledger = passes.batch_norm(
+        self.forward_ledger = computed.batch_norm(
             rows, rows_of(y), scale, shift, self._is.epsilon, self._moments, core_groups=self.core_groups
         )
         kept, buffers, count = self._is.momentum, self.layer.buffers(), len(rows)
@@ -158,7 +156,7 @@ class NormLayer(ParameterProcessorLayer):
     def differentiate(self, x: Array, dy: Array, run: Run) -> Array:
         dx, gradients = np.empty_like(x), np.empty((2, x.shape[-1]))
         scale = self._own.parameters["scale"]
-        self.backward_ledger = passes.batch_norm_gradient(
+        self.backward_ledger = computed.batch_norm_gradient(
             rows_of(x), rows_of(dy), rows_of(dx), scale, self._moments, self._is.epsilon, gradients,
             core_groups=self.core_groups,
         )  # fmt: skip
