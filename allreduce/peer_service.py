@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import grpc
 
 from taihu.core.base.errors import MemberLostError, RunError, StaleError, TaihuError
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Condition, Lock, spawn
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
@@ -27,19 +27,11 @@ from taihu.protos import peer_pb2
 
 Roster = Mapping[int, int]
 
-__all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]
+__all__ = ["PEER_SERVICE", "PeerServicer"]
 
 # A rank opens one after the other, and may be ahead of who takes them by one.
 _WAITING_FOR_RING: Final = 2
 PEER_SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
-
-
-@dataclass(frozen=True)
-class PeerEvents:
-    """Events of those that send to this worker: one was lost, or the rank left in good order."""
-
-    lost: Callable[[TaihuError], None]
-    left: Callable[[int], None]
 
 
 class PeerServicer:
@@ -54,20 +46,26 @@ class PeerServicer:
     """
 
     def __init__(
-        self, identity: WorkerIdentity, size: int, *, sink: Sink, events: PeerEvents, listener: DirectListener
+        self,
+        identity: WorkerIdentity,
+        size: int,
+        *,
+        sink: Sink,
+        events: Callable[[int], PipeEvents],
+        listener: DirectListener,
     ) -> None:
         self._identity = identity
         self._name = f"worker {identity.rank}"
         self._size = size
         self._sink = sink
         self._events = events
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._roster: Roster | None = None
-        self._roster_known = threading.Condition(self._lock)
+        self._roster_known = Condition(self._lock)
         self._streams: dict[int, StreamPipe] = {}
         self._connections: dict[int, SocketPipe] = {}
         # By ranks, in the order in which they were opened.
-        self._for_ring: dict[int, list[socket.socket]] = {}
+        self._for_ring: dict[int, list[Socket]] = {}
         self._listener = listener
         self._end: list[TaihuError | None] = []
 
@@ -124,8 +122,7 @@ class PeerServicer:
         except TaihuError as error:
             abort(context, error)
         name = f"peer-{peer.rank}"
-        reader = threading.Thread(target=self._read, args=(peer, requests, stream), name=name, daemon=True)
-        reader.start()
+        spawn(name, self._read, peer, requests, stream)
         try:
             yield from stream.out.messages()
         except TaihuError as error:
@@ -175,15 +172,15 @@ class PeerServicer:
         except TaihuError as error:
             abort(context, error)
 
-    def _receive_directly(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+    def _receive_directly(self, peer: WorkerIdentity, connection: Socket) -> None:
         with self._lock:
             if self._end or peer.rank in self._connections:
                 connection.close()
                 return
             out, inbox = Outbox(f"worker {peer.rank}"), Inbox(self._origin_of(peer), self._sink)
-            self._connections[peer.rank] = SocketPipe(connection, out, inbox, PipeEvents(self._lost))
+            self._connections[peer.rank] = SocketPipe(connection, out, inbox, PipeEvents(partial(self._lost, peer)))
 
-    def _keep_for_ring(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+    def _keep_for_ring(self, peer: WorkerIdentity, connection: Socket) -> None:
         with self._lock:
             if self._end or self._is_full(peer.rank):
                 connection.close()
@@ -194,7 +191,7 @@ class PeerServicer:
         """Whether a peer has opened as many connections for rings as may wait to be taken."""
         return len(self._for_ring.get(rank, ())) >= _WAITING_FOR_RING
 
-    def connection_for_ring(self, rank: int) -> socket.socket | None:
+    def connection_for_ring(self, rank: int) -> Socket | None:
         """The next connection that a peer has opened for sums around a ring, if it has; the caller closes it."""
         with self._lock:
             opened = self._for_ring.get(rank)
@@ -213,11 +210,11 @@ class PeerServicer:
             self._left(peer)
             stream.out.end()
         except TaihuError as error:
-            self._lost(error)
+            self._lost(peer, error)
         except grpc.RpcError:
-            self._lost(_connection_broke(peer))
+            self._lost(peer, _connection_broke(peer))
         except BaseException as error:
-            self._lost(RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
+            self._lost(peer, RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
             raise
 
     def _left(self, peer: WorkerIdentity) -> None:
@@ -226,11 +223,11 @@ class PeerServicer:
         if connection is not None:
             connection.drain()
         if not self._end:
-            self._events.left(peer.rank)
+            self._events(peer.rank).ended()
 
-    def _lost(self, error: TaihuError) -> None:
+    def _lost(self, peer: WorkerIdentity, error: TaihuError) -> None:
         if not self._end:
-            self._events.lost(error)
+            self._events(peer.rank).lost(error)
 
     def _take(self, frame: Frame) -> None:
         """Take in a frame without values of its own place; raises what the last one leads to."""

@@ -256,7 +256,7 @@ def run_rank(number: int, fault: Fault, pipe: Connection) -> None:
     rank = _Rank(number, fault, pipe)
     with ExitStack() as patched:
         if fault.by_ring:
-            patched.enter_context(mock.patch("taihu.torch.group.exchange.share", return_value=None))
+            patched.enter_context(mock.patch("taihu.torch.group.operations.exchange.share", return_value=None))
         try:
             _meet_the_fault(rank)
             error = "no error"

@@ -16,6 +16,7 @@ from taihu.core.job import Job, job_to_toml, load_job
 from taihu.core.job.loggers import check_loggers
 from taihu.core.process.results import as_json, check_writable
 from taihu.core.settings import RunSettings
+from taihu.core.system.clocks import local_now
 
 __all__ = [
     "CHAOS",
@@ -150,7 +151,7 @@ def prepare_run(
         ConfigError: the folder holds something, a file could not be written, or what `run.loggers` needs is missing.
         WriteError: nothing can be written into the folder.
     """
-    folder = run_folder(job, datetime.now(), default)
+    folder = run_folder(job, local_now(), default)
     _check_loggers(job.run.loggers, folder)
     files = run_files(job.run, folder)
     files.check_writable()

@@ -139,9 +139,9 @@ def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -
     from taihu.cli.train import opening, summarise
     from taihu.core.job.security import security_of
     from taihu.core.process.results import is_stdout, read_json, write_json
-    from taihu.local.display import PlainDisplay
+    from taihu.local.display.display import PlainDisplay
+    from taihu.local.display.watching import watching
     from taihu.local.results import results_of
-    from taihu.local.watching import watching
 
     security = security_of(job, "worker", role.place)
     # mpirun gives terminals to the processes, but their lines are mixed in one log.

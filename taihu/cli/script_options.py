@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -23,8 +22,9 @@ from taihu.core.process.entry import Interrupts
 from taihu.core.process.options import make_tracer
 from taihu.core.process.programs.guard import file_in_the_way
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
+from taihu.core.system.clocks import utc_now
 from taihu.launch.place import script_job
-from taihu.local.display import Display, PlainDisplay, make_display
+from taihu.local.display.display import Display, PlainDisplay, make_display
 from taihu.local.resuming import find_state
 from taihu.local.run import RUN_FOLDER
 from taihu.local.scripts.ground import Ground
@@ -170,7 +170,7 @@ class ScriptOptions:
                 results, is_used = run.run(display)
             except TaihuError as error:
                 if files.folder is not None:
-                    note_failure(files.folder, one_line(str(error)), datetime.now(UTC))
+                    note_failure(files.folder, one_line(str(error)), utc_now())
                 raise
         if not is_used:
             told = (

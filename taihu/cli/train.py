@@ -30,7 +30,7 @@ from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.core.process.streams import outlive_output
 from taihu.core.traits.methods import METHODS
-from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
+from taihu.local.display.display import Display, PlainDisplay, human_bytes, make_display
 
 if TYPE_CHECKING:
     from taihu.core.checkpoint.places import Place

@@ -10,7 +10,7 @@ from taihu.core.wire.base.address import is_every_host, split_address
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.findings import Finding, fails, notes, slows
 from taihu.doctor.needs import Needs
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 
 __all__ = [
     "check_coordinator",

@@ -7,7 +7,7 @@ from typing import Final
 
 from taihu.hosts.frames import text_of
 from taihu.hosts.streams import Streams
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.processes import LocalProcesses
 
 __all__ = ["Leavings"]
 

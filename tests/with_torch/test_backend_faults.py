@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 
 from benchmarks.pytorch.backend_faults import run_fault
 from benchmarks.pytorch.ranks_with_faults import MOMENTS, Fault, losses_of_one_process
-from taihu.core.process.mapped_files import SHARED_MEMORY
+from taihu.core.process.memory.mapped_files import SHARED_MEMORY
 from taihu.torch.group.agreement import Host, Life
 from taihu.torch.group.board import Board
 from taihu.torch.group.vigil import Vigil

@@ -82,11 +82,11 @@ def _count_own(own: OwnData, settings: DataSettings) -> tuple[int, bool] | None:
 
         return count_own_text(own, settings.sequence)
     if kind == "images":
-        from taihu.worker.data.own.image_folder import count_own_images  # noqa: PLC0415
+        from taihu.worker.data.own.images.image_folder import count_own_images  # noqa: PLC0415
 
         return count_own_images(own)
     if kind == "table":
-        from taihu.worker.data.own.table import count_own_table  # noqa: PLC0415
+        from taihu.worker.data.own.tables.table import count_own_table  # noqa: PLC0415
 
         return count_own_table(own, _MOST_BYTES_READ, settings)
     return None

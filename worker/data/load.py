@@ -87,10 +87,10 @@ def _load_own(settings: DataSettings, own: OwnData, known: AsTrained) -> Dataset
     try:
         # Their packages are extras.
         if kind == "images":
-            from taihu.worker.data.own.image_folder import load_own_images  # noqa: PLC0415
+            from taihu.worker.data.own.images.image_folder import load_own_images  # noqa: PLC0415
 
             return load_own_images(settings, own, known.depth)
-        from taihu.worker.data.own.table import load_own_table  # noqa: PLC0415
+        from taihu.worker.data.own.tables.table import load_own_table  # noqa: PLC0415
 
         return load_own_table(settings, own, known.reading, known.class_names)
     except ImportError:

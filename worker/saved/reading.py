@@ -17,7 +17,7 @@ from taihu.core.base.errors import ConfigError, ModelError
 from taihu.core.checkpoint.places import Place, RemotePath
 from taihu.core.checkpoint.store import newest_in
 from taihu.core.model.names import MODEL_NAMES
-from taihu.core.process.memory_limit import memory_limit_bytes
+from taihu.core.process.memory.limit import memory_limit_bytes
 from taihu.worker.engine import Conv2d, Model, build_from_definition, build_model
 from taihu.worker.engine.base.layer import row_blocks
 from taihu.worker.engine.base.loss import make_loss

@@ -41,7 +41,7 @@ from taihu.core.settings import (
 )
 from taihu.core.traits.methods import METHODS
 from taihu.core.wire.base.log import configure_logs
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.processes import LocalProcesses
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from taihu.core.base.words import counted
 from taihu.core.job import Job
 from taihu.core.job.toml import toml_value
 from taihu.core.process.results import read_json
+from taihu.core.system.clocks import sleep
 from taihu.local.display import waiting
 from taihu.local.processes import LocalProcesses
 
@@ -63,7 +63,7 @@ def wait_for_all(processes: LocalProcesses, what: str) -> None:
     """
     with waiting(what):
         while not processes.check():
-            time.sleep(0.1)
+            sleep(0.1)
 
 
 def measure_here(bench: str, ranks: int, arguments: Sequence[str], *, trace: Path | None = None) -> dict[str, Any]:

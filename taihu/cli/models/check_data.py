@@ -12,7 +12,7 @@ from taihu.core.base.words import counted, one_line
 from taihu.core.job import load_job, parse_assignments
 from taihu.core.process.options import JsonOption, SetOption
 from taihu.core.process.results import check_writable, write_json
-from taihu.local.display import waiting
+from taihu.local.display.display import waiting
 
 if TYPE_CHECKING:
     from taihu.worker.data.base.dataset import Dataset

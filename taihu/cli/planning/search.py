@@ -17,7 +17,7 @@ from taihu.core.base.whole_file import write_text
 from taihu.core.job import Job
 from taihu.core.job.advice import advice
 from taihu.core.process.results import check_writable, write_json
-from taihu.local.progress import Progress
+from taihu.local.display.progress import Progress
 from taihu.search.floors import Floor
 from taihu.search.job_file import job_file
 from taihu.search.search import ALIKE, Found, Search, ranked

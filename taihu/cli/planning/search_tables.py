@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from taihu.core.base.words import aligned, counted
 from taihu.core.job import Job
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.search.job_file import where
 from taihu.search.reasons import why_it_loses, why_it_was_passed
 from taihu.search.search import Found, Passed

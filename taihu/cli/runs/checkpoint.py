@@ -16,7 +16,7 @@ from taihu.core.checkpoint.resharding import reshard
 from taihu.core.checkpoint.store import CheckpointStore, newest_in
 from taihu.core.job.run_folder import CHECKPOINTS
 from taihu.core.process.results import check_writable
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.worker.saved.exporting import export_model
 
 __all__ = ["export", "ls", "reshard_checkpoint", "verify"]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.base.errors import ExchangeError, TaihuError
+from taihu.core.base.errors import ExchangeError
 from taihu.core.compression.groups import Packed
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
@@ -20,6 +18,7 @@ from taihu.core.job.security import security_of
 from taihu.core.planner.carriage import carriers_of
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.security.identity import member_name
+from taihu.core.system.threads import Condition, Event, Lock
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.frames.format import HEADER_BYTES
@@ -32,30 +31,17 @@ from taihu.core.wire.links.inbox import Origin, Sink
 from taihu.core.wire.links.outbox import last_word
 from taihu.core.wire.links.pipe import Carrier, PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer
+from taihu.worker.exchange.base.route import Arrived, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import Updates
 from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
 from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["LinkEvents", "ServerLink"]
+__all__ = ["ServerLink"]
 
 _LOOK_AGAIN_S = 0.1
 
 Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]
-
-
-@dataclass(frozen=True)
-class LinkEvents:
-    """Events of a link, by threads of its own.
-
-    `answered(header, size_bytes, completed_s)` is called for every answer that has been written, with the instant of
-    the complete sum in seconds of this worker's clock; `fetched(header, size_bytes)` for parameters that were asked
-    for; `failed(error)` when the exchange ends unasked.
-    """
-
-    answered: Callable[[FrameHeader, int, float], None]
-    fetched: Callable[[FrameHeader, int], None]
-    failed: Callable[[TaihuError], None]
 
 
 class ServerLink:
@@ -75,7 +61,7 @@ class ServerLink:
         identity: WorkerIdentity,
         arenas: Arenas,
         updates: Updates,
-        events: LinkEvents,
+        events: RouteEvents,
         clock: Clock,
         tracer: Tracer,
         faults: FrameFaults | None = None,
@@ -103,7 +89,7 @@ class ServerLink:
         self._arrived_s = self._send_start_s = 0.0
         self._under_way = FramesUnderWay[Pushed](job.exchange.window_frames)
         # Guards what is under way, `sent_bytes`, and the order in which frames are sent.
-        self._ordering = threading.Condition(threading.Lock())
+        self._ordering = Condition(Lock())
         self._is_writing = self._abandoned = False
         origin = Origin(self.peer, Sender(job.name, 0), f"worker {identity.rank}", job.patience)
         self._link = FrameLink(
@@ -217,7 +203,7 @@ class ServerLink:
         with self._ordering:
             self._answers.cancel()
             self._under_way = FramesUnderWay[Pushed](self._job.exchange.window_frames)
-        sent = threading.Event()
+        sent = Event()
         self._link.after(sent.set)
         while not self._abandoned and not sent.wait(_LOOK_AGAIN_S):
             pass
@@ -347,11 +333,12 @@ class ServerLink:
             if isinstance(kind, Summed) and self._answers.is_present(header):
                 self._go_on(header)
         if not isinstance(kind, Summed):
-            self._events.fetched(header, size)
+            self._events.arrived(Arrived(group, header.address.at.attempt, 0, size))
             return
         if self._tracer.enabled:
             self._trace("pull", group, self._arrived_s)
-        self._events.answered(header, size, kind.completed_s - self._server_ahead_s)
+        completed_s = kind.completed_s - self._server_ahead_s
+        self._events.updated(Updated(group, header.address.at, 0, size, completed_s, kind.skipped))
 
     def _go_on(self, header: FrameHeader) -> None:
         """Ask for what has been answered and is wanted, and let the next frames go."""
