@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.operations import AnyOperation, Operations
-from taihu.allreduce.order.early import EARLY_BYTES
+from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.order.operation import IsFailed, Operation, OperationKey, reduce_kind
 from taihu.allreduce.order.turns import TurnEvents
 from taihu.allreduce.parts.mesh import PartsOperation, Transfer
 from taihu.allreduce.parts.messages import Receive
-from taihu.allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
+from taihu.allreduce.peer_service import PEER_SERVICE, PeerServicer
 from taihu.allreduce.ring.kernel_path import KernelRingPath
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
 from taihu.allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
@@ -91,7 +91,7 @@ class Communicator:
             identity,
             size,
             sink=self._operations.sink,
-            events=PeerEvents(self.fail, self._left),
+            events=lambda rank: PipeEvents(self.fail, partial(self._left, rank)),
             listener=listener,
         )
         self._changed = Condition()

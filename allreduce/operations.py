@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.early import EARLY_BYTES, EarlyFrames, Held
-from taihu.allreduce.order.fence import Fence
+from taihu.allreduce.order.fence import EARLY_BYTES, EarlyFrames, Fence, Held
 from taihu.allreduce.order.operation import Operation, OperationKey, Segment
 from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation
 from taihu.allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
@@ -264,19 +263,16 @@ class Operations:
     def _start(self, operation: Operation) -> None:
         self._running[operation.key] = operation
         segments = operation.schedule.first_segments()
-        if self._right is None:
+        right = self._links.get(self._right_neighbour)
+        if right is None:
             operation.finish_alone([segment.frame for segment in segments])
         else:
             for segment in segments:
-                self._send(self._right, operation, segment)
-        self._end_if_arrived(operation)
+                self._send(right, operation, segment)
+        self._end_if_arrived(right, operation)
         for header, values in self._early.pop(operation.key):
             self._advance(operation, header, values, in_place=False)
         self._quiet.notify_all()
-
-    @property
-    def _right(self) -> FrameLink | None:
-        return self._links.get(self._right_neighbour)
 
     def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
         with self._lock:
@@ -369,22 +365,24 @@ class Operations:
 
     def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
         forward = operation.take(header, values, in_place=in_place)
-        if forward is not None and self._right is not None:
-            self._send(self._right, operation, forward)
-        self._end_if_arrived(operation)
+        right = self._links.get(self._right_neighbour)
+        if forward is not None and right is not None:
+            self._send(right, operation, forward)
+        self._end_if_arrived(right, operation)
 
-    def _end_if_arrived(self, operation: Operation) -> None:
+    def _end_if_arrived(self, right: FrameLink | None, operation: Operation) -> None:
         if not operation.schedule.done:
             return
         del self._running[operation.key]
-        if self._right is None:
+        if right is None:
             self.finish(operation)
         else:
-            self._right.after(partial(self.finish, operation))
+            right.after(partial(self.finish, operation))
 
     def _send(self, right: FrameLink, operation: Operation, segment: Segment) -> None:
         values = operation.views(segment)
-        operation.sent_bytes += sum(view.nbytes for view in values)
+        for view in values:
+            operation.sent_bytes += view.nbytes
         key, frame = operation.key, segment.frame
         kind = RingSegment(segment.hop, key.number)
         address = key.range(frame.offset, frame.count)

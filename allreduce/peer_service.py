@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,19 +27,11 @@ from taihu.protos import peer_pb2
 
 Roster = Mapping[int, int]
 
-__all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]
+__all__ = ["PEER_SERVICE", "PeerServicer"]
 
 # A rank opens one after the other, and may be ahead of who takes them by one.
 _WAITING_FOR_RING: Final = 2
 PEER_SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
-
-
-@dataclass(frozen=True)
-class PeerEvents:
-    """Events of those that send to this worker: one was lost, or the rank left in good order."""
-
-    lost: Callable[[TaihuError], None]
-    left: Callable[[int], None]
 
 
 class PeerServicer:
@@ -54,7 +46,13 @@ class PeerServicer:
     """
 
     def __init__(
-        self, identity: WorkerIdentity, size: int, *, sink: Sink, events: PeerEvents, listener: DirectListener
+        self,
+        identity: WorkerIdentity,
+        size: int,
+        *,
+        sink: Sink,
+        events: Callable[[int], PipeEvents],
+        listener: DirectListener,
     ) -> None:
         self._identity = identity
         self._name = f"worker {identity.rank}"
@@ -180,7 +178,7 @@ class PeerServicer:
                 connection.close()
                 return
             out, inbox = Outbox(f"worker {peer.rank}"), Inbox(self._origin_of(peer), self._sink)
-            self._connections[peer.rank] = SocketPipe(connection, out, inbox, PipeEvents(self._lost))
+            self._connections[peer.rank] = SocketPipe(connection, out, inbox, PipeEvents(partial(self._lost, peer)))
 
     def _keep_for_ring(self, peer: WorkerIdentity, connection: Socket) -> None:
         with self._lock:
@@ -212,11 +210,11 @@ class PeerServicer:
             self._left(peer)
             stream.out.end()
         except TaihuError as error:
-            self._lost(error)
+            self._lost(peer, error)
         except grpc.RpcError:
-            self._lost(_connection_broke(peer))
+            self._lost(peer, _connection_broke(peer))
         except BaseException as error:
-            self._lost(RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
+            self._lost(peer, RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
             raise
 
     def _left(self, peer: WorkerIdentity) -> None:
@@ -225,11 +223,11 @@ class PeerServicer:
         if connection is not None:
             connection.drain()
         if not self._end:
-            self._events.left(peer.rank)
+            self._events(peer.rank).ended()
 
-    def _lost(self, error: TaihuError) -> None:
+    def _lost(self, peer: WorkerIdentity, error: TaihuError) -> None:
         if not self._end:
-            self._events.lost(error)
+            self._events(peer.rank).lost(error)
 
     def _take(self, frame: Frame) -> None:
         """Take in a frame without values of its own place; raises what the last one leads to."""

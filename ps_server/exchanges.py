@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,24 +21,26 @@ from taihu.core.base.errors import (
 )
 from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.system.sockets import Socket
-from taihu.core.system.threads import Lock
+from taihu.core.system.threads import Lock, spawn
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.frame_faults import FrameFaults
-from taihu.core.wire.frames.headers import Frame, frame_of
-from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.headers import Frame, FrameHeader, frame_of
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Question, Rates
-from taihu.core.wire.links.direct_connection import is_open
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.socket_pipe import SocketPipe
 from taihu.core.wire.links.stream_pipe import StreamPipe
-from taihu.core.wire.serving.metrics import ServerMetrics
+from taihu.core.wire.serving.metrics import SECONDS, ServerMetrics
 from taihu.ps_server.aggregator import Outcome
-from taihu.ps_server.answering import Answer
+from taihu.ps_server.connections import UntakenConnections
+from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.updating import Answer
 
 __all__ = ["Exchanges", "WorkerExchange"]
 
@@ -165,10 +168,28 @@ class Exchanges:
         self._clock = SystemClock()
         self._lock = Lock()
         self._exchanges: dict[int, WorkerExchange] = {}
-        self._connections: dict[int, tuple[WorkerIdentity, Socket]] = {}
+        self._untaken = UntakenConnections()
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
-        self._keeps_none = False
+
+    def serve(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, check: Callable[[WorkerIdentity], None]
+    ) -> Iterator[bytes]:
+        """The messages of one worker's stream, from its beginning to its end; `check` refuses who is no member."""
+        try:
+            identity = identity_from_metadata(context.invocation_metadata())
+            check(identity)
+            exchange = self.open(identity)
+        except TaihuError as error:
+            abort(context, error)
+        name = f"read-{identity.rank}"
+        spawn(name, self.read, requests, exchange)
+        try:
+            yield from exchange.stream.out.messages()
+        except TaihuError as error:
+            abort(context, error)
+        finally:
+            self.forget(exchange)
 
     def open(self, identity: WorkerIdentity) -> WorkerExchange:
         """Begin an exchange.
@@ -183,13 +204,13 @@ class Exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
             shard = self._holder.shard
             shard.admit(identity.rank, identity.incarnation)
-            connection = self._connection_of(identity)
+            connection = self._untaken.take(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
                 identity,
                 Origin(f"worker {identity.rank}", identity.sender, f"server {self._holder.index}", self._patience),
                 connection,
                 lend=shard.buffers.lend,
-                take=self._take,
+                take=partial(self._take, shard),
                 on_lost=self._connection_lost,
                 faults=self._faults,
             )
@@ -213,22 +234,13 @@ class Exchanges:
             self._gradients[identity] = gradients
 
     def keep(self, identity: WorkerIdentity, connection: Socket) -> None:
-        """Keep a connection for the worker's open exchange, or for the one that it will open next.
-
-        One that comes when this server takes none any more is closed.
-        """
+        """Give a connection to the worker's open exchange, or keep it for the one that it will open next."""
         with self._lock:
-            if self._keeps_none:
-                connection.close()
-                return
             exchange = self._exchanges.get(identity.rank)
-            if exchange is not None and exchange.identity == identity:
+            if exchange is not None and exchange.identity == identity and not self._untaken.closed:
                 exchange.connect(connection)
-                return
-            former = self._connections.pop(identity.rank, None)
-            self._connections[identity.rank] = (identity, connection)
-        if former is not None:
-            former[1].close()
+            else:
+                self._untaken.keep(identity, connection)
 
     def fail(self, error: TaihuError) -> None:
         """End every open exchange, and every later one, with `error`."""
@@ -245,11 +257,7 @@ class Exchanges:
     def close_unused(self) -> None:
         """Close connections that no exchange has taken, and whatever comes later."""
         with self._lock:
-            self._keeps_none = True
-            unused = list(self._connections.values())
-            self._connections.clear()
-        for _, connection in unused:
-            connection.close()
+            self._untaken.close()
 
     def read(self, requests: Iterator[bytes], exchange: WorkerExchange) -> None:
         """Take in what comes in one worker's stream until it has ended, and cut the connection beside it.
@@ -274,14 +282,6 @@ class Exchanges:
             _until_it_has_ended(requests)
             exchange.close()
 
-    def _connection_of(self, identity: WorkerIdentity) -> Socket | None:
-        """The connection that the worker has opened, unless it has given it up since."""
-        owner, connection = self._connections.pop(identity.rank, (None, None))
-        if connection is None or (owner == identity and is_open(connection)):
-            return connection
-        connection.close()
-        return None
-
     def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
         if not isinstance(error, MemberLostError):
             exchange.end(error)
@@ -290,24 +290,25 @@ class Exchanges:
         elif exchange.end(MemberLostError(f"server {self._holder.index}: {error}")):
             self._on_lost(exchange.identity.rank, "its connection broke")
 
-    def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
-        identity, header, shard = exchange.identity, frame.header, self._holder.shard
-        at, group, *_ = header.address
-        self._metrics.received_bytes.inc(frame.moved_bytes)
+    def _take(self, shard: ServerShard, exchange: WorkerExchange, frame: Frame) -> None:
+        header, counts = frame.header, self._metrics.frames
+        moved = frame.moved_bytes
+        with counts.lock:
+            counts.received_bytes += moved
         start = self._clock.now()
         try:
             if isinstance(header.kind, Question):
-                self._answer(exchange, shard.ask(header))
+                self._answer(shard.ask(header), (exchange,))
                 return
             if isinstance(header.kind, Rates):
                 shard.take_rates(frame)
                 return
             if isinstance(header.kind, Farewell):
                 # In good order, which ends the exchange of those who wait for it.
-                shard.leave(identity.rank)
+                shard.leave(exchange.identity.rank)
                 return
             exchange.shares = header.encoding is Encoding.SHARED
-            outcome = shard.push(frame, self._gradients.get(identity))
+            outcome = shard.push(frame, self._gradients.get(exchange.identity))
         except GivenUpError:
             # Another worker's frame was faster with the news.
             return
@@ -316,34 +317,39 @@ class Exchanges:
             self.fail(error)
             return
         if isinstance(outcome, Answer):
-            stop = self._clock.now()
-            self._metrics.updated(stop - start)
-            self._broadcast(outcome)
-            self._tracer.add("update", "update", start, stop, step=at.step, group=group)
-            self._metrics.step.set(shard.step)
-        else:
-            track = f"collect from worker {identity.rank}"
-            self._tracer.add(
-                track, "collect", start, self._clock.now(), step=at.step, group=group, peer=identity.rank
-            )
+            seconds = self._clock.now() - start
+            with counts.lock:
+                counts.updates[bisect_left(SECONDS, seconds)] += 1
+                counts.update_seconds += seconds
+                counts.recent.append(seconds)
+                counts.step = shard.step
+            with self._lock:
+                exchanges = tuple(self._exchanges.values())
+            self._answer(outcome, exchanges)
+        if self._tracer.enabled:
+            self._trace(header, start, has_updated=isinstance(outcome, Answer))
         if outcome is Outcome.ANSWERED:
-            self._answer(exchange, shard.answer_again(header))
-        if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
+            self._answer(shard.answer_again(header), (exchange,))
+        if outcome is Outcome.ANSWERED or outcome is Outcome.DUPLICATE:
             self._metrics.duplicate_frames.inc()
 
-    def _broadcast(self, answer: Answer) -> None:
-        """Answer everybody: all have pushed this frame."""
-        with self._lock:
-            exchanges = list(self._exchanges.values())
+    def _answer(self, answer: Answer, exchanges: Iterable[WorkerExchange]) -> None:
+        """Answer each of these workers in its way: all, where they have pushed this frame."""
+        moved, counts = answer.moved_bytes, self._metrics.frames
         for exchange in exchanges:
-            self._answer(exchange, answer)
+            with counts.lock:
+                counts.sent_bytes += moved
+            exchange.answer(answer.shared if exchange.shares else answer)
 
-    def _answer(self, exchange: WorkerExchange, answer: Answer) -> None:
-        """Answer one worker in its way."""
-        if exchange.shares:
-            answer = answer.shared
-        self._metrics.sent_bytes.inc(answer.moved_bytes)
-        exchange.answer(answer)
+    def _trace(self, header: FrameHeader, start_s: float, *, has_updated: bool) -> None:
+        """A frame has been taken in, which may have been the last of a sum."""
+        (at, group, *_), rank = header.address, header.sender.rank
+        stop_s = self._clock.now()
+        if has_updated:
+            self._tracer.add("update", "update", start_s, stop_s, step=at.step, group=group)
+        else:
+            track = f"collect from worker {rank}"
+            self._tracer.add(track, "collect", start_s, stop_s, step=at.step, group=group, peer=rank)
 
 
 def _until_it_has_ended(requests: Iterator[bytes]) -> None:

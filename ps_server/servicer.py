@@ -23,7 +23,6 @@ from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.writer import PartWriter
 from taihu.core.coordination.vouching import Vouch
 from taihu.core.job import Job
-from taihu.core.system.threads import spawn
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.format import read_message
@@ -37,8 +36,7 @@ from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import connection_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges
-from taihu.ps_server.initialization import Initialization
-from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
 
@@ -130,19 +128,7 @@ class ParameterServerServicer:
         return connection_pb2.OpenConnectionResponse(port=port, token=token)
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        try:
-            identity = identity_from_metadata(context.invocation_metadata())
-            self._check_worker(identity)
-            exchange = self._exchanges.open(identity)
-        except TaihuError as error:
-            abort(context, error)
-        spawn(f"read-{identity.rank}", self._exchanges.read, requests, exchange)
-        try:
-            yield from exchange.stream.out.messages()
-        except TaihuError as error:
-            abort(context, error)
-        finally:
-            self._exchanges.forget(exchange)
+        return self._exchanges.serve(requests, context, self._check_worker)
 
     def _share(self, request: pb.ShareRequest, context: grpc.ServicerContext) -> pb.ShareResponse:
         identity = WorkerIdentity(request.job, request.rank, request.incarnation)

@@ -14,7 +14,8 @@ from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import RunError
 from taihu.core.base.words import one_line, told
-from taihu.core.coordination.membership.messages import plain
+from taihu.core.coordination.control.looking import GetStatus
+from taihu.core.coordination.control.looking_ways import LOOKING
 from taihu.core.process.entry import run_app
 from taihu.core.wire.base.log import configure_logs
 from taihu.core.wire.frames.headers import At
@@ -58,13 +59,18 @@ def test_a_farewell_says_one_line() -> None:
 
 def test_all_texts_of_a_message_are_lines_that_print() -> None:
     hostile = HOSTILE[:-1]
-    message = pb.GetStatusResponse(job=hostile, reason=hostile, stall=hostile, servers=3)
-    message.members.add(address=hostile, member=pb.Member(rank=1)).progress.test_metric = hostile
-    assert plain(message) is message
-    line = one_line(hostile)
-    texts = (message.job, message.reason, message.stall, message.members[0].address)
-    assert {*texts, message.members[0].progress.test_metric} == {line}
-    assert (message.servers, message.members[0].member.rank) == (3, 1)
+    message = pb.GetStatusResponse(state=pb.RUN_STATE_RUNNING, servers=3)
+    member = message.members.add(member=pb.Member(role=pb.ROLE_WORKER, rank=1))
+    agent = message.agents.add(ranks=[1])
+    for each in (message, member, member.progress, agent):
+        texts = [field.name for field in each.DESCRIPTOR.fields if field.type == field.TYPE_STRING]
+        for name in texts:
+            setattr(each, name, hostile)
+    status = LOOKING[GetStatus].answered.of(message)
+    shown = (vars(each) for each in (status, *status.members, status.members[0].progress, *status.agents))
+    told = [value for values in shown for value in values.values() if isinstance(value, str)]
+    assert told == [one_line(hostile)] * 11
+    assert (status.servers, status.members[0].member.rank) == (3, 1)
 
 
 def test_an_error_on_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

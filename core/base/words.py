@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 __all__ = [
+    "Line",
     "aligned",
     "blamed",
     "counted",
@@ -19,6 +20,9 @@ __all__ = [
     "said_by",
     "told",
 ]
+
+Line: TypeAlias = Annotated[str, "told"]
+"""Text of another process, which is made a line of a bounded length (`told`) where it comes in."""
 
 # Errors are said as tracebacks end, and by groups of torch.distributed.
 _BLAMED: Final = re.compile(

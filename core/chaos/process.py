@@ -54,6 +54,7 @@ class ProcessChaos:
         self._memory = memory
         self._drawn = drawn
         self._listens = listens
+        self.enabled = True
         self.frames = FaultyFrames()
         self._disk = Disk()
         self._wall = wall or WallClock()

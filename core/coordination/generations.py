@@ -203,7 +203,7 @@ def _asked_for(job: Job, member: MemberId, agent: int) -> tuple[Job, Generation]
     """The job, with the compression that was chosen for it, and the generation that the coordinator tells of."""
     if job.compression.method.is_chosen:
         job = with_compression(job, kept_compression(job))
-    with CoordinatorClient(coordinator_address(job), job, member, new_incarnation()) as client:
+    with CoordinatorClient.at(coordinator_address(job), job, member, new_incarnation()) as client:
         memory = memory_of(job)
         try:
             begun = client.begin(OwnSteps(job, str(member)), agent)

@@ -64,11 +64,11 @@ class World(NamedTuple):
 
 def frame_buffers() -> Threads:
     """An array is lent to one at a time."""
-    from taihu.ps_server.frame_buffers import FrameBuffers  # noqa: PLC0415 - simulated
+    from taihu.ps_server.summing import FrameBuffers  # noqa: PLC0415 - simulated
 
     each = [FrameBuffers() for _ in range(8)]
     for buffers in each:
-        buffers.give_back(buffers.lend(8, np.float32))
+        buffers.give_back([buffers.lend(8, np.float32)])
 
     def use(rank: int) -> None:
         for buffers in each:
@@ -159,7 +159,7 @@ def shard() -> Threads:
     """Each sum is complete once, and the parameters are those of one thread."""
     from support.shards import driven  # noqa: PLC0415 - of simulated modules
 
-    from taihu.ps_server.answering import Answer  # noqa: PLC0415 - simulated
+    from taihu.ps_server.updating import Answer  # noqa: PLC0415 - simulated
 
     runs, expected, answers = [driven("momentum") for _ in range(4)], driven("momentum"), list[int]()
     gradients = expected.gradients(1)
@@ -243,7 +243,7 @@ def checkpoints() -> Threads:
 
 WORLDS = {
     "frame buffers": World(
-        "taihu.ps_server.frame_buffers", "        with self._lock:\n            array = self._free", frame_buffers
+        "taihu.ps_server.summing", "        with self._lock:\n            array = self._free", frame_buffers
     ),
     "room": World(
         "taihu.core.wire.base.room",

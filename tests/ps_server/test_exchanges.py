@@ -20,9 +20,9 @@ from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.socket_pipe import SocketPipe
 from taihu.core.wire.serving.metrics import ServerMetrics
-from taihu.ps_server.answering import Answer
 from taihu.ps_server.exchanges import Exchanges, WorkerExchange
 from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.updating import Answer
 
 COUNT = 1 << 20
 

@@ -15,8 +15,7 @@ from taihu.core.base.errors import FrameError, ModelError, PeerUnreachableError,
 from taihu.core.planner.partition import FrameSpec, Shard
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.kinds import Gradients, Summed
-from taihu.ps_server.initialization import Initialization
-from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
 
 def make_holder(index: int = 0, servers: int = 1, transport: str = "tcp") -> ShardHolder:

@@ -161,8 +161,11 @@ def test_the_page_over_http_is_the_registry(
     role: str, metrics: Callable[[int], WorkerMetrics | ServerMetrics]
 ) -> None:
     measured = metrics(7)
-    measured.sent_bytes.inc(12345)
-    measured.step.set(17)
+    if isinstance(measured, ServerMetrics):
+        measured.frames.sent_bytes, measured.frames.step = 12345, 17
+    else:
+        measured.sent_bytes.inc(12345)
+        measured.step.set(17)
     with MetricsPage(measured.registry, 0, "127.0.0.1") as page:
         status, text = fetch(page.port)
     assert status == 200

@@ -15,7 +15,6 @@ from rich.text import Text
 
 from taihu.core.base.errors import PeerUnreachableError
 from taihu.core.coordination.membership.members import RunState
-from taihu.core.coordination.membership.messages import state_from_message
 from taihu.core.coordination.overview import COLUMNS, MemberView, Overview, overview_of
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job.environment import resolve_job
@@ -88,8 +87,7 @@ def top(
 
 
 def _look(address: str, timeout_s: float, security: Security) -> Overview:
-    answer = fetch_status(address, timeout_s, security)
-    return overview_of(answer, state_from_message(answer.state))
+    return overview_of(fetch_status(address, timeout_s, security))
 
 
 def _look_again(address: str, timeout_s: float, security: Security) -> Overview | None:

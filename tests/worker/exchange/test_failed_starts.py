@@ -14,7 +14,7 @@ from support.frames import initial_header
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import FrameError, MemberLostError, RunError, TaihuError
-from taihu.core.coordination.membership.messages import state_from_message
+from taihu.core.coordination.control.looking_ways import STATE
 from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
@@ -92,7 +92,7 @@ def test_initial_parameters_of_another_plan_are_refused() -> None:
 
 def test_a_state_of_a_later_version_is_refused() -> None:
     with pytest.raises(FrameError, match="run state 99"):
-        state_from_message(99)  # type: ignore[arg-type]
+        STATE.of(99)
 
 
 def test_a_connection_that_ends_by_itself_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_joining_twice_under_one_rank_is_refused() -> None:
     with Cluster(make_job(1, 2)) as cluster, cluster.member(0, layout):
         assert cluster.job.cluster.coordinator is not None
         with (
-            CoordinatorClient(cluster.job.cluster.coordinator, cluster.job, MemberId(Role.WORKER, 0), 5) as client,
+            CoordinatorClient.at(cluster.job.cluster.coordinator, cluster.job, MemberId(Role.WORKER, 0), 5) as client,
             pytest.raises(StaleError, match="worker 0 has already joined"),
         ):
             client.join(layout=layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -109,7 +110,8 @@ class SparseRoute(Route):
     @override
     def begin(self, at: At) -> None:
         self._at = at
-        self.path.begin(at)
+        if self.path.is_trial or at.attempt > self.path.attempt:
+            self.path.begin(at)
 
     def tell(self, rates: Sequence[float]) -> None:
         """Refuse: workers of a ring update by the job's own optimizer, or not at all."""
@@ -179,16 +181,21 @@ class SparseRoute(Route):
             if self._checks:
                 check_finite(total.values, frame.group, at.step)
             places = total.indices + np.int32(frame.offset)
-            with self._recording.updating_sparse(at.step, frame, places, total.values):
+            recorded = self._recording.enabled
+            with self._recording.updating_sparse(at.step, frame, places, total.values) if recorded else nullcontext():
                 self._update(frame, places, total.values, at.step)
             self._take_back(at.step, frame, returned, compressor.state.residual)
         # All bytes count as the way up, as in a ring: they go both ways at once.
-        self._tracer.add("sparse", "allreduce", start_s, self._clock.now(), step=at.step, group=frame.group)
+        if self._tracer.enabled:
+            self._tracer.add("sparse", "allreduce", start_s, self._clock.now(), step=at.step, group=frame.group)
         sent, received = operation.sent_bytes, operation.received_bytes
         self._events.updated(Updated(frame.group, at, sent, received))
 
     def _take_back(self, step: int, frame: FrameSpec, returned: Slice, residual: NDArray[np.float32]) -> None:
         places = returned.indices + np.int32(frame.offset)
+        if not self._recording.enabled:
+            residual[places] += returned.values
+            return
         before = self._recording.residual_bits(frame, residual)
         residual[places] += returned.values
         self._recording.returned(step, frame, places, returned.values, residual, before)
