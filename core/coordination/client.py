@@ -55,6 +55,7 @@ from taihu.core.security.identity import member_name
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.base.retry import until_answered
+from taihu.core.wire.frames.format import FORM
 from taihu.core.wire.serving.channel import open_channel
 
 __all__ = ["LOSSES", "CoordinatorClient", "coordinator_address", "failure_reported", "remote_control", "told_of"]
@@ -200,7 +201,7 @@ class CoordinatorClient:
         job, self._generation = self._job, begun.generation
         self.recovers |= begun.is_trial
         ask = asks.Join(
-            job.name, self._life, job.digest, address, layout, job.shared_settings, length, begun.generation
+            job.name, self._life, job.digest, address, layout, job.shared_settings, length, begun.generation, FORM
         )
         try:
             with telling_who_is_awaited(self.awaited):
