@@ -38,7 +38,7 @@ __all__ = ["main", "table"]
 
 Rows = list[dict[str, str]]
 
-_PAGE: Final = "run by benchmarks.pytorch.torch_distributed_tests"
+_PAGE: Final = "run by benchmarks.backend.torch_distributed_tests"
 _SMALL: Final = "small world size"
 # Words of cases' names, in lower case: the first line that has one of them says what a case is of.
 _SUBJECTS: Final = MappingProxyType(
@@ -182,7 +182,7 @@ def _apart(*arguments: str) -> Rows:
         command = [
             sys.executable,
             "-m",
-            "benchmarks.pytorch.torch_distributed_tests",
+            "benchmarks.backend.torch_distributed_tests",
             *arguments,
             "--json",
             str(rows),

@@ -30,7 +30,8 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import taihu.torch.backend  # noqa: F401 - registers the backend
-from benchmarks.pytorch.computed_collectives import CollectiveCall, computed
+from benchmarks.backend.computed_collectives import CollectiveCall, computed
+from benchmarks.base.rows import in_lines
 
 __all__ = ["compare_programs", "main"]
 
@@ -405,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{size} ranks: {options.programs} programs, {counts}, {len(differing)} differ")
         print(*differing[:_SHOWN], sep="\n")
     if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1))
+        options.json.write_text(in_lines(rows) + "\n")
     return int(any(row["differing"] for row in rows.values()))
 
 

@@ -35,7 +35,7 @@ from benchmarks.base.rows import load_rows, publish, save_rows
 
 __all__ = ["main", "table"]
 
-_PAGE: Final = "measured by benchmarks.pytorch.torch_backend"
+_PAGE: Final = "measured by benchmarks.backend.torch_backend"
 _CALLS_MB: Final = 20.0
 _WARM: Final = 2
 _PORT: Final = 29512
@@ -145,7 +145,7 @@ def _measure(link: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 def _on_hosts(rate: float, options: argparse.Namespace, result: Path) -> None:
     with ShapedNetwork(options.ranks, rate) as network:
         store = f"tcp://{network.address(0)}:{_PORT}"
-        command = [sys.executable, "-m", "benchmarks.pytorch.torch_backend", "--link", options.link, "--store", store]
+        command = [sys.executable, "-m", "benchmarks.backend.torch_backend", "--link", options.link, "--store", store]
         command += ["--ranks", str(options.ranks), "--rounds", str(options.rounds), "--json", str(result)]
         command += ["--megabytes", ",".join(f"{each:g}" for each in options.megabytes)]
         commands = [network.command(rank, *command, "--rank", str(rank)) for rank in range(options.ranks)]

@@ -26,12 +26,12 @@ from typing import Any, Final
 import numpy as np
 import torch.distributed as dist
 
+from benchmarks.backend.ranks_with_faults import MOMENTS, RANKS, Fault, losses_of_one_process, run_rank
 from benchmarks.base.rows import load_rows, publish, save_rows
-from benchmarks.pytorch.ranks_with_faults import MOMENTS, RANKS, Fault, losses_of_one_process, run_rank
 
 __all__ = ["main", "run_fault", "table"]
 
-_PAGE: Final = "measured by benchmarks.pytorch.backend_faults"
+_PAGE: Final = "measured by benchmarks.backend.backend_faults"
 _WAYS: Final[tuple[tuple[str, bool], ...]] = (("taihu", False), ("taihu", True), ("gloo", False))
 _LONGEST_S: Final = 60.0
 _NOTHING: Final = "nothing"
@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
-    _CONTEXT.set_forkserver_preload(["benchmarks.pytorch.ranks_with_faults"])
+    _CONTEXT.set_forkserver_preload(["benchmarks.backend.ranks_with_faults"])
     rows = load_rows(options.json)
     known = {(row["moment"], row["backend"], row["by_ring"]) for row in rows}
     for moment in options.moments:
