@@ -74,6 +74,7 @@ class Costs(Values):
     """The seconds of what a worker does with the values of groups; what takes none is not here."""
 
     def __init__(self, worker: SimulatedWorker, route: SimulatedRoute, passes: Passes) -> None:
+        self.narrows, self.selects, self.read, self.pushing = False, True, None, None
         self._worker, self._route, self._passes = worker, route, passes
 
     def begin(self, at: At, rates: object, layer_rates: object) -> None:
@@ -90,9 +91,6 @@ class Costs(Values):
 
     def release(self, group: int) -> None:
         """Memory is free."""
-
-    def read(self, group: int, step: int) -> None:
-        """Nobody records."""
 
     def ended(self, step: int) -> None:
         """Nothing is held."""

@@ -20,6 +20,7 @@ from taihu.core.base.errors import MemberLostError, StaleError, TaihuError
 from taihu.core.coordination import client as module
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
@@ -32,7 +33,6 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.serving.channel import open_channel
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
-from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 
 
 @pytest.mark.parametrize(("kind", "host"), [("ring", "worker 0"), ("server", "server 0")])
@@ -40,7 +40,7 @@ def test_a_lost_coordinator_is_named_as_the_member_that_hosts_it(kind: str, host
     address = f"127.0.0.1:{free_port()}"
     job = make_job(1, 2, exchange={"kind": kind, "zero": 1})
     with (
-        CoordinatorClient(address, job, MemberId(Role.WORKER, 1), 1) as client,
+        CoordinatorClient.at(address, job, MemberId(Role.WORKER, 1), 1) as client,
         pytest.raises(MemberLostError, match=f"^{host}, coordinator at {address}: UNAVAILABLE"),
     ):
         client.get_plan(5)
@@ -70,7 +70,7 @@ def test_a_heartbeat_that_is_hurried_is_followed_by_others_until_the_run_has_end
 
 def serving(**handlers: grpc.RpcMethodHandler[Any, Any]) -> tuple[grpc.Server, str]:
     """A coordinator that answers these calls alone, and its address."""
-    server = grpc.server(ThreadPoolExecutor(2))
+    server = grpc.server(ThreadPoolExecutor(4), options=(("grpc.http2.max_ping_strikes", 0),))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("taihu.v1.CoordinatorService", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -92,7 +92,7 @@ def test_a_coordinator_that_names_the_missing_members_late_is_heard() -> None:
     told = {"workers": 3, "connect_timeout_s": 0.5, "lost_after_s": 30.0, "heartbeat_s": 0.1}
     job = Job.model_validate({"cluster": told, "exchange": {"kind": "ring"}})
     with (
-        CoordinatorClient(address, job, MemberId(Role.WORKER, 0), 1) as client,
+        CoordinatorClient.at(address, job, MemberId(Role.WORKER, 0), 1) as client,
         pytest.raises(TaihuError, match="worker 1 did not join; True"),
     ):
         client.join()
@@ -120,16 +120,41 @@ def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkey
         )
     )
     monkeypatch.setattr(module, "open_channel", resolved)
-    with CoordinatorClient("server:7070", make_job(1, 2), MemberId(Role.WORKER, 1), 1) as client:
+    with CoordinatorClient.at("server:7070", make_job(1, 2), MemberId(Role.WORKER, 1), 1) as client:
         assert client.begin() == Begun(7, 3)
     server.stop(None).wait()
     assert known == [former] * 3 + [successor]
 
 
+def test_a_connection_on_which_nobody_answers_is_given_up_for_another() -> None:
+    """As gRPC's is now and then that was made while the server of the last generation ended."""
+    peers: list[str] = []
+    is_over = threading.Event()
+
+    def answered_over_the_third(request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:
+        peers.append(context.peer())
+        if len(peers) < 3:
+            is_over.wait()
+        return begun(request, context)
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        answered_over_the_third, pb.BeginRequest.FromString, pb.BeginResponse.SerializeToString
+    )
+    server, address = serving(Begin=handler)
+    job = Job.model_validate({"cluster": {"connect_timeout_s": 20, "lost_after_s": 0.5, "heartbeat_s": 0.1}})
+    try:
+        with CoordinatorClient.at(address, job, MemberId(Role.WORKER, 1), 1) as client:
+            assert client.begin() == Begun(7, 3)
+    finally:
+        is_over.set()
+        server.stop(None).wait()
+    assert len(set(peers)) == len(peers) >= 3
+
+
 def test_a_loss_that_is_told_after_the_client_has_closed_ends_no_thread() -> None:
     """A link that breaks while its member ends is watched by a thread of its own, which may come last."""
     job = make_job(1, 2, exchange={"kind": "server", "zero": 1})
-    with CoordinatorClient(f"127.0.0.1:{free_port()}", job, MemberId(Role.WORKER, 1), 1) as client:
+    with CoordinatorClient.at(f"127.0.0.1:{free_port()}", job, MemberId(Role.WORKER, 1), 1) as client:
         pass
     client.tell_of_loss(MemberLostError("worker 0 was lost: its connection broke"))
 
@@ -137,7 +162,7 @@ def test_a_loss_that_is_told_after_the_client_has_closed_ends_no_thread() -> Non
 def test_a_call_of_a_client_that_has_closed_tells_that_its_member_takes_no_part() -> None:
     """A frame of the next plan is taken in by a thread that asks for this plan, when its server has left already."""
     job = make_job(1, 2, exchange={"kind": "server", "zero": 1})
-    with CoordinatorClient(f"127.0.0.1:{free_port()}", job, MemberId(Role.SERVER, 1), 1) as client:
+    with CoordinatorClient.at(f"127.0.0.1:{free_port()}", job, MemberId(Role.SERVER, 1), 1) as client:
         pass
     with pytest.raises(StaleError, match="server 1 takes no part any more"):
         client.get_plan(5)
@@ -171,7 +196,7 @@ def test_who_was_to_join_by_certificates_that_are_renewed_reads_them_again(tmp_p
     membership = Membership.of(job, Terms(), 0)
     membership.admission.join(MemberId(Role.SERVER, 0), 1, job=job.name, digest=job.digest, now=0.0, address="here")
     coordinator = Coordinator(membership, lambda _: pytest.fail("nobody asks for a plan"), SystemClock())
-    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
+    CoordinatorServicer(Desk(coordinator)).register(rpc.grpc_server)
     rpc.start((COORDINATOR_SERVICE,))
 
     def renew() -> None:
@@ -179,7 +204,7 @@ def test_who_was_to_join_by_certificates_that_are_renewed_reads_them_again(tmp_p
             shutil.copy(path, former.folder)
 
     try:
-        with CoordinatorClient(address, job, MemberId(Role.WORKER, 0), 1, Renewing(renew)) as client:
+        with CoordinatorClient.at(address, job, MemberId(Role.WORKER, 0), 1, Renewing(renew)) as client:
             assert client.join(layout=layout_of(3)) == ("here",)
     finally:
         rpc.stop(0.0)

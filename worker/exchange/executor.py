@@ -70,7 +70,19 @@ class Ground(Protocol):
 
 
 class Values(Protocol):
-    """The values of a plan's groups, which actions touch: arenas, or seconds that this would take."""
+    """The values of a plan's groups, which actions touch: arenas, or seconds that this would take.
+
+    Attributes:
+        narrows: whether there are 16-bit values, which a group has to be made before it is sent.
+        selects: whether some of a group's values are selected before they are sent.
+        read: is told, if it wants to be, that a forward reads a group's parameters as they are after a step.
+        pushing: is told, if it wants to be, that a group's gradients are about to be sent.
+    """
+
+    narrows: bool
+    selects: bool
+    read: Callable[[int, int], None] | None
+    pushing: Callable[[int, At], None] | None
 
     def begin(self, at: At, rates: Sequence[float] | None, layer_rates: NDArray[np.float64] | None) -> None:
         """A step has begun; rates as `Executor.begin` takes them."""
@@ -98,9 +110,6 @@ class Values(Protocol):
 
     def release(self, group: int) -> None:
         """Give the memory of the group's gradients back."""
-
-    def read(self, group: int, step: int) -> None:
-        """A forward reads the group's parameters, as they are after `step`."""
 
     def ended(self, step: int) -> None:
         """All groups of the step have been updated; called under the lock."""
@@ -190,7 +199,7 @@ class Executor:
 
     def push(self, group: int) -> Waits:
         """Send the group's gradients; waits for nobody unless workers have to agree whether to skip the step."""
-        fits = self._values.narrow(group)
+        fits = not self._values.narrows or self._values.narrow(group)
         self.times[group].ready_s = self._now()
         self._carry_out(self._told(partial(self.protocol.ready, group, fits=fits)))
         return self._agreement(group) if self._is_agreeing else NOTHING
@@ -216,7 +225,8 @@ class Executor:
             yield from self._turn(self.protocol.parameters.forward_reading(group))
         else:
             yield partial(self.protocol.is_complete, group), group
-        self._values.read(group, self.protocol.at.step)
+        if self._values.read is not None:
+            self._values.read(group, self.protocol.at.step)
 
     def recall(self, group: int, *, ahead: bool = True) -> Waits:
         """Until the group's parameters, which are complete, are there.
@@ -365,10 +375,13 @@ class Executor:
                 self._values.cancel(at)
 
     def _push(self, group: int, *, skipped: bool) -> None:
-        times = self.times[group]
-        if not self._values.select(group, self.protocol.at, times):
-            times.submitted(self._now())
-            times.sent(self._route.send(group, loss_scale=self.protocol.loss_scale, skipped=skipped))
+        times, values = self.times[group], self._values
+        if values.selects and values.select(group, self.protocol.at, times):
+            return
+        if values.pushing is not None:
+            values.pushing(group, self.protocol.at)
+        times.submitted(self._now())
+        times.sent(self._route.send(group, loss_scale=self.protocol.loss_scale, skipped=skipped))
 
     def _agreed(self, skipped: bool) -> None:
         self._carry_out(self._told(partial(self.protocol.agreed, skipped=skipped)))
@@ -383,5 +396,5 @@ class Executor:
 
     def _trace_fetch(self, group: int) -> None:
         step, asked_s = self._asked.pop(group, (0, 0.0))
-        if step:
+        if step and self._tracer.enabled:
             self._tracer.add("fetch", "fetch", asked_s, self._now(), step=step, group=group)

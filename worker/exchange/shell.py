@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -27,6 +26,7 @@ from taihu.core.optimization import LossScale
 from taihu.core.planner.groups import group_bounds
 from taihu.core.process.background import TaskThread
 from taihu.core.process.programs.preparation import give_back_freed_memory
+from taihu.core.system.threads import Condition
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At
@@ -55,7 +55,7 @@ class Threads:
     def __init__(self, fail: Callable[[BaseException], None]) -> None:
         self.failure: TaihuError | None = None
         self.own = TaskThread("exchange", fail)
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self.lock: AbstractContextManager[object] = self._changed
         self.changed, self.later = self._changed.notify_all, self.own.put
         self._is_settled = True
@@ -104,7 +104,7 @@ class ArenaValues:
         recording: Recording,
         compressor: GroupCompressor | None,
         scheduled: ScheduledRates | None,
-        on_compressed: Callable[[Outcome], None],
+        on_compressed: Callable[[Outcome], None] | None,
         clock: Clock,
         tracer: Tracer,
         chaos: Chaos | None,
@@ -113,7 +113,10 @@ class ArenaValues:
         self._arenas, self._route, self._threads, self._recording = arenas, route, threads, recording
         self._compressor, self._scheduled, self._on_compressed = compressor, scheduled, on_compressed
         self._clock, self._tracer, self._chaos, self.ended = clock, tracer, chaos, ended
-        self.read = recording.read
+        self.narrows, self.selects = arenas.half is not None, compressor is not None
+        self.read: Callable[[int, int], None] | None = recording.read if recording.enabled else None
+        watched = recording.enabled or chaos is not None
+        self.pushing: Callable[[int, At], None] | None = self._pushing if watched else None
         self._bounds: Sequence[tuple[int, int]] = ()
         # Values that are added up in 16 bits must be so much smaller than what they can hold.
         self._largest = LARGEST[arenas.half.kind] / route.shares_sums if arenas.half is not None else 0.0
@@ -146,18 +149,24 @@ class ArenaValues:
     def select(self, group: int, at: At, times: GroupTimes) -> bool:
         """Have the group compressed on the own thread."""
         if (compressor := self._compressor) is None:
-            if self._chaos is not None:
-                self._chaos.passes(Point.PUSH, at.step)
-            self._recording.pushed(group, at)
             return False
         self._threads.later(partial(self._compress, compressor, group, at, times, self._layer_rates))
         return True
+
+    def _pushing(self, group: int, at: At) -> None:
+        if self._chaos is not None:
+            self._chaos.passes(Point.PUSH, at.step)
+        if self._recording.enabled:
+            self._recording.pushed(group, at)
 
     def _compress(
         self, compressor: GroupCompressor, group: int, at: At, times: GroupTimes, rates: NDArray[np.float64] | None
     ) -> None:
         start = self._clock.now()
-        selection = self._recording.compress(compressor, group, at, rates)
+        if self._recording.enabled:
+            selection = self._recording.compress(compressor, group, at, rates)
+        else:
+            selection = compressor.compress(group, at.step, rates=rates)
         times.compressed(selection)
         # All that others send may be here before this thread goes on: the step has ended then.
         times.packed(start, self._clock.now())
@@ -165,13 +174,15 @@ class ArenaValues:
             self._chaos.passes(Point.PUSH, at.step)
         times.sent(self._route.send_selected(group, selection, compressor))
         times.packed(start, self._clock.now())
-        self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
-        self._on_compressed(selection.outcome)
+        if self._tracer.enabled:
+            self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
+        if self._on_compressed is not None:
+            self._on_compressed(selection.outcome)
 
     def agree(self, told: Callable[[bool], None], *, overflowed: bool) -> None:
         """Agree with all workers."""
         skipped = self._route.agree_on_skipping(overflowed=overflowed)
-        if skipped:
+        if skipped and self._recording.enabled:
             self._recording.skipped(self._at)
         told(skipped)
 
@@ -248,7 +259,7 @@ class Exchange:
         make_route: Callable[[RouteEvents], Route],
         compressor: GroupCompressor | None = None,
         scheduled: ScheduledRates | None = None,
-        on_compressed: Callable[[Outcome], None] = lambda _: None,
+        on_compressed: Callable[[Outcome], None] | None = None,
         on_failure: Callable[[TaihuError], None] = lambda _: None,
         recording: Recording | None = None,
         clock: Clock | None = None,
