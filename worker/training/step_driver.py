@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,6 @@ __all__ = ["GroupCountdown", "LayerProgram", "StepDriver", "Timed"]
 
 Timed = Callable[[Waits, int], Waits]
 """The same waits, for the sake of a group, with their time measured."""
-
-_Args = ParamSpec("_Args")
 
 
 def _untimed(waits: Waits, group: int) -> Waits:
@@ -231,10 +229,10 @@ class StepDriver:
 
     def __init__(self, exchange: Exchange, timed: Timed = _untimed) -> None:
         program = self._program = LayerProgram(exchange.steps, timed)
-        self._exchange = exchange
+        self._exchange, carry_out = exchange, exchange.carry_out
 
-        def blocking(waits: Callable[_Args, Waits]) -> Callable[_Args, None]:
-            return lambda *args, **named: exchange.carry_out(waits(*args, **named))
+        def blocking(waits: Callable[[int], Waits]) -> Callable[[int], None]:
+            return lambda number: carry_out(waits(number))
 
         self.group_of = program.group_of
         self.begin, self.leave_out, self.abort = program.begin, program.leave_out, program.abort
@@ -243,7 +241,14 @@ class StepDriver:
         self.prepare, self.make_room = blocking(program.prepare), blocking(program.make_room)
         self.ready, self.tensor_ready = blocking(program.ready), blocking(program.tensor_ready)
         self.group_ready, self.complete = blocking(program.group_ready), blocking(program.complete)
-        self.end_backward, self.finish = blocking(program.end_backward), blocking(program.finish)
+
+    def end_backward(self) -> None:
+        """All gradients are complete; see `LayerProgram.end_backward`."""
+        self._exchange.carry_out(self._program.end_backward())
+
+    def finish(self, *, timed: bool = False) -> None:
+        """Return when every group has been summed and updated by all; see `LayerProgram.finish`."""
+        self._exchange.carry_out(self._program.finish(timed=timed))
 
     def adopt(self, plan: Plan) -> None:
         """Go on by another plan; `finish` came before."""
