@@ -85,8 +85,8 @@ def pytest_collectstart() -> None:
     settings.load_profile("taihu")
 
 
-# Kernels, which a fresh clone compiles: files that need different ones do so side by side. Then the longest files there
-# are: of explored seeds, of real processes, which wait for each other, and of whole runs.
+# Kernels, which a fresh clone compiles: files that need different ones do so side by side. Then the longest files:
+# of explored seeds, of real processes, which wait for each other, and of whole runs.
 _FIRST = ("kernels", "explore", "security", "end_to_end", "worker")
 
 
