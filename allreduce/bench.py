@@ -15,7 +15,7 @@ from taihu.core.planner.carriage import carrier_in, faster_carrier
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import ValueType
-from taihu.core.wire.links.frame_link import Carrier
+from taihu.core.wire.links.pipe import Carrier
 
 __all__ = [
     "AllreduceRow",

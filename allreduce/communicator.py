@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.operations import AnyOperation, Operations
-from taihu.allreduce.order.early import EARLY_BYTES
+from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.order.operation import IsFailed, Operation, OperationKey, reduce_kind
 from taihu.allreduce.order.turns import TurnEvents
 from taihu.allreduce.parts.mesh import PartsOperation, Transfer
 from taihu.allreduce.parts.messages import Receive
-from taihu.allreduce.peer_service import PEER_SERVICE, PeerEvents, PeerServicer
+from taihu.allreduce.peer_service import PEER_SERVICE, PeerServicer
 from taihu.allreduce.ring.kernel_path import KernelRingPath
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
 from taihu.allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
@@ -33,15 +32,17 @@ from taihu.core.planner.groups import Group
 from taihu.core.security.identity import member_name
 from taihu.core.security.security import Security
 from taihu.core.settings import Transport
+from taihu.core.system.threads import Condition, Event
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.frames.frame_faults import FrameFaults
-from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell
 from taihu.core.wire.links.direct_connection import DirectListener
-from taihu.core.wire.links.frame_link import Carrier, FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
+from taihu.core.wire.links.inbox import Origin, Sink
+from taihu.core.wire.links.outbox import OutgoingFrame, last_word
+from taihu.core.wire.links.pipe import Carrier, PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.core.wire.links.sink import Origin, Sink
 
 __all__ = ["Communicator"]
 
@@ -90,10 +91,10 @@ class Communicator:
             identity,
             size,
             sink=self._operations.sink,
-            events=PeerEvents(self.fail, self._left),
+            events=lambda rank: PipeEvents(self.fail, partial(self._left, rank)),
             listener=listener,
         )
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._failure: TaihuError | None = None
         self._told_of_failure: list[Callable[[BaseException], None]] = []
         self._calls = 0
@@ -158,7 +159,7 @@ class Communicator:
     def _open_link(self, rank: int, address: str) -> FrameLink:
         peer = Sender(self._identity.job, 0, rank)
         origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
-        events = LinkEvents(self.fail, partial(self._ended_by, rank))
+        events = PipeEvents(self.fail, partial(self._ended_by, rank))
         end = LinkEnd(PEER_SERVICE, address, origin, member_name("worker", rank), self._security)
         link = FrameLink(end, self._identity, _NOTHING, events, faults=self._faults)
         link.open()
@@ -486,7 +487,7 @@ class Communicator:
             path.abort(attempt)
         self._operations.wait_until_quiet()
         for link in self._links.values():
-            read = threading.Event()
+            read = Event()
             link.after(read.set)
             while self._failure is None and not read.wait(_LOOK_AGAIN_S):
                 pass
@@ -542,9 +543,8 @@ class Communicator:
         if self._operations.leave(sender) and (left := self._operations.left) is not None:
             self.fail(left)
 
-    def _farewell(self, failure: str = "") -> FrameHeader:
-        nowhere = Address(At(0, 0, self._operations.attempt), 0, 0, 0)
-        return FrameHeader(self._identity.sender, nowhere, Farewell(failure), Encoding.NONE)
+    def _farewell(self, failure: str = "") -> OutgoingFrame:
+        return last_word(self._identity.sender, At(0, 0, self._operations.attempt), failure)
 
 
 _NOTHING = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.early import EARLY_BYTES, EarlyFrames, Held
-from taihu.allreduce.order.fence import Fence
+from taihu.allreduce.order.fence import EARLY_BYTES, EarlyFrames, Fence, Held
 from taihu.allreduce.order.operation import Operation, OperationKey, Segment
 from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation
 from taihu.allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
@@ -20,11 +18,13 @@ from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation
 from taihu.core.base.errors import MemberLostError
+from taihu.core.system.threads import Condition, RLock
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import ActivationPart, RingSegment, SparseMessage
-from taihu.core.wire.links.frame_link import Carrier, FrameLink
-from taihu.core.wire.links.sink import Sink
+from taihu.core.wire.links.frame_link import FrameLink
+from taihu.core.wire.links.inbox import Sink
+from taihu.core.wire.links.pipe import Carrier
 
 __all__ = ["AnyOperation", "Operations"]
 
@@ -67,11 +67,11 @@ class Operations:
         self._parts = PartsMesh(identity, self._send_to, self._after_sent_to, self._held)
         self._messages = MessagesMesh(identity, self._send_to, self._after_sent_by, self._held)
         # Guards the operations and their buffers, but not `finished`.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._fence = Fence(self._left_neighbour)
         # Frames that are being received into buffers, and operations whose end is being told.
         self._writing = 0
-        self._quiet = threading.Condition(self._lock)
+        self._quiet = Condition(self._lock)
         self._running: dict[OperationKey, Operation] = {}
         self._early: EarlyFrames[tuple[FrameHeader, NDArray[Any]]] = EarlyFrames(self._held)
         self._early_bytes = early_bytes
@@ -263,19 +263,16 @@ class Operations:
     def _start(self, operation: Operation) -> None:
         self._running[operation.key] = operation
         segments = operation.schedule.first_segments()
-        if self._right is None:
+        right = self._links.get(self._right_neighbour)
+        if right is None:
             operation.finish_alone([segment.frame for segment in segments])
         else:
             for segment in segments:
-                self._send(self._right, operation, segment)
-        self._end_if_arrived(operation)
+                self._send(right, operation, segment)
+        self._end_if_arrived(right, operation)
         for header, values in self._early.pop(operation.key):
             self._advance(operation, header, values, in_place=False)
         self._quiet.notify_all()
-
-    @property
-    def _right(self) -> FrameLink | None:
-        return self._links.get(self._right_neighbour)
 
     def _places(self, header: FrameHeader) -> Sequence[NDArray[Any]] | None:
         with self._lock:
@@ -368,22 +365,24 @@ class Operations:
 
     def _advance(self, operation: Operation, header: FrameHeader, values: NDArray[Any], *, in_place: bool) -> None:
         forward = operation.take(header, values, in_place=in_place)
-        if forward is not None and self._right is not None:
-            self._send(self._right, operation, forward)
-        self._end_if_arrived(operation)
+        right = self._links.get(self._right_neighbour)
+        if forward is not None and right is not None:
+            self._send(right, operation, forward)
+        self._end_if_arrived(right, operation)
 
-    def _end_if_arrived(self, operation: Operation) -> None:
+    def _end_if_arrived(self, right: FrameLink | None, operation: Operation) -> None:
         if not operation.schedule.done:
             return
         del self._running[operation.key]
-        if self._right is None:
+        if right is None:
             self.finish(operation)
         else:
-            self._right.after(partial(self.finish, operation))
+            right.after(partial(self.finish, operation))
 
     def _send(self, right: FrameLink, operation: Operation, segment: Segment) -> None:
         values = operation.views(segment)
-        operation.sent_bytes += sum(view.nbytes for view in values)
+        for view in values:
+            operation.sent_bytes += view.nbytes
         key, frame = operation.key, segment.frame
         kind = RingSegment(segment.hop, key.number)
         address = key.range(frame.offset, frame.count)

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import grpc
 
-from taihu.core.base.errors import FrameError, MemberLostError, RunError, StaleError, TaihuError
+from taihu.core.base.errors import MemberLostError, RunError, StaleError, TaihuError
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Condition, Lock, spawn
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import Farewell
 from taihu.core.wire.links.direct_connection import DirectListener
-from taihu.core.wire.links.frame_link import FrameConnection
-from taihu.core.wire.links.sink import Origin, Sink
-from taihu.core.wire.links.stream import StreamReader, StreamSender
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.pipe import Pipe, PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.stream_pipe import StreamPipe
 from taihu.protos import connection_pb2 as pb
 from taihu.protos import peer_pb2
 
 Roster = Mapping[int, int]
 
-__all__ = ["PEER_SERVICE", "PeerEvents", "PeerServicer"]
+__all__ = ["PEER_SERVICE", "PeerServicer"]
 
 # A rank opens one after the other, and may be ahead of who takes them by one.
 _WAITING_FOR_RING: Final = 2
 PEER_SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
-
-
-@dataclass(frozen=True)
-class PeerEvents:
-    """Events of those that send to this worker: one was lost, or the rank left in good order."""
-
-    lost: Callable[[TaihuError], None]
-    left: Callable[[int], None]
 
 
 class PeerServicer:
@@ -52,31 +46,37 @@ class PeerServicer:
     """
 
     def __init__(
-        self, identity: WorkerIdentity, size: int, *, sink: Sink, events: PeerEvents, listener: DirectListener
+        self,
+        identity: WorkerIdentity,
+        size: int,
+        *,
+        sink: Sink,
+        events: Callable[[int], PipeEvents],
+        listener: DirectListener,
     ) -> None:
         self._identity = identity
         self._name = f"worker {identity.rank}"
         self._size = size
         self._sink = sink
         self._events = events
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._roster: Roster | None = None
-        self._roster_known = threading.Condition(self._lock)
-        self._outboxes: dict[int, StreamSender] = {}
-        self._connections: dict[int, FrameConnection] = {}
+        self._roster_known = Condition(self._lock)
+        self._streams: dict[int, StreamPipe] = {}
+        self._connections: dict[int, SocketPipe] = {}
         # By ranks, in the order in which they were opened.
-        self._for_ring: dict[int, list[socket.socket]] = {}
+        self._for_ring: dict[int, list[Socket]] = {}
         self._listener = listener
         self._end: list[TaihuError | None] = []
-        self._stream_bytes = 0
 
     @property
     def received_bytes(self) -> int:
         """Bytes of all frames so far, headers included."""
-        return self._stream_bytes + sum(each.received_bytes for each in list(self._connections.values()))
+        pipes: list[Pipe] = [*self._streams.values(), *self._connections.values()]
+        return sum(each.inbox.received_bytes for each in pipes)
 
     def register(self, server: grpc.Server) -> None:
-        """Add the service to `server`; frames stay bytes, the codec reads them."""
+        """Add the service to `server`; frames stay bytes (`frames.format`)."""
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "OpenConnection": grpc.unary_unary_rpc_method_handler(
@@ -98,9 +98,9 @@ class PeerServicer:
         with self._lock:
             self._end.append(error)
             self._roster_known.notify_all()
-            outboxes = list(self._outboxes.values())
-        for outbox in outboxes:
-            outbox.end(error)
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.out.end(error)
 
     def close(self) -> None:
         """End what is still open, and stop listening for connections."""
@@ -118,27 +118,28 @@ class PeerServicer:
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
             peer = identity_from_metadata(context.invocation_metadata())
-            outbox = self._open(peer)
+            stream = self._open(peer)
         except TaihuError as error:
             abort(context, error)
         name = f"peer-{peer.rank}"
-        reader = threading.Thread(target=self._read, args=(peer, requests, outbox), name=name, daemon=True)
-        reader.start()
+        spawn(name, self._read, peer, requests, stream)
         try:
-            yield from outbox.messages()
+            yield from stream.out.messages()
         except TaihuError as error:
             abort(context, error)
 
-    def _open(self, peer: WorkerIdentity) -> StreamSender:
+    def _open(self, peer: WorkerIdentity) -> StreamPipe:
         self._check_peer(peer)
-        outbox = StreamSender(f"worker {peer.rank}")
+        origin, out = self._origin_of(peer), Outbox(f"worker {peer.rank}")
+        sink = replace(self._sink, kinds=(*self._sink.kinds, Farewell), take_frame=self._take)
+        stream = StreamPipe(out, Inbox(origin, sink))
         with self._lock:
             if self._end:
-                outbox.end(self._end[0])
-            if peer.rank in self._outboxes:
+                out.end(self._end[0])
+            if peer.rank in self._streams:
                 raise StaleError(f"worker {peer.rank} has an open stream already; ranks must be unique")
-            self._outboxes[peer.rank] = outbox
-        return outbox
+            self._streams[peer.rank] = stream
+        return stream
 
     def _check_peer(self, peer: WorkerIdentity) -> None:
         if peer.job != self._identity.job:
@@ -171,14 +172,15 @@ class PeerServicer:
         except TaihuError as error:
             abort(context, error)
 
-    def _receive_directly(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+    def _receive_directly(self, peer: WorkerIdentity, connection: Socket) -> None:
         with self._lock:
             if self._end or peer.rank in self._connections:
                 connection.close()
                 return
-            self._connections[peer.rank] = FrameConnection(connection, self._origin_of(peer), self._sink, self._lost)
+            out, inbox = Outbox(f"worker {peer.rank}"), Inbox(self._origin_of(peer), self._sink)
+            self._connections[peer.rank] = SocketPipe(connection, out, inbox, PipeEvents(partial(self._lost, peer)))
 
-    def _keep_for_ring(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+    def _keep_for_ring(self, peer: WorkerIdentity, connection: Socket) -> None:
         with self._lock:
             if self._end or self._is_full(peer.rank):
                 connection.close()
@@ -189,7 +191,7 @@ class PeerServicer:
         """Whether a peer has opened as many connections for rings as may wait to be taken."""
         return len(self._for_ring.get(rank, ())) >= _WAITING_FOR_RING
 
-    def connection_for_ring(self, rank: int) -> socket.socket | None:
+    def connection_for_ring(self, rank: int) -> Socket | None:
         """The next connection that a peer has opened for sums around a ring, if it has; the caller closes it."""
         with self._lock:
             opened = self._for_ring.get(rank)
@@ -198,25 +200,21 @@ class PeerServicer:
     def _origin_of(self, peer: WorkerIdentity) -> Origin:
         return Origin(f"worker {peer.rank}", peer.sender, self._name, self._listener.patience)
 
-    def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], outbox: StreamSender) -> None:
-        """Take in one peer's frames until it ends the stream."""
-        reader = StreamReader(self._origin_of(peer))
+    def _read(self, peer: WorkerIdentity, requests: Iterator[bytes], stream: StreamPipe) -> None:
+        """Take in one peer's frames until it ends the stream, or says its last word."""
         try:
-            for message in requests:
-                self._stream_bytes += len(message)
-                frame = reader.read(message)
-                if frame is not None and self._take(peer, frame):
-                    self._left(peer)
-                    outbox.end()
-                    return
+            stream.take(requests)
             # gRPC may tell of a connection that breaks as if the other side had ended the stream.
             raise _connection_broke(peer)
+        except _LastWordError:
+            self._left(peer)
+            stream.out.end()
         except TaihuError as error:
-            self._lost(error)
+            self._lost(peer, error)
         except grpc.RpcError:
-            self._lost(_connection_broke(peer))
+            self._lost(peer, _connection_broke(peer))
         except BaseException as error:
-            self._lost(RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
+            self._lost(peer, RunError(f"internal error while taking in a frame of worker {peer.rank}: {error!r}"))
             raise
 
     def _left(self, peer: WorkerIdentity) -> None:
@@ -225,26 +223,24 @@ class PeerServicer:
         if connection is not None:
             connection.drain()
         if not self._end:
-            self._events.left(peer.rank)
+            self._events(peer.rank).ended()
 
-    def _lost(self, error: TaihuError) -> None:
+    def _lost(self, peer: WorkerIdentity, error: TaihuError) -> None:
         if not self._end:
-            self._events.lost(error)
+            self._events(peer.rank).lost(error)
 
-    def _take(self, peer: WorkerIdentity, frame: Frame) -> bool:
-        """Take in a frame; returns whether it is the peer's last one."""
-        header = frame.header
-        if header.sender != peer.sender:
-            raise FrameError(
-                f"frame of {header.sender.label} of job {header.sender.job!r} in the stream of worker {peer.rank} of "
-                f"job {peer.job!r}"
-            )
-        if not isinstance(header.kind, Farewell):
-            self._sink.take_any(frame)
-            return False
-        if header.kind.failure:
-            raise MemberLostError(header.kind.failure)
-        return True
+    def _take(self, frame: Frame) -> None:
+        """Take in a frame without values of its own place; raises what the last one leads to."""
+        if not isinstance(frame.header.kind, Farewell):
+            self._sink.take_frame(frame)
+        elif frame.text:
+            raise MemberLostError(frame.text)
+        else:
+            raise _LastWordError
+
+
+class _LastWordError(Exception):
+    """A peer has said its last word: nothing of it comes any more."""
 
 
 def _connection_broke(peer: WorkerIdentity) -> MemberLostError:

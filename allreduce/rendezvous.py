@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.order.early import EARLY_BYTES
+from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.core.base.errors import TaihuError
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, failure_reported
@@ -25,8 +25,8 @@ from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 from taihu.core.planner.carriage import carrier_in, first_carriage
 from taihu.core.wire.base.address import is_loopback
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
 from taihu.core.wire.frames.frame_faults import FrameFaults
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.core.wire.frames.identity import WorkerIdentity
 
 __all__ = ["Meeting", "listen_for_peers", "meet"]
@@ -101,12 +101,12 @@ def meet(
         services = [PEER_SERVICE]
         hosts = rank == 0 and not job.servers
         if hosts:
-            hosting(stack.enter_context(hosted_coordinator(job, rpc, generation)))
+            hosting(stack.enter_context(hosted_coordinator(job, rpc, generation)).coordinator)
             services.append(COORDINATOR_SERVICE)
         communicator.register(rpc.grpc_server)
         rpc.start(services, with_reflection=job.cluster.reflection)
         coordinator = address if hosts else coordinator_address(job)
-        client = stack.enter_context(CoordinatorClient(coordinator, job, MemberId(Role.WORKER, rank), incarnation))
+        client = stack.enter_context(CoordinatorClient.at(coordinator, job, MemberId(Role.WORKER, rank), incarnation))
 
         addresses = client.join(address=address, layout=layout, length=length, begun=generation.begun)
         meeting = Meeting(client, communicator, identity, addresses[: job.servers])

@@ -12,7 +12,6 @@ from collections import deque
 from rich.console import Console
 
 from taihu.cli.runs.top import render
-from taihu.core.coordination.membership.messages import state_from_message
 from taihu.core.coordination.overview import overview_of
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job.environment import resolve_job
@@ -27,8 +26,7 @@ def main() -> int:
     security = security_of_onlooker(resolve_job(None, (), {}), "observer", address)
     losses: deque[float] = deque(maxlen=60)
     for _ in range(_LOOKS):
-        answer = fetch_status(address, 5, security)
-        view = overview_of(answer, state_from_message(answer.state))
+        view = overview_of(fetch_status(address, 5, security))
         losses.append(view.loss)
         time.sleep(0.2)
     with open("/dev/null", "w") as nowhere:  # noqa: PTH123 - a console must write somewhere

@@ -23,15 +23,15 @@ class InitializeRequest(_message.Message):
 
     LAYOUT_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
+    frame: _builtins.bytes
+    """The bytes of a `Frame`."""
     @_builtins.property
     def layout(self) -> _tensor_pb2.Layout: ...
-    @_builtins.property
-    def frame(self) -> _tensor_pb2.Frame: ...
     def __init__(
         self,
         *,
         layout: _tensor_pb2.Layout | None = ...,
-        frame: _tensor_pb2.Frame | None = ...,
+        frame: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "frame", b"frame", "layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

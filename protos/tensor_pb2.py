@@ -24,47 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19taihu/protos/tensor.proto\x12\x08taihu.v1\")\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\"N\n\tLayerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.taihu.v1.TensorSpec\x12\x0c\n\x04kind\x18\x03 \x01(\r\"-\n\x06Layout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.taihu.v1.LayerSpec\"F\n\x06Sender\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\x04rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank\"d\n\x07\x41\x64\x64ress\x12\x0c\n\x04plan\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\r\n\x05group\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\r\n\x05\x63ount\x18\x06 \x01(\x04\"0\n\tGradients\x12\x12\n\nloss_scale\x18\x01 \x01(\x02\x12\x0f\n\x07skipped\x18\x02 \x01(\x08\"\x07\n\x05Rates\"\n\n\x08Question\".\n\x06Summed\x12\x13\n\x0b\x63ompleted_s\x18\x01 \x01(\x01\x12\x0f\n\x07skipped\x18\x02 \x01(\x08\"\x0c\n\nParameters\"*\n\x0bRingSegment\x12\x0b\n\x03hop\x18\x01 \x01(\r\x12\x0e\n\x06gather\x18\x02 \x01(\r\"\x16\n\x04Part\x12\x0e\n\x06\x66rames\x18\x01 \x01(\r\",\n\rSparseMessage\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0c\n\x04part\x18\x02 \x01(\r\"\x1b\n\x08\x46\x61rewell\x12\x0f\n\x07\x66\x61ilure\x18\x01 \x01(\t\"\xbb\x05\n\x05\x46rame\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x16.taihu.v1.Frame.Header\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x1a\xf8\x04\n\x06Header\x12 \n\x06sender\x18\x01 \x01(\x0b\x32\x10.taihu.v1.Sender\x12\"\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x11.taihu.v1.Address\x12%\n\tdata_type\x18\x03 \x01(\x0e\x32\x12.taihu.v1.DataType\x12$\n\x08\x65ncoding\x18\x04 \x01(\x0e\x32\x12.taihu.v1.Encoding\x12\x10\n\x08selected\x18\x05 \x01(\x04\x12(\n\tgradients\x18\x06 \x01(\x0b\x32\x13.taihu.v1.GradientsH\x00\x12&\n\x08question\x18\x07 \x01(\x0b\x32\x12.taihu.v1.QuestionH\x00\x12\"\n\x06summed\x18\x08 \x01(\x0b\x32\x10.taihu.v1.SummedH\x00\x12*\n\nparameters\x18\t \x01(\x0b\x32\x14.taihu.v1.ParametersH\x00\x12-\n\x0cring_segment\x18\n \x01(\x0b\x32\x15.taihu.v1.RingSegmentH\x00\x12\x1e\n\x04part\x18\x0b \x01(\x0b\x32\x0e.taihu.v1.PartH\x00\x12\x31\n\x0esparse_message\x18\x0c \x01(\x0b\x32\x17.taihu.v1.SparseMessageH\x00\x12&\n\x08\x66\x61rewell\x18\r \x01(\x0b\x32\x12.taihu.v1.FarewellH\x00\x12 \n\x05rates\x18\x15 \x01(\x0b\x32\x0f.taihu.v1.RatesH\x00\x12\x18\n\x10payload_checksum\x18\x0e \x01(\x07\x12\x0f\n\x07padding\x18\x0f \x01(\x0c\x12\x15\n\x08\x63hecksum\x18\x10 \x01(\x07H\x01\x88\x01\x01\x42\x06\n\x04kindB\x0b\n\t_checksumJ\x04\x08\x11\x10\x15*\xbe\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x02\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x03\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x05\x12\x12\n\x0e\x44\x41TA_TYPE_INT4\x10\x06\x12\x12\n\x0e\x44\x41TA_TYPE_INT2\x10\x07*[\n\x08\x45ncoding\x12\x12\n\x0e\x45NCODING_DENSE\x10\x00\x12\x13\n\x0f\x45NCODING_SPARSE\x10\x01\x12\x13\n\x0f\x45NCODING_SHARED\x10\x02\x12\x11\n\rENCODING_NONE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19taihu/protos/tensor.proto\x12\x08taihu.v1\")\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\"N\n\tLayerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.taihu.v1.TensorSpec\x12\x0c\n\x04kind\x18\x03 \x01(\r\"-\n\x06Layout\x12#\n\x06layers\x18\x01 \x03(\x0b\x32\x13.taihu.v1.LayerSpec\"\x07\n\x05\x46rameb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'taihu.protos.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=1362
-  _globals['_DATATYPE']._serialized_end=1552
-  _globals['_ENCODING']._serialized_start=1554
-  _globals['_ENCODING']._serialized_end=1645
   _globals['_TENSORSPEC']._serialized_start=39
   _globals['_TENSORSPEC']._serialized_end=80
   _globals['_LAYERSPEC']._serialized_start=82
   _globals['_LAYERSPEC']._serialized_end=160
   _globals['_LAYOUT']._serialized_start=162
   _globals['_LAYOUT']._serialized_end=207
-  _globals['_SENDER']._serialized_start=209
-  _globals['_SENDER']._serialized_end=279
-  _globals['_ADDRESS']._serialized_start=281
-  _globals['_ADDRESS']._serialized_end=381
-  _globals['_GRADIENTS']._serialized_start=383
-  _globals['_GRADIENTS']._serialized_end=431
-  _globals['_RATES']._serialized_start=433
-  _globals['_RATES']._serialized_end=440
-  _globals['_QUESTION']._serialized_start=442
-  _globals['_QUESTION']._serialized_end=452
-  _globals['_SUMMED']._serialized_start=454
-  _globals['_SUMMED']._serialized_end=500
-  _globals['_PARAMETERS']._serialized_start=502
-  _globals['_PARAMETERS']._serialized_end=514
-  _globals['_RINGSEGMENT']._serialized_start=516
-  _globals['_RINGSEGMENT']._serialized_end=558
-  _globals['_PART']._serialized_start=560
-  _globals['_PART']._serialized_end=582
-  _globals['_SPARSEMESSAGE']._serialized_start=584
-  _globals['_SPARSEMESSAGE']._serialized_end=628
-  _globals['_FAREWELL']._serialized_start=630
-  _globals['_FAREWELL']._serialized_end=657
-  _globals['_FRAME']._serialized_start=660
-  _globals['_FRAME']._serialized_end=1359
-  _globals['_FRAME_HEADER']._serialized_start=727
-  _globals['_FRAME_HEADER']._serialized_end=1359
+  _globals['_FRAME']._serialized_start=209
+  _globals['_FRAME']._serialized_end=216
 # @@protoc_insertion_point(module_scope)

@@ -178,7 +178,7 @@ class Aggregator(Generic[Payload]):
         slot.awaited = at.step
         if len(slot.pending) < self._workers:
             return Outcome.PENDING
-        contributions = tuple(slot.pending[rank] for rank in range(self._workers))
+        contributions = tuple(map(slot.pending.__getitem__, range(self._workers)))
         slot.pending.clear()
         slot.step = at.step
         slot.applied = False
@@ -201,11 +201,6 @@ class Aggregator(Generic[Payload]):
         if not (step == slot.step > self._last_step and slot.applied):
             raise StaleError(f"{header.sender.label}, group {header.address.group}: step {step} was not the last one")
         return slot.frame, slot.skipped
-
-    @property
-    def is_applying(self) -> bool:
-        """Whether a complete sum is not in the parameters yet."""
-        return not all(slot.applied for slot in self._slots.values())
 
     def missing(self) -> dict[int, tuple[int, ...]]:
         """For every frame that waits, by offset, the ranks whose contribution is missing."""

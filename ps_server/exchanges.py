@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import (
-    FrameError,
     GivenUpError,
     MemberLostError,
     RunError,
@@ -22,21 +20,27 @@ from taihu.core.base.errors import (
     TaihuError,
 )
 from taihu.core.process.programs.preparation import give_back_freed_memory
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Lock, spawn
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience
+from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.frame_faults import FrameFaults
-from taihu.core.wire.frames.headers import Frame, frame_of
-from taihu.core.wire.frames.identity import WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Question, Rates
-from taihu.core.wire.links.direct_connection import is_open
-from taihu.core.wire.links.frame_link import FrameConnection
-from taihu.core.wire.links.sink import Origin, Sink
-from taihu.core.wire.links.stream import StreamReader, StreamSender
-from taihu.core.wire.serving.metrics import ServerMetrics
+from taihu.core.wire.frames.headers import Frame, FrameHeader, frame_of
+from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Question, Rates
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.pipe import PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.stream_pipe import StreamPipe
+from taihu.core.wire.serving.metrics import SECONDS, ServerMetrics
 from taihu.ps_server.aggregator import Outcome
-from taihu.ps_server.answering import Answer
+from taihu.ps_server.connections import UntakenConnections
+from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.updating import Answer
 
 __all__ = ["Exchanges", "WorkerExchange"]
 
@@ -45,15 +49,19 @@ class WorkerExchange:
     """A worker's frames come in the stream or on a connection beside it, and are answered there.
 
     `take(exchange, frame)` gets them, and may keep them: dense ones of the connection in memory that `lend(count,
-    dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not. The
-    stream yields `messages`; messages to people say what `origin` does. `faults` are those of answers.
+    dtype)` gave. `on_lost(exchange, error)` is called when the connection breaks or brings what it must not; messages
+    to people say what `origin` does. `faults` are those of answers.
+
+    Attributes:
+        shares: whether the worker's last frame had its values in shared memory.
+        stream: the pipe of the worker's call.
     """
 
     def __init__(
         self,
         identity: WorkerIdentity,
         origin: Origin,
-        connection: socket.socket | None,
+        connection: Socket | None,
         *,
         lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
@@ -62,79 +70,67 @@ class WorkerExchange:
     ) -> None:
         self.identity = identity
         self.shares = False
-        """Whether the worker's last frame had its values in shared memory."""
         self._is_ended = False
-        self._ending = threading.Lock()
+        self._ending = Lock()
         self._on_lost = on_lost
         self._origin = origin
         self._faults = faults
-        self._stream = StreamSender(origin.name, faults=faults)
-        self._reader = StreamReader(origin)
         self._take = take
-        self._sink = Sink(
-            (Gradients, Rates, Question),
-            places=lambda header: [lend(header.address.elements, header.value_type.dtype)],
-            take=lambda header, values, _: self._take_directly(frame_of(header, values[0].view(np.uint8))),
-            take_frame=self._take_directly,
-        )
-        self._connection: FrameConnection | None = None
+        self._lend = lend
+        out = Outbox(origin.name, faults=faults)
+        self.stream = StreamPipe(out, Inbox(origin, self._sink(out, (Gradients, Rates, Question, Farewell))))
+        self._connection: SocketPipe | None = None
         self._closed = False
-        self._answers_directly = connection is not None
+        # The answers go out where the last frame came in.
+        self._answers = out
         if connection is not None:
-            self.connect(connection)
+            self._answers = self.connect(connection)
+
+    def _sink(self, out: Outbox, kinds: tuple[type[Kind], ...]) -> Sink:
+        """The receiver of the pipe whose frames go out by `out`."""
+
+        def take(frame: Frame) -> None:
+            self._answers = out
+            self._take(self, frame)
+
+        return Sink(
+            kinds,
+            places=lambda header: [self._lend(header.address.elements, header.value_type.dtype)],
+            take=lambda header, values, _: take(frame_of(header, values[0].view(np.uint8))),
+            take_frame=take,
+        )
 
     @property
     def sent_directly(self) -> int:
         """Bytes that were sent beside the stream so far."""
-        return self._connection.sent_bytes if self._connection is not None else 0
+        return self._connection.out.sent_bytes if self._connection is not None else 0
 
-    def connect(self, connection: socket.socket) -> None:
-        """Take frames on `connection`, too; a former one is cut."""
+    def connect(self, connection: Socket) -> Outbox:
+        """Take frames on `connection`, too; a former one is cut. Returns where frames go out by it."""
         origin = self._origin
         lost = partial(self._on_lost, self)
         ended = partial(lost, MemberLostError(f"{origin.name} was lost: its connection ended"))
+        out = Outbox(origin.name, faults=self._faults)
+        inbox = Inbox(origin, self._sink(out, (Gradients, Rates, Question)))
         former = self._connection
-        self._connection = FrameConnection(connection, origin, self._sink, lost, ended, faults=self._faults)
+        self._connection = SocketPipe(connection, out, inbox, PipeEvents(lost, ended))
         if former is not None:
             former.close()
         if self._closed:
             self._connection.close()
-
-    def read(self, requests: Iterator[bytes]) -> Iterator[Frame]:
-        """The frames that come in the stream; raises what `StreamReader.read` does."""
-        for message in requests:
-            frame = self._reader.read(message)
-            if frame is not None:
-                yield frame
-
-    def take(self, frame: Frame) -> None:
-        """Take a frame that came in the stream; raises FrameError where it is of a kind that is not expected."""
-        self._sink.check(frame.header)
-        self._answers_directly = False
-        self._take(self, frame)
-
-    def _take_directly(self, frame: Frame) -> None:
-        self._answers_directly = True
-        self._take(self, frame)
+        return out
 
     def answer(self, answer: Answer) -> None:
-        """Queue an answer, on what the worker's last frame came on."""
-        if self._answers_directly and self._connection is not None:
-            # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
-            self._connection.put(answer, urgent=not answer.pieces)
-        else:
-            self._stream.put(answer)
+        """Queue an answer on the pipe by which the worker's last frame came."""
+        # A worker's next frames may wait for an answer without values: it does not queue behind parameters.
+        self._answers.put(answer, urgent=not answer.pieces)
 
     def end(self, error: TaihuError | None) -> bool:
         """End the stream after what is queued, with `error` or well; returns whether this was what ended it."""
         with self._ending:
             first, self._is_ended = not self._is_ended, True
-        self._stream.end(error)
+        self.stream.out.end(error)
         return first
-
-    def messages(self) -> Iterator[bytes]:
-        """The messages of the stream until it ends; raises the error that it ends with."""
-        return self._stream.messages()
 
     def close(self) -> None:
         """Cut the connection. A worker that leaves in good order ends its stream first, which leads here."""
@@ -170,12 +166,30 @@ class Exchanges:
         self._on_lost = on_lost
         self._tracer = tracer
         self._clock = SystemClock()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._exchanges: dict[int, WorkerExchange] = {}
-        self._connections: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
+        self._untaken = UntakenConnections()
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
         self._failure: TaihuError | None = None
-        self._keeps_none = False
+
+    def serve(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, check: Callable[[WorkerIdentity], None]
+    ) -> Iterator[bytes]:
+        """The messages of one worker's stream, from its beginning to its end; `check` refuses who is no member."""
+        try:
+            identity = identity_from_metadata(context.invocation_metadata())
+            check(identity)
+            exchange = self.open(identity)
+        except TaihuError as error:
+            abort(context, error)
+        name = f"read-{identity.rank}"
+        spawn(name, self.read, requests, exchange)
+        try:
+            yield from exchange.stream.out.messages()
+        except TaihuError as error:
+            abort(context, error)
+        finally:
+            self.forget(exchange)
 
     def open(self, identity: WorkerIdentity) -> WorkerExchange:
         """Begin an exchange.
@@ -190,13 +204,13 @@ class Exchanges:
                 raise StaleError(f"worker {identity.rank} has an open exchange already; ranks must be unique")
             shard = self._holder.shard
             shard.admit(identity.rank, identity.incarnation)
-            connection = self._connection_of(identity)
+            connection = self._untaken.take(identity)
             exchange = self._exchanges[identity.rank] = WorkerExchange(
                 identity,
                 Origin(f"worker {identity.rank}", identity.sender, f"server {self._holder.index}", self._patience),
                 connection,
                 lend=shard.buffers.lend,
-                take=self._take,
+                take=partial(self._take, shard),
                 on_lost=self._connection_lost,
                 faults=self._faults,
             )
@@ -219,23 +233,14 @@ class Exchanges:
             self._raise_failure()
             self._gradients[identity] = gradients
 
-    def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
-        """Keep a connection for the worker's open exchange, or for the one that it will open next.
-
-        One that comes when this server takes none any more is closed.
-        """
+    def keep(self, identity: WorkerIdentity, connection: Socket) -> None:
+        """Give a connection to the worker's open exchange, or keep it for the one that it will open next."""
         with self._lock:
-            if self._keeps_none:
-                connection.close()
-                return
             exchange = self._exchanges.get(identity.rank)
-            if exchange is not None and exchange.identity == identity:
+            if exchange is not None and exchange.identity == identity and not self._untaken.closed:
                 exchange.connect(connection)
-                return
-            former = self._connections.pop(identity.rank, None)
-            self._connections[identity.rank] = (identity, connection)
-        if former is not None:
-            former[1].close()
+            else:
+                self._untaken.keep(identity, connection)
 
     def fail(self, error: TaihuError) -> None:
         """End every open exchange, and every later one, with `error`."""
@@ -252,11 +257,7 @@ class Exchanges:
     def close_unused(self) -> None:
         """Close connections that no exchange has taken, and whatever comes later."""
         with self._lock:
-            self._keeps_none = True
-            unused = list(self._connections.values())
-            self._connections.clear()
-        for _, connection in unused:
-            connection.close()
+            self._untaken.close()
 
     def read(self, requests: Iterator[bytes], exchange: WorkerExchange) -> None:
         """Take in what comes in one worker's stream until it has ended, and cut the connection beside it.
@@ -265,13 +266,7 @@ class Exchanges:
         """
         rank = exchange.identity.rank
         try:
-            for frame in exchange.read(requests):
-                if frame.header.sender.rank != rank:
-                    raise FrameError(f"frame of {frame.header.sender.label} in the exchange of worker {rank}")
-                if isinstance(frame.header.kind, Farewell):
-                    self._leave(rank)
-                else:
-                    exchange.take(frame)
+            exchange.stream.take(requests)
             # gRPC may tell of a connection that breaks as if the worker had ended the stream.
             if exchange.end(None):
                 self._on_lost(rank, "its exchange ended")
@@ -287,21 +282,6 @@ class Exchanges:
             _until_it_has_ended(requests)
             exchange.close()
 
-    def _connection_of(self, identity: WorkerIdentity) -> socket.socket | None:
-        """The connection that the worker has opened, unless it has given it up since."""
-        owner, connection = self._connections.pop(identity.rank, (None, None))
-        if connection is None or (owner == identity and is_open(connection)):
-            return connection
-        connection.close()
-        return None
-
-    def _leave(self, rank: int) -> None:
-        """A worker leaves in good order, which ends the exchange of those who wait for it."""
-        try:
-            self._holder.shard.leave(rank)
-        except MemberLostError as error:
-            self.fail(error)
-
     def _connection_lost(self, exchange: WorkerExchange, error: TaihuError) -> None:
         if not isinstance(error, MemberLostError):
             exchange.end(error)
@@ -310,20 +290,25 @@ class Exchanges:
         elif exchange.end(MemberLostError(f"server {self._holder.index}: {error}")):
             self._on_lost(exchange.identity.rank, "its connection broke")
 
-    def _take(self, exchange: WorkerExchange, frame: Frame) -> None:
-        identity, header, shard = exchange.identity, frame.header, self._holder.shard
-        at, group, *_ = header.address
-        self._metrics.received_bytes.inc(frame.moved_bytes)
+    def _take(self, shard: ServerShard, exchange: WorkerExchange, frame: Frame) -> None:
+        header, counts = frame.header, self._metrics.frames
+        moved = frame.moved_bytes
+        with counts.lock:
+            counts.received_bytes += moved
         start = self._clock.now()
         try:
             if isinstance(header.kind, Question):
-                self._answer(exchange, shard.ask(header))
+                self._answer(shard.ask(header), (exchange,))
                 return
             if isinstance(header.kind, Rates):
                 shard.take_rates(frame)
                 return
+            if isinstance(header.kind, Farewell):
+                # In good order, which ends the exchange of those who wait for it.
+                shard.leave(exchange.identity.rank)
+                return
             exchange.shares = header.encoding is Encoding.SHARED
-            outcome = shard.push(frame, self._gradients.get(identity))
+            outcome = shard.push(frame, self._gradients.get(exchange.identity))
         except GivenUpError:
             # Another worker's frame was faster with the news.
             return
@@ -332,34 +317,39 @@ class Exchanges:
             self.fail(error)
             return
         if isinstance(outcome, Answer):
-            stop = self._clock.now()
-            self._metrics.updated(stop - start)
-            self._broadcast(outcome)
-            self._tracer.add("update", "update", start, stop, step=at.step, group=group)
-            self._metrics.step.set(shard.step)
-        else:
-            track = f"collect from worker {identity.rank}"
-            self._tracer.add(
-                track, "collect", start, self._clock.now(), step=at.step, group=group, peer=identity.rank
-            )
+            seconds = self._clock.now() - start
+            with counts.lock:
+                counts.updates[bisect_left(SECONDS, seconds)] += 1
+                counts.update_seconds += seconds
+                counts.recent.append(seconds)
+                counts.step = shard.step
+            with self._lock:
+                exchanges = tuple(self._exchanges.values())
+            self._answer(outcome, exchanges)
+        if self._tracer.enabled:
+            self._trace(header, start, has_updated=isinstance(outcome, Answer))
         if outcome is Outcome.ANSWERED:
-            self._answer(exchange, shard.answer_again(header))
-        if outcome in (Outcome.ANSWERED, Outcome.DUPLICATE):
+            self._answer(shard.answer_again(header), (exchange,))
+        if outcome is Outcome.ANSWERED or outcome is Outcome.DUPLICATE:
             self._metrics.duplicate_frames.inc()
 
-    def _broadcast(self, answer: Answer) -> None:
-        """Answer everybody: all have pushed this frame."""
-        with self._lock:
-            exchanges = list(self._exchanges.values())
+    def _answer(self, answer: Answer, exchanges: Iterable[WorkerExchange]) -> None:
+        """Answer each of these workers in its way: all, where they have pushed this frame."""
+        moved, counts = answer.moved_bytes, self._metrics.frames
         for exchange in exchanges:
-            self._answer(exchange, answer)
+            with counts.lock:
+                counts.sent_bytes += moved
+            exchange.answer(answer.shared if exchange.shares else answer)
 
-    def _answer(self, exchange: WorkerExchange, answer: Answer) -> None:
-        """Answer one worker in its way."""
-        if exchange.shares:
-            answer = answer.shared
-        self._metrics.sent_bytes.inc(answer.moved_bytes)
-        exchange.answer(answer)
+    def _trace(self, header: FrameHeader, start_s: float, *, has_updated: bool) -> None:
+        """A frame has been taken in, which may have been the last of a sum."""
+        (at, group, *_), rank = header.address, header.sender.rank
+        stop_s = self._clock.now()
+        if has_updated:
+            self._tracer.add("update", "update", start_s, stop_s, step=at.step, group=group)
+        else:
+            track = f"collect from worker {rank}"
+            self._tracer.add(track, "collect", start_s, stop_s, step=at.step, group=group, peer=rank)
 
 
 def _until_it_has_ended(requests: Iterator[bytes]) -> None:

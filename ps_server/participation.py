@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,10 +9,9 @@ import structlog
 
 from taihu.core.base.errors import RecoveringError, RunError
 from taihu.core.chaos.points import Chaos, Point
-from taihu.core.checkpoint.files import PartFile
-from taihu.core.checkpoint.writer import LeftOut, Stored, maybe_writing
-from taihu.core.coordination.awaited import awaited_in_words
+from taihu.core.checkpoint.writer import maybe_writing
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address, failure_reported
+from taihu.core.coordination.control.memory import MemoryControl, MemoryPlace
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.generations import Generation
 from taihu.core.coordination.heartbeats import HeartbeatThread
@@ -30,6 +28,7 @@ from taihu.core.history.records import End
 from taihu.core.job import Job
 from taihu.core.process.entry import InterruptedRunError, Interrupts, LeavingError
 from taihu.core.process.notices import Notices
+from taihu.core.system.threads import Event
 from taihu.core.trace import Tracer
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.serving.metrics import ServerMetrics
@@ -83,7 +82,7 @@ class Participation:
         self._member = MemberId(Role.SERVER, index)
         self._incarnation = new_incarnation()
         self._log = structlog.get_logger().bind(role="server", rank=index)
-        self._ended = threading.Event()
+        self._ended = Event()
         self._stop = StopNotice()
         self.coordinator_clock = ClockOffset()
         self.outcome = (RunState.FAILED, "the server stopped before the run ended")
@@ -115,50 +114,24 @@ class Participation:
 
     def _host(self, recorder: Recorder) -> None:
         """Server 0: be the coordinator too."""
-        timeout_s = self._job.cluster.connect_timeout_s
-        with hosted_coordinator(self._job, self._listener.rpc, self._generation) as coordinator:
-            agents = self._generation.agents
-            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member, agents))
-            holder = ShardHolder(
-                self._job,
-                0,
-                self._incarnation,
-                lambda: coordinator.plan(timeout_s),
-                recorder=recorder,
-                chaos=self._chaos,
-                generation=self._generation.number,
-            )
-
-            def stored(step: int, file: PartFile) -> None:
-                coordinator.checkpointing.stored(str(self._member), step, file, coordinator.plan(timeout_s))
-
-            def left_out(step: int, why: str) -> None:
-                coordinator.checkpointing.left_out(str(self._member), step, why)
+        with hosted_coordinator(self._job, self._listener.rpc, self._generation) as desk:
+            coordinator = desk.coordinator
+            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member, self._generation.agents))
 
             def lost(rank: int, how: str) -> None:
-                _report_lost(coordinator, rank, how)
-
-            def check(member: MemberId, incarnation: int) -> None:
                 with coordinator.changing() as (members, _):
-                    members.roster.record(member, incarnation, job=self._job.name)
+                    members.outcome.lost(MemberId(Role.WORKER, rank), how)
 
+            # It stays open: calls of workers that come late hear why the run has ended.
+            control = MemoryControl(MemoryPlace(desk), caller=str(self._member))
+            client = CoordinatorClient(control, self._job, self._member, self._incarnation)
             with (
-                self._serving(holder, lost, (stored, left_out), check, COORDINATOR_SERVICE),
+                self._serving(client, recorder, lost, COORDINATOR_SERVICE),
                 _failing(coordinator, self._member),
             ):
-                with coordinator.changing() as (members, now):
-                    members.admission.join(
-                        self._member,
-                        self._incarnation,
-                        job=self._job.name,
-                        digest=self._job.digest,
-                        settings=self._job.shared_settings,
-                        now=now,
-                        address=self._listener.address,
-                        generation=self._generation.number,
-                    )
+                client.join(address=self._listener.address, begun=self._generation.begun)
                 self._chaos.passes(Point.JOIN)
-                with telling_who_is_awaited(lambda: _awaited(coordinator)):
+                with telling_who_is_awaited(client.awaited):
                     self._watch(coordinator)
 
     def _watch(self, coordinator: Coordinator) -> None:
@@ -178,19 +151,9 @@ class Participation:
 
     def _follow(self, recorder: Recorder) -> None:
         """Servers 1 and up: join server 0."""
-        timeout_s = self._job.cluster.connect_timeout_s
         address = coordinator_address(self._job)
-        with CoordinatorClient(address, self._job, self._member, self._incarnation) as client:
+        with CoordinatorClient.at(address, self._job, self._member, self._incarnation) as client:
             self.coordinator_clock = client.coordinator_clock
-            holder = ShardHolder(
-                self._job,
-                self._index,
-                self._incarnation,
-                lambda: client.get_plan(timeout_s),
-                recorder=recorder,
-                chaos=self._chaos,
-                generation=self._generation.number,
-            )
             heartbeats = HeartbeatThread(client, self._job, self._progress, self._end, stop=self._stop)
 
             def gone(rank: int, how: str) -> None:
@@ -198,8 +161,7 @@ class Participation:
                 heartbeats.hurry()
 
             # An interrupt may come when the coordinator knows of this server, but not yet this server of that.
-            parts = (client.stored, client.left_out)
-            with self._serving(holder, gone, parts, client.vouch), failure_reported(client):
+            with self._serving(client, recorder, gone), failure_reported(client):
                 client.join(address=self._listener.address, begun=self._generation.begun)
                 self._chaos.passes(Point.JOIN)
                 with heartbeats, self._stopping_in_order():
@@ -211,16 +173,20 @@ class Participation:
 
     @contextmanager
     def _serving(
-        self,
-        holder: ShardHolder,
-        on_lost: LostCallback,
-        parts: tuple[Stored, LeftOut],
-        is_member: Callable[[MemberId, int], None],
-        *services: str,
+        self, client: CoordinatorClient, recorder: Recorder, on_lost: LostCallback, *services: str
     ) -> Iterator[None]:
-        """Serve; when the block fails, whoever waits for this server is told why. `parts` tell of its own."""
-        rpc = self._listener.rpc
-        with maybe_writing(self._job, *parts, self._chaos) as writer:
+        """Serve; when the block fails, whoever waits for this server is told why."""
+        rpc, timeout_s = self._listener.rpc, self._job.cluster.connect_timeout_s
+        holder = ShardHolder(
+            self._job,
+            self._index,
+            self._incarnation,
+            lambda: client.get_plan(timeout_s),
+            recorder=recorder,
+            chaos=self._chaos,
+            generation=self._generation.number,
+        )
+        with maybe_writing(self._job, client.stored, client.left_out, self._chaos) as writer:
             servicer = ParameterServerServicer(
                 self._job,
                 holder,
@@ -228,7 +194,7 @@ class Participation:
                 on_lost=on_lost,
                 tracer=self._tracer,
                 listener=self._listener.direct,
-                vouch=vouched_once(is_member),
+                vouch=vouched_once(client.vouch),
                 writer=writer,
                 chaos=self._chaos,
             )
@@ -274,16 +240,6 @@ class Participation:
         if not self._ended.is_set():
             self.outcome = (state, reason)
             self._ended.set()
-
-
-def _awaited(coordinator: Coordinator) -> str:
-    with coordinator.changing() as (members, _):
-        return awaited_in_words(members.roster.missing())
-
-
-def _report_lost(coordinator: Coordinator, rank: int, how: str) -> None:
-    with coordinator.changing() as (members, _):
-        members.outcome.lost(MemberId(Role.WORKER, rank), how)
 
 
 @contextmanager

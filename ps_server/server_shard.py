@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, ModelError, SharedMemoryError, StaleError
-from taihu.core.chaos.points import Chaos, NoChaos, Point
+from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import PARAMETERS, Elements, State
 from taihu.core.checkpoint.reading import Checkpoint
@@ -18,35 +17,19 @@ from taihu.core.coordination.checkpointing import manifest_of
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
-from taihu.core.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
+from taihu.core.optimization import StepRates
 from taihu.core.planner.partition import FrameSpec, Shard
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
-from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType, dense_values
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE, At, Frame, FrameHeader, ValueType, dense_values
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Rates, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
-from taihu.kernels.reduce import warm_up
-from taihu.kernels.selection.scatter import scatter_assign
-from taihu.kernels.selection.select import clear
 from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
-from taihu.ps_server.answering import Answer, make_answering
-from taihu.ps_server.frame_buffers import FrameBuffers
-from taihu.ps_server.holding import Holding
-from taihu.ps_server.recording import Recording
-from taihu.ps_server.snapshot import Snapshot
-from taihu.ps_server.summing import (
-    Contribution,
-    DenseSum,
-    Scratch,
-    ScratchPool,
-    SparseSum,
-    Summing,
-    Total,
-    count_non_finite,
-    make_summing,
-    values_of,
-)
+from taihu.ps_server.instruments import Holding, Recording, Watched
+from taihu.ps_server.summing import Contribution, FrameBuffers, count_non_finite
+from taihu.ps_server.updating import Answer, FrameUpdates, FrameWay
 
 __all__ = ["ServerShard"]
 
@@ -60,8 +43,8 @@ class ServerShard:
     """The shard of one server, complete from the beginning.
 
     Any thread may call. Frames are disjoint: the thread that brings the last contribution to one sums it, updates the
-    parameters and makes the answer, while others do so for other frames. `snapshot`, `restore` and a change of plan
-    need a moment between two steps; they refuse any other, and wait for nothing.
+    parameters and makes the answer, while others do so for other frames. `state` and a change of plan need a moment
+    between two steps; they refuse any other, and wait for nothing.
 
     Args:
         job: of the run.
@@ -78,6 +61,7 @@ class ServerShard:
 
     Attributes:
         buffers: memory for dense frames, to which it returns when they have been summed.
+        step: the highest one of which a frame was updated.
     """
 
     def __init__(
@@ -96,7 +80,6 @@ class ServerShard:
         held: HeldSteps | None = None,
     ) -> None:
         self._job = job
-        self._holding = None if held is None else Holding(held, self._live_state)
         self._partition = partition
         self._plan = plan
         self._parameters = parameters
@@ -104,39 +87,32 @@ class ServerShard:
         self._sender = Sender(job.name, incarnation)
         self._get_plan = get_plan
         self._clock = clock or SystemClock()
-        self._chaos = chaos or NoChaos()
         self._value_type = ValueType.named(job.train.precision)
+        self._refuses_non_finite = job.refuses_non_finite
+        self._answers_questions = job.stage.divides_parameters or self._value_type is not ValueType.FP32
+        # Nothing where workers ask for parameters when they need them.
+        self._encoding = Encoding.NONE if job.stage.divides_parameters else Encoding.DENSE
         self._state_frames = partition.state_frames(plan.frame_elements)
-        self._lock = threading.Lock()
-        self._step = 0
+        self._lock = Lock()
+        self.step = 0
         self._rates = None if plan.updates is None else StepRates(len(plan.updates.weight_decays))
-        self._optimizer = _optimizer_of(job, plan, partition, parameters, self._rates)
-        self._answering = make_answering(job, parameters)
-        self._recording = Recording(
-            recorder or Recorder.off(), parameters, self._value_type.half_kind, updates=job.stage.divides_optimizer
-        )
-        self._summing = self._make_summing()
-        frames = self._frames_of(plan)
-        self._summing.adopt(frames)
-        self._scratches = ScratchPool(frames, few_bits=job.compression.rounds_sums)
+        recording = None if recorder is None or not recorder.enabled else Recording(recorder, job, parameters)
+        on_squeezed = None if recording is None else recording.squeezed
+        self._updates = FrameUpdates(job, plan, partition, parameters, self._rates, on_squeezed)
+        self._holding = None if held is None else Holding(held, self._live_state)
+        asked = chaos if chaos is not None and chaos.enabled else None
+        self._watched: Watched | None = None
+        if recording is not None or asked is not None or self._holding is not None:
+            self._watched = Watched(self._updates, chaos=asked, recording=recording, holding=self._holding)
+        self._way: FrameWay = self._updates if self._watched is None else self._watched
         self._aggregator: Aggregator[Contribution] = Aggregator(
             job=job.name,
             plan=plan.version,
             workers=plan.world.workers,
-            frames=frames,
+            frames=self._frames_of(plan),
             gaps=job.leaves_out or (plan.updates is not None and plan.updates.steps_by_parts),
         )
         self.buffers = FrameBuffers()
-
-    @property
-    def _scale(self) -> float:
-        """The factor that makes means of sums."""
-        return 1.0 / self._plan.world.workers
-
-    @property
-    def step(self) -> int:
-        """The highest step of which a frame was updated."""
-        return self._step
 
     @property
     def plan(self) -> Plan:
@@ -151,12 +127,11 @@ class ServerShard:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters, or in stage 0 of ZeRO sums, optimizer state, and what answers are made from."""
-        return self._parameters.nbytes + self._optimizer.state_bytes + self._answering.state_bytes
+        return self._updates.state_bytes
 
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache."""
-        self._optimizer.warm_up()
-        warm_up()
+        self._updates.warm_up()
 
     def check_layout(self, digest: str) -> None:
         """Raise ModelError unless `digest` is that of the layout held here."""
@@ -168,8 +143,8 @@ class ServerShard:
     def read(self) -> Iterator[bytes]:
         """Every frame of the current parameters, encoded."""
         for frame in self._state_frames:
-            header = FrameHeader(self._sender, At(self._plan.version, self._step).range(frame), Parameters())
-            yield encode_frame(header, (self._parameters[frame.offset : frame.offset + frame.count],))
+            header = FrameHeader(self._sender, At(self._plan.version, self.step).range(frame), Parameters())
+            yield message_of(header, (self._parameters[frame.offset : frame.offset + frame.count],))
 
     def admit(self, rank: int, incarnation: int) -> None:
         """Let worker `rank` push; raises StaleError for a foreign rank."""
@@ -222,16 +197,18 @@ class ServerShard:
         """
         header = frame.header
         header.expect(Gradients)
-        self._chaos.passes(Point.PUSH, header.address.at.step)
-        self._follow_if_later(header)
+        at = header.address.at
+        if self._watched is not None:
+            self._watched.passes(Point.PUSH, at.step)
+        if at.plan > self._plan.version:
+            self._follow(at)
         with self._lock:
             spec = self._aggregator.find(header)
-        contribution = self._summing.decode(frame, spec, shared)
-        if self._job.refuses_non_finite:
+        contribution = self._updates.summing.decode(frame, spec, shared)
+        if self._refuses_non_finite:
             self._check_finite(header, contribution)
         with self._lock:
             if self._rates is not None and header.sender.rank is not None:
-                at = header.address.at
                 self._rates.check(header.sender.rank, at.step, at.attempt)
             outcome = self._aggregator.offer(header, contribution)
         return self._apply(outcome) if isinstance(outcome, Complete) else outcome
@@ -248,8 +225,9 @@ class ServerShard:
         if self._rates is None:
             raise FrameError(f"{header.sender.label} brings learning rates: this job has its own")
         rates = dense_values(frame, ValueType.FP64).tolist() if header.is_dense else []
-        self._follow_if_later(header)
         at = header.address.at
+        if at.plan > self._plan.version:
+            self._follow(at)
         with self._lock:
             rank = self._aggregator.check_sender(header)
             if not self._aggregator.has_ended(at.step - 1):
@@ -264,7 +242,7 @@ class ServerShard:
         """
         with self._lock:
             frame, skipped = self._aggregator.find_answered(header)
-        return self._answering.answer(frame, self._answer_header(frame, header.address.at, skipped=skipped))
+        return self._updates.answering.answer(frame, self._answer_header(frame, header.address.at, skipped=skipped))
 
     def ask(self, header: FrameHeader) -> Answer:
         """The parameters that a worker's question asks for.
@@ -273,33 +251,19 @@ class ServerShard:
             FrameError: it is no frame of the plan, or the job's workers are not to ask.
             StaleError: see `Aggregator.check_asked`.
         """
-        if not self._job.stage.divides_parameters and self._value_type is ValueType.FP32:
+        if not self._answers_questions:
             raise FrameError(f"{header.sender.label} asks for what zero {self._job.stage} answers unasked")
-        self._follow_if_later(header)
+        if header.address.at.plan > self._plan.version:
+            self._follow(header.address.at)
         with self._lock:
             frame = self._aggregator.check_asked(header)
         answer = FrameHeader(self._sender, header.address, Parameters(), value_type=self._value_type)
-        return Answer(answer, (self._answering.parameters(frame),))
-
-    def snapshot(self) -> Snapshot:
-        """A copy of all that the run needs to go on from here.
-
-        Between the update of a step's last frame and the answer to it no worker can push, so that whoever does both
-        has the moment for it.
-
-        Raises:
-            StaleError: a step is under way.
-        """
-        with self._lock:
-            if not self._aggregator.is_quiet_after(self._step):
-                raise StaleError(f"snapshot after step {self._step}: a step is under way, take it between two")
-            arrays = {name: array.copy() for name, array in self._state(self._summing).items()}
-            return Snapshot(self._step, self._plan.version, arrays)
+        return Answer(answer, (self._updates.answering.parameters(frame),))
 
     @property
     def keeps_state(self) -> bool:
         """Whether the run needs anything of this server: not where workers have all there is (stage 0 of ZeRO)."""
-        return not isinstance(self._optimizer, SumShard)
+        return bool(self._updates.state())
 
     def state(self) -> State:
         """A copy of all that the run needs of this server to go on behind the last step.
@@ -308,78 +272,40 @@ class ServerShard:
             StaleError: a step is under way of which some frames have been updated, and some have not.
         """
         with self._lock:
-            if not self._aggregator.has_ended(self._step):
-                raise StaleError(f"step {self._step} has not ended on this server; nothing of it can be kept")
+            if not self._aggregator.has_ended(self.step):
+                raise StaleError(f"step {self.step} has not ended on this server; nothing of it can be kept")
             return self._live_state().copy()
 
     def _live_state(self) -> State:
-        arrays = self._state(self._summing)
+        arrays = self._updates.state()
         of_elements = {name: values for name, values in arrays.items() if name not in _OF_UNITS}
         own = {name: values for name, values in arrays.items() if name in _OF_UNITS}
         return State(Elements(self._partition.bounds, of_elements), own, {"plan": self._plan.version})
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint, whose parameters are here already.
+        """Go on from a checkpoint, whose parameters are here already; before the first frame.
 
         Raises:
             CheckpointError: it lacks something that the job needs.
         """
-        layout, arrays = self._plan.layout, {}
+        layout = self._plan.layout
         is_same = layout == checkpoint.manifest.layout
         before = checkpoint.own_of(f"server {self._partition.index}") if is_same else {}
-        for name, values in self._state(self._summing).items():
-            known, arrays[name] = before.get(name), values.copy()
+        for name, values in self._updates.state().items():
+            known = before.get(name)
             if name not in _OF_UNITS and name != PARAMETERS:
-                checkpoint.read_shared(name, layout, self._partition.bounds, arrays[name])
-            elif known is not None and known.shape == values.shape:
+                checkpoint.read_shared(name, layout, self._partition.bounds, values)
+            elif known is not None and (known.shape, known.dtype) == (values.shape, values.dtype):
                 # Thresholds of other units than these are made anew.
-                arrays[name] = known
-        self.restore(Snapshot(checkpoint.step, self._plan.version, arrays), self._plan)
+                np.copyto(values, known)
+        self.step = checkpoint.step
+        self._begin_plan(self._plan, checkpoint.step)
 
-    def restore(self, snapshot: Snapshot, plan: Plan, attempt: int = 0) -> None:
-        """Go on as after the step of `snapshot`, in the same memory; what had come of later steps is dropped.
-
-        No worker may read the parameters meanwhile. Workers stay admitted.
-
-        Args:
-            snapshot: of this server, or of one with the same rank in a run of the same job.
-            plan: the one by which it was taken.
-            attempt: the first one at the next step whose frames are taken.
-
-        Raises:
-            StaleError: `plan` is another one, or a frame is being summed.
-            ModelError: the snapshot is of another model, job or number of servers. Nothing was changed.
-        """
-        if plan.version != snapshot.plan:
-            raise StaleError(f"snapshot by plan {snapshot.plan}: expected that plan, got plan {plan.version}")
-        summing = self._make_summing()
-        summing.adopt(self._frames_of(plan))
-        with self._lock:
-            if self._aggregator.is_applying:
-                raise StaleError(f"a frame of step {self._step} is being summed; restore when its answer has come")
-            state = self._state(summing)
-            snapshot.check(state)
-            for name, array in snapshot.arrays.items():
-                np.copyto(state[name], array)
-            self._summing = summing
-            self._step = snapshot.step
-            self._begin_plan(plan, snapshot.step, attempt)
-
-    def _state(self, summing: Summing) -> dict[str, NDArray[Any]]:
-        """Live views of all that outlasts a step, with the part of `summing`."""
-        if isinstance(self._optimizer, SumShard):
-            return {}
-        optimizer = {f"optimizer.{name}": array for name, array in self._optimizer.state().items()}
-        return {"parameters": self._parameters, **optimizer, **summing.state()}
-
-    def _follow_if_later(self, header: FrameHeader) -> None:
-        """Change to the plan of `header`, if it is the first frame of a later one.
+    def _follow(self, at: At) -> None:
+        """Change to the plan of `at`, the first frame of a later one.
 
         Every worker has pulled all of the step before, or it would not push by another plan.
         """
-        at = header.address.at
-        if at.plan <= self._plan.version:
-            return
         plan = self._get_plan()
         with self._lock:
             if plan.version <= self._plan.version:
@@ -390,14 +316,12 @@ class ServerShard:
                     f"frame of plan {at.plan}: this server is at plan {self._plan.version}, the run at plan "
                     f"{plan.version}, which begins with step {plan.from_step}"
                 )
-            self._summing.adopt(self._frames_of(plan))
             self._begin_plan(plan, last_step)
 
-    def _begin_plan(self, plan: Plan, last_step: int, attempt: int = 0) -> None:
+    def _begin_plan(self, plan: Plan, last_step: int) -> None:
         frames = self._frames_of(plan)
-        self._scratches = ScratchPool(frames, few_bits=self._job.compression.rounds_sums)
-        self._answering = make_answering(self._job, self._parameters)
-        self._aggregator.restart(plan.version, frames, last_step, attempt)
+        self._updates.adopt(plan, frames)
+        self._aggregator.restart(plan.version, frames, last_step)
         if self._rates is not None:
             self._rates.forget()
         self.buffers.free_all()
@@ -405,60 +329,33 @@ class ServerShard:
         if self._holding is not None:
             self._holding.adopt(manifest_of(self._job, plan, 0, {}))
 
-    def _make_summing(self) -> Summing:
-        on_squeezed = self._recording.squeezed if self._recording.weighs else None
-        return make_summing(self._job, self._parameters, on_squeezed)
-
     def _frames_of(self, plan: Plan) -> tuple[FrameSpec, ...]:
         return self._partition.frames(plan.groups, plan.frame_elements)
 
     def _apply(self, complete: Complete[Contribution]) -> Answer:
         """Sum, update, and answer."""
-        frame, step, answering = complete.frame, complete.at.step, self._answering
+        frame, step, updates = complete.frame, complete.at.step, self._updates
+        answering = updates.answering
         header = self._answer_header(frame, complete.at)
-        with self._scratches.borrowed() as scratch:
-            self._chaos.passes(Point.SUM, step)
-            total = self._summing.sum(frame, step, complete.contributions, scratch)
-            self._recording.summed(frame, complete.at, complete.contributions, total)
-            if total is None:
-                self._recording.skipped(frame, step, answering)
-            else:
-                self._chaos.passes(Point.UPDATE, step)
-                with self._recording.updating(frame, step, total, answering):
-                    self._update(frame, step, total, scratch)
-                    answering.updated(frame, total, header, scratch)
-        for contribution in complete.contributions:
-            self.buffers.give_back(values_of(contribution))
-        if self._holding is not None:
-            self._holding.updated(frame, step)
+        scratch = updates.borrow()
+        total = self._way.sum(complete, scratch)
+        self._way.update(complete, total, header, scratch)
+        updates.give_back(scratch)
+        self.buffers.give_back(complete.contributions)
         with self._lock:
             self._aggregator.applied(frame, skipped=total is None)
-            self._step = max(self._step, step)
+            self.step = max(self.step, step)
             has_ended = self._holding is not None and self._aggregator.has_ended(step)
-        if self._holding is not None and has_ended:
-            self._holding.ended(step)
+        if self._watched is not None:
+            self._watched.answers(step, has_ended=has_ended)
         if total is None:
             header = self._answer_header(frame, complete.at, skipped=True)
-        self._chaos.passes(Point.FETCH, step)
         return answering.answer(frame, header)
 
-    def _update(self, frame: FrameSpec, step: int, total: Total, scratch: Scratch) -> None:
-        start, stop = frame.offset, frame.offset + frame.count
-        if isinstance(total, DenseSum):
-            self._optimizer.update(start, stop, total.values, step, scale=self._scale / total.loss_scale)
-        elif self._job.downlink != "dense":
-            self._optimizer.update_sparse(total.indices, total.values, step, scale=self._scale)
-        else:
-            values = _spread(frame, total, scratch)
-            self._optimizer.update(start, stop, values, step, scale=self._scale)
-            clear(values, total.indices)
-
     def _answer_header(self, frame: FrameSpec, at: At, *, skipped: bool = False) -> FrameHeader:
-        """The header of the answer to everybody, which has no values where workers ask for them when needed."""
-        encoding = Encoding.NONE if self._job.stage.divides_parameters else Encoding.DENSE
-        return FrameHeader(
-            self._sender, at.range(frame), Summed(self._clock.now(), skipped), encoding, self._value_type
-        )
+        """The header of the answer to everybody."""
+        summed = Summed(self._clock.now(), skipped)
+        return FrameHeader(self._sender, at.range(frame), summed, self._encoding, self._value_type)
 
     def _check_finite(self, header: FrameHeader, contribution: Contribution) -> None:
         bad = count_non_finite(contribution)
@@ -470,21 +367,3 @@ class ServerShard:
                 f"{layers[group.first_layer].name} to {layers[group.last_layer].name} at step {at.step}; "
                 "lower optimizer.learning_rate or check the data, or set exchange.non_finite = 'allow'"
             )
-
-
-def _optimizer_of(
-    job: Job, plan: Plan, partition: Shard, parameters: Values, rates: StepRates | None
-) -> OptimizerShard | RuledShard | SumShard:
-    if not job.stage.divides_optimizer:
-        return SumShard(parameters, scales=job.train.precision != "fp32")
-    if plan.updates is not None and rates is not None:
-        return RuledShard(plan.updates, partition.offsets, parameters, rates)
-    return OptimizerShard(in_steps(job.server_optimizer, plan.length), parameters)
-
-
-def _spread(frame: FrameSpec, total: SparseSum, scratch: Scratch) -> Values:
-    """The sum with a value for every element; the indices of `total` count from the frame's start then."""
-    np.subtract(total.indices, np.int32(frame.offset), out=total.indices)
-    values = scratch.total[: frame.count]
-    scatter_assign(total.indices, total.values, values)
-    return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -26,8 +25,10 @@ from taihu.core.coordination.vouching import Vouch
 from taihu.core.job import Job
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.status import abort
-from taihu.core.wire.frames.codec import frame_from_message, layout_from_message
-from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
+from taihu.core.wire.frames.format import read_message
+from taihu.core.wire.frames.headers import dense_values
+from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_from_metadata
+from taihu.core.wire.frames.layouts import layout_from_message
 from taihu.core.wire.links.direct_connection import DirectListener
 from taihu.core.wire.links.shared_memory import buffer_from_message, buffer_to_message
 from taihu.core.wire.serving.metrics import ServerMetrics
@@ -35,8 +36,7 @@ from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import connection_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges
-from taihu.ps_server.initialization import Initialization
-from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
 
@@ -85,7 +85,7 @@ class ParameterServerServicer:
         )
 
     def register(self, server: grpc.Server) -> None:
-        """Add the service to `server`; exchanged frames stay bytes, the codec reads them."""
+        """Add the service to `server`; frames stay bytes (`frames.format`)."""
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Exchange": grpc.stream_stream_rpc_method_handler(self._exchange),
             "Initialize": grpc.stream_unary_rpc_method_handler(
@@ -128,22 +128,7 @@ class ParameterServerServicer:
         return connection_pb2.OpenConnectionResponse(port=port, token=token)
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        try:
-            identity = identity_from_metadata(context.invocation_metadata())
-            self._check_worker(identity)
-            exchange = self._exchanges.open(identity)
-        except TaihuError as error:
-            abort(context, error)
-        reader = threading.Thread(
-            target=self._exchanges.read, args=(requests, exchange), name=f"read-{identity.rank}", daemon=True
-        )
-        reader.start()
-        try:
-            yield from exchange.messages()
-        except TaihuError as error:
-            abort(context, error)
-        finally:
-            self._exchanges.forget(exchange)
+        return self._exchanges.serve(requests, context, self._check_worker)
 
     def _share(self, request: pb.ShareRequest, context: grpc.ServicerContext) -> pb.ShareResponse:
         identity = WorkerIdentity(request.job, request.rank, request.incarnation)
@@ -187,8 +172,9 @@ class ParameterServerServicer:
 
     def _initialize(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> pb.InitializeResponse:
         try:
-            self._check_first_worker(identity_from_metadata(context.invocation_metadata()))
-            initial = self._receive(requests)
+            identity = identity_from_metadata(context.invocation_metadata())
+            self._check_first_worker(identity)
+            initial = self._receive(requests, identity.sender)
             self._chaos.passes(Point.INITIALIZE)
             shard = self._holder.adopt(initial)
         except TaihuError as error:
@@ -196,7 +182,7 @@ class ParameterServerServicer:
         self._metrics.state_bytes.set(shard.state_bytes)
         return pb.InitializeResponse(elements=shard.elements)
 
-    def _receive(self, requests: Iterator[bytes]) -> Initialization:
+    def _receive(self, requests: Iterator[bytes], sender: Sender) -> Initialization:
         initial: Initialization | None = None
         for message in requests:
             request = _read_request(message)
@@ -204,7 +190,8 @@ class ParameterServerServicer:
             if kind == "layout" and initial is None:
                 initial = self._holder.begin(layout_from_message(request.layout))
             elif kind == "frame" and initial is not None:
-                initial.write(*frame_from_message(request.frame))
+                frame, _ = read_message(request.frame, sender, sender.label)
+                initial.write(frame.header, dense_values(frame))
             else:
                 raise FrameError("Initialize: expected the layout first, then frames")
         if initial is None:

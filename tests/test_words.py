@@ -9,17 +9,19 @@ import pytest
 import structlog
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.frames import read
 from support.strategies import CHARACTERS
 
 from taihu.core.base.errors import RunError
 from taihu.core.base.words import one_line, told
-from taihu.core.coordination.membership.messages import plain
+from taihu.core.coordination.control.looking import GetStatus
+from taihu.core.coordination.control.looking_ways import LOOKING
 from taihu.core.process.entry import run_app
 from taihu.core.wire.base.log import configure_logs
-from taihu.core.wire.frames.codec import encode_frame, read_frame
-from taihu.core.wire.frames.headers import Address, At, FrameHeader
+from taihu.core.wire.frames.headers import At
 from taihu.core.wire.frames.identity import Sender
-from taihu.core.wire.frames.kinds import Encoding, Farewell
+from taihu.core.wire.frames.kinds import Farewell
+from taihu.core.wire.links.outbox import last_word
 from taihu.protos import coordinator_pb2 as pb
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\u202e\r\nerror: all is well\x9b2J\ud800"
@@ -47,22 +49,28 @@ def test_what_others_tell_is_bounded(text: str, times: int) -> None:
 
 
 def test_a_farewell_says_one_line() -> None:
-    header = FrameHeader(Sender("job", 7, 1), Address(At(0, 0), 0, 0, 0), Farewell(HOSTILE[:-1]), Encoding.NONE)
-    kind = read_frame(encode_frame(header, ())).header.kind
-    assert isinstance(kind, Farewell)
-    assert kind.failure == one_line(HOSTILE[:-1])
-    assert is_harmless(kind.failure)
+    sender = Sender("job", 7, 1)
+    frame = read(last_word(sender, At(0, 0), HOSTILE[:-1]).message(0), sender)
+    assert isinstance(frame.header.kind, Farewell)
+    assert frame.text == one_line(HOSTILE[:-1])
+    assert is_harmless(frame.text)
+    assert not read(last_word(sender, At(0, 0)).message(0), sender).text
 
 
 def test_all_texts_of_a_message_are_lines_that_print() -> None:
     hostile = HOSTILE[:-1]
-    message = pb.GetStatusResponse(job=hostile, reason=hostile, stall=hostile, servers=3)
-    message.members.add(address=hostile, member=pb.Member(rank=1)).progress.test_metric = hostile
-    assert plain(message) is message
-    line = one_line(hostile)
-    texts = (message.job, message.reason, message.stall, message.members[0].address)
-    assert {*texts, message.members[0].progress.test_metric} == {line}
-    assert (message.servers, message.members[0].member.rank) == (3, 1)
+    message = pb.GetStatusResponse(state=pb.RUN_STATE_RUNNING, servers=3)
+    member = message.members.add(member=pb.Member(role=pb.ROLE_WORKER, rank=1))
+    agent = message.agents.add(ranks=[1])
+    for each in (message, member, member.progress, agent):
+        texts = [field.name for field in each.DESCRIPTOR.fields if field.type == field.TYPE_STRING]
+        for name in texts:
+            setattr(each, name, hostile)
+    status = LOOKING[GetStatus].answered.of(message)
+    shown = (vars(each) for each in (status, *status.members, status.members[0].progress, *status.agents))
+    told = [value for values in shown for value in values.values() if isinstance(value, str)]
+    assert told == [one_line(hostile)] * 11
+    assert (status.servers, status.members[0].member.rank) == (3, 1)
 
 
 def test_an_error_on_a_terminal_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ class Operation:
         arena = self.values
         if self.results is not None and self.schedule.is_result(segment.hop):
             arena = self.results
-        return [arena[piece.start : piece.stop] for piece in segment.frame.pieces]
+        return list(map(arena.__getitem__, segment.frame.slices))
 
     def places(self, header: FrameHeader) -> Sequence[Values] | None:
         """The place where a frame's values may be received without a copy, if they may."""

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.early import EarlyFrames, Held
+from taihu.allreduce.order.fence import EarlyFrames, Held
 from taihu.allreduce.order.operation import OperationKey
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import slice_bounds

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.early import Held, waiting_bytes
+from taihu.allreduce.order.fence import Held, waiting_bytes
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import slice_bounds
 from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType

@@ -60,15 +60,12 @@ class _Hop:
         return Segment(self._hop, frame) if (frame.offset, frame.count) == (offset, count) else None
 
     def arrive(self, offset: int, count: int) -> Segment:
-        segment = self.expected(offset, count)
-        if segment is None:
-            seen = f"segment [{offset}, {offset + count}) at hop {self._hop}"
-            if not self.missing:
-                raise FrameError(f"{seen}: expected no more of this hop")
-            frame = self._frames[self._next]
-            raise FrameError(f"{seen}: expected [{frame.offset}, {frame.offset + frame.count})")
+        frame = self._frames[self._next] if self._next < len(self._frames) else None
+        if frame is None or frame.offset != offset or frame.count != count:
+            expected = "no more of this hop" if frame is None else f"[{frame.offset}, {frame.offset + frame.count})"
+            raise FrameError(f"segment [{offset}, {offset + count}) at hop {self._hop}: expected {expected}")
         self._next += 1
-        return segment
+        return Segment(self._hop, frame)
 
 
 Phase = Literal["both", "reduce-scatter", "allgather"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.early import EarlyFrames, Held
+from taihu.allreduce.order.fence import EarlyFrames, Held
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.sparse.exchange import Message, SparseExchange
 from taihu.allreduce.sparse.few_bits import FewBits

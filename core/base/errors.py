@@ -28,9 +28,13 @@ __all__ = [
 
 
 class TaihuError(Exception):
-    """Base of all errors that taihu raises on purpose; `exit_code` is what a command ends with."""
+    """Base of all errors that taihu raises on purpose; `exit_code` is what a command ends with.
+
+    `was_said` is False of a call that was cut or not answered in time: whoever was called has said nothing.
+    """
 
     exit_code = 1
+    was_said = True
 
 
 class ConfigError(TaihuError):

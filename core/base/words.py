@@ -5,20 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
-__all__ = [
-    "aligned",
-    "blamed",
-    "counted",
-    "listed",
-    "one_line",
-    "ordinal",
-    "parse_bytes",
-    "parse_rate",
-    "said_by",
-    "told",
-]
+Line: TypeAlias = Annotated[str, "told"]
+"""Text of another process, which is made a line of a bounded length (`told`) where it comes in."""
 
 # Errors are said as tracebacks end, and by groups of torch.distributed.
 _BLAMED: Final = re.compile(

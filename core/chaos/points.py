@@ -58,6 +58,9 @@ MEANINGS: Final = MappingProxyType(
 class Chaos(Protocol):
     """The one that is asked at each point, by whichever thread passes it."""
 
+    enabled: bool
+    """Whether there may be faults: who has frames to pass looks here first."""
+
     @property
     def frames(self) -> FrameFaults:
         """The faults of frames, for all senders of this process."""
@@ -73,6 +76,8 @@ class Chaos(Protocol):
 
 class NoChaos:
     """No faults: the default everywhere."""
+
+    enabled = False
 
     def __init__(self) -> None:
         self.frames: FrameFaults = NoFrameFaults()

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from taihu.core.base.words import listed
+from taihu.core.coordination.control.looking import RunStatus
 from taihu.core.coordination.membership.members import MemberId, Role
-from taihu.core.coordination.membership.messages import member_from_message
-from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["awaited_in_words", "missing_of", "pauses_s"]
 
 _MOST = 8
 
 
-def missing_of(answer: pb.GetStatusResponse) -> list[MemberId]:
+def missing_of(status: RunStatus) -> list[MemberId]:
     """The members that have not joined, servers first."""
-    joined = {member_from_message(entry.member)[0] for entry in answer.members}
-    sizes = {Role.SERVER: answer.servers, Role.WORKER: answer.workers}
+    joined = {entry.member for entry in status.members}
+    sizes = {Role.SERVER: status.servers, Role.WORKER: status.workers}
     everyone = (MemberId(role, rank) for role, size in sizes.items() for rank in range(size))
     return [member for member in everyone if member not in joined]
 

@@ -7,22 +7,16 @@ next. No message is needed in between: that step is chosen such that an interval
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final, NamedTuple
+from typing import Final
 
 from taihu.core.base.errors import StaleError
 from taihu.core.checkpoint.files import PartFile
+from taihu.core.coordination.control.asks import Decision
 
-__all__ = ["CheckpointBook", "Decision"]
+__all__ = ["CheckpointBook"]
 
 _FIRST_ASKED: Final = 10
 _MOST_GROWTH: Final = 10
-
-
-class Decision(NamedTuple):
-    """Whether the state between a step and the next one is kept, and the step behind which workers ask again."""
-
-    keep: bool
-    next_step: int
 
 
 class CheckpointBook:

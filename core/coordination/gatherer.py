@@ -22,6 +22,7 @@ from taihu.core.checkpoint.manifest import parse_manifest
 from taihu.core.checkpoint.salvage import OwnSteps, commit, tell_lost, write_copy
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.membership import Membership
@@ -34,7 +35,6 @@ from taihu.core.model.layout import Layout
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.absent import AbsentServices
 from taihu.core.wire.serving.server import RpcServer
-from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 
 __all__ = ["gather"]
 
@@ -56,8 +56,7 @@ def gather(job: Job, member: str, rpc: RpcServer, agents: Agents, pending: Pendi
     own, life = OwnSteps(job, member), new_incarnation()
     membership = Membership.of(job, Terms(recovers=True, has_steps=True), new_incarnation(), pending)
     coordinator = Coordinator(membership, _no_plan, SystemClock())
-    servicer = CoordinatorServicer(coordinator, gathered=gathering, agents=agents)
-    add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)
+    CoordinatorServicer(Desk(coordinator, gathered=gathering, agents=agents)).register(rpc.grpc_server)
     rpc.grpc_server.add_generic_rpc_handlers((AbsentServices(RecoveringError("all members begin again")),))
     with coordinator.changing() as (_, now):
         gathering.holds(member, life, own.labels(), now)

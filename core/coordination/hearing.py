@@ -6,15 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from taihu.core.base.errors import AWAY, PeerUnreachableError
-from taihu.core.coordination.membership.members import RunState
+from taihu.core.coordination.control.asks import End
 from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.base.retry import backoff_seconds
 
-__all__ = ["End", "hear_end"]
-
-End = tuple[RunState, str]
-"""The state in which a run has ended, and the reason where it has one."""
+__all__ = ["hear_end"]
 
 _LEAST_S: Final = 1.0
 
@@ -52,6 +49,6 @@ def hear_end(
                 connect()
             clock.sleep(next(pauses))
         else:
-            if end[0].is_final:
+            if end.state.is_final:
                 return end
             answered_s, pauses = clock.now(), backoff_seconds()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_f
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.checkpointing import Checkpointing
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import RunState
@@ -26,11 +26,11 @@ from taihu.core.coordination.plans.planning import Planning
 from taihu.core.coordination.service import CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
+from taihu.core.system.threads import Event, spawn
 from taihu.core.wire.base.address import is_loopback
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.server import RpcServer
 from taihu.kernels import group_search
-from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 
 __all__ = ["hosted_coordinator"]
 
@@ -38,8 +38,11 @@ _AGAIN: Final = "the same commands and --resume auto"
 
 
 @contextmanager
-def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) -> Iterator[Coordinator]:
-    """A coordinator of `job` on `rpc`, which is started afterwards; leaving waits until the others know the end."""
+def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) -> Iterator[Desk]:
+    """The desk of a coordinator of `job`, on `rpc`, which is started afterwards.
+
+    Leaving waits until the others know the end.
+    """
     cluster = job.cluster
     terms = Terms(
         recovers=generation.recovers,
@@ -49,7 +52,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
     )
     membership = Membership.of(job, terms, generation.number, generation.pending)
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
-    threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
+    spawn("warm-up", group_search.warm_up)
     clock = SystemClock()
     checkpointing = Checkpointing.of(job, clock)
     coordinator = Coordinator(
@@ -61,15 +64,12 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         choosing=generation.choosing,
     )
     agents = generation.agents
-    servicer = CoordinatorServicer(coordinator, generation.begun, agents=agents)
-    add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)
-    closed = threading.Event()
-    watch = threading.Thread(
-        target=_let_time_pass, args=(coordinator, agents, closed), name="membership", daemon=True
-    )
-    watch.start()
+    desk = Desk(coordinator, generation.begun, agents=agents)
+    CoordinatorServicer(desk).register(rpc.grpc_server)
+    closed = Event()
+    watch = spawn("membership", _let_time_pass, coordinator, agents, closed)
     try:
-        yield coordinator
+        yield desk
     finally:
         with coordinator.changing() as (members, _):
             has_failed = members.outcome.state is RunState.FAILED
@@ -124,7 +124,7 @@ def _on_one_host(membership: Membership) -> bool:
     return addresses is not None and all(map(is_loopback, addresses))
 
 
-def _let_time_pass(coordinator: Coordinator, agents: Agents | None, closed: threading.Event) -> None:
+def _let_time_pass(coordinator: Coordinator, agents: Agents | None, closed: Event) -> None:
     said = ""
     if agents is not None:
         agents.opens(coordinator)

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Final
 
+from taihu.core.coordination.control.looking import RunStatus
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.membership.messages import member_from_message, progress_from_message
 from taihu.core.model.scores import score_text
-from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["COLUMNS", "MemberView", "Overview", "member_as_json", "overview_of"]
 
@@ -128,18 +127,18 @@ def member_as_json(member: MemberId, address: str) -> dict[str, object]:
     return {"role": member.role.value, "rank": member.rank, "address": address or None}
 
 
-def overview_of(answer: pb.GetStatusResponse, state: RunState) -> Overview:
+def overview_of(status: RunStatus) -> Overview:
     """Put together what the coordinator told; members that have not trained yet count for nothing."""
-    workers, servers = _members(answer, Role.WORKER), _members(answer, Role.SERVER)
+    workers, servers = _members(status, Role.WORKER), _members(status, Role.SERVER)
     training = [member.progress for member in workers if member.progress.step]
     if not training:
-        return Overview(answer.job, state, answer.reason, workers, servers)
+        return Overview(status.job, status.state, status.reason, workers, servers)
     tester = max(training, key=lambda progress: bool(progress.test_metric))
     usual = median(progress.compute_seconds for progress in training)
     return Overview(
-        job=answer.job,
-        state=state,
-        reason=answer.reason,
+        job=status.job,
+        state=status.state,
+        reason=status.reason,
         workers=tuple(_marked(member, usual) for member in workers),
         servers=servers,
         step=min(progress.step for progress in training),
@@ -163,15 +162,12 @@ def overview_of(answer: pb.GetStatusResponse, state: RunState) -> Overview:
     )
 
 
-def _members(answer: pb.GetStatusResponse, role: Role) -> tuple[MemberView, ...]:
-    found = []
-    for entry in answer.members:
-        member, _ = member_from_message(entry.member)
-        if member.role is role:
-            progress = progress_from_message(entry.progress)
-            found.append(
-                MemberView(member.rank, entry.address, progress, entry.seconds_since_heartbeat, entry.finished)
-            )
+def _members(status: RunStatus, role: Role) -> tuple[MemberView, ...]:
+    found = [
+        MemberView(each.member.rank, each.address, each.progress, each.seconds_since_heartbeat, each.finished)
+        for each in status.members
+        if each.member.role is role
+    ]
     return tuple(sorted(found, key=lambda member: member.rank))
 
 

@@ -15,8 +15,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.kernels.clip import clip_values
 from taihu.kernels.optim import sgd_sparse
 
-__all__ = ["OptimizerShard", "OptimizerState"]
-
 Values = NDArray[np.float32]
 
 
@@ -40,6 +38,8 @@ class OptimizerState:
         }
         """By name, each of shape (elements,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
 
+        # Of the present step.
+        self._constants = 0, Constants(0.0, 0.0)
         # No state: where clipped gradients wait for their update.
         self._clipped: Values | None = None
         if settings.clip_value is not None:
@@ -71,25 +71,37 @@ class OptimizerState:
             constants: of these parameters, by default those of the settings.
         """
         if constants is None:
-            constants = _constants(self._settings, step)
+            of, constants = self._constants
+            if of != step:
+                constants = self._constants_of(step)
         if self._clipped is not None and self._settings.clip_value is not None:
             clipped = self._clipped[start : start + len(parameters)]
             clip_values(gradient, float(scale), self._settings.clip_value, clipped)
             gradient, scale = clipped, 1.0
-        own = {name: array[start : start + len(parameters)] for name, array in self.arrays.items()}
+        own = {}
+        for name, array in self.arrays.items():
+            own[name] = array[start : start + len(parameters)]
         self._rule(self._settings, Moment(step, float(scale), constants), parameters, gradient, own)
 
     def update_sparse(
         self, parameters: Values, indices: NDArray[np.int32], gradient: Values, step: int, scale: float
     ) -> None:
         """Update `parameters[indices]` by plain SGD; `indices`, shape (k,), are ascending and unique."""
-        constants = _constants(self._settings, step)
+        of, constants = self._constants
+        if of != step:
+            constants = self._constants_of(step)
         sgd_sparse(parameters, indices, gradient, sgd_rule(self._settings, Moment(step, float(scale), constants)))
 
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
         one = np.zeros(1, dtype=np.float32)
         OptimizerShard(self._settings, one.copy()).update(0, 1, one, step=1)
+
+    def _constants_of(self, step: int) -> Constants:
+        """The constants of a step, kept for its other ranges."""
+        constants = Constants(learning_rate(self._settings, step), self._settings.weight_decay)
+        self._constants = step, constants
+        return constants
 
 
 class OptimizerShard:
@@ -141,7 +153,16 @@ class OptimizerShard:
             FrameError: the range is outside the shard, `gradient` is not fp32 of its length, or the step is below 1.
                 Nothing was changed.
         """
-        self._check(start, stop, gradient, step)
+        elements = len(self._parameters)
+        if not 0 <= start <= stop <= elements:
+            raise FrameError(f"update of elements [{start}, {stop}): outside the shard of {elements} elements")
+        if gradient.shape != (stop - start,) or gradient.dtype != np.float32:
+            raise FrameError(
+                f"gradient of elements [{start}, {stop}): got {gradient.dtype}{list(gradient.shape)}, "
+                f"expected float32[{stop - start}]"
+            )
+        if step < 1:
+            raise FrameError(f"update of elements [{start}, {stop}) at step {step}: steps count from 1")
         self._state.update(start, self._parameters[start:stop], gradient, step, scale)
 
     def update_sparse(self, indices: NDArray[np.int32], gradient: Values, step: int, scale: float = 1.0) -> None:
@@ -167,48 +188,6 @@ class OptimizerShard:
         """Live views of the state by name, each of shape (n,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
         return dict(self._state.arrays)
 
-    def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Take over copies of `arrays`, as `state` gave them.
-
-        Raises:
-            ConfigError: the names are those of another optimizer. Nothing was changed.
-            ModelError: an array has another shape or type than the shard. Nothing was changed.
-        """
-        own = self._state.arrays
-        if set(arrays) != set(own):
-            raise ConfigError(
-                f"optimizer state has {_listed(arrays)}, optimizer '{self._settings.name}' needs "
-                f"{_listed(own)}; continue with the optimizer settings that wrote it"
-            )
-        for name, array in arrays.items():
-            if array.shape != self._parameters.shape or array.dtype != np.float32:
-                raise ModelError(
-                    f"optimizer state {name}: got {array.dtype}{list(array.shape)}, expected "
-                    f"float32{list(self._parameters.shape)}; use the model and number of servers that wrote it"
-                )
-        for name, array in arrays.items():
-            np.copyto(own[name], array)
-
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
         self._state.warm_up()
-
-    def _check(self, start: int, stop: int, gradient: Values, step: int) -> None:
-        elements = len(self._parameters)
-        if not 0 <= start <= stop <= elements:
-            raise FrameError(f"update of elements [{start}, {stop}): outside the shard of {elements} elements")
-        if gradient.shape != (stop - start,) or gradient.dtype != np.float32:
-            raise FrameError(
-                f"gradient of elements [{start}, {stop}): got {gradient.dtype}{list(gradient.shape)}, "
-                f"expected float32[{stop - start}]"
-            )
-        if step < 1:
-            raise FrameError(f"update of elements [{start}, {stop}) at step {step}: steps count from 1")
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(names)) or "none"
-
-
-def _constants(settings: OptimizerSettings, step: int) -> Constants:
-    return Constants(learning_rate(settings, step), settings.weight_decay)

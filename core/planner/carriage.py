@@ -14,9 +14,7 @@ from taihu.core.planner.measurement import StepMeasurement
 
 if TYPE_CHECKING:
     # It brings gRPC, which planning does not need.
-    from taihu.core.wire.links.frame_link import Carrier
-
-__all__ = ["CARRIAGES", "Carriage", "carrier_in", "faster_carrier", "first_carriage", "steps_by"]
+    from taihu.core.wire.links.pipe import Carrier
 
 Carriage = Literal["grpc", "tcp", "trial"]
 """gRPC's streams, connections beside it, or both in turns, to compare them."""
@@ -48,6 +46,11 @@ def carrier_in(carriage: Carriage, step: int) -> Carrier:
     if carriage == "trial":
         return "grpc" if step % 2 else "tcp"
     return carriage
+
+
+def carriers_of(carriage: Carriage) -> tuple[Carrier, Carrier]:
+    """The carriers of the values of steps with even numbers, and with odd ones."""
+    return carrier_in(carriage, 0), carrier_in(carriage, 1)
 
 
 def faster_carrier(reports: Reports) -> Carrier:

@@ -9,22 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import parse_bytes
 from taihu.core.model.layout import Layout
-
-__all__ = [
-    "Group",
-    "GroupCountdown",
-    "cap_groups",
-    "check_groups",
-    "cut_at_kinds",
-    "gradient_room",
-    "group_bounds",
-    "group_of_layer",
-    "parameter_room",
-    "plan_groups",
-]
 
 _BYTES_PER_VALUE = 4
 _BUCKETS_UNDER_WAY = 4
@@ -61,41 +48,6 @@ def plan_groups(layout: Layout, plan: str) -> tuple[Group, ...]:
 def group_of_layer(groups: tuple[Group, ...]) -> tuple[int, ...]:
     """For each layer the index of its group."""
     return tuple(index for index, group in enumerate(groups) for _ in range(group.first_layer, group.last_layer + 1))
-
-
-class GroupCountdown:
-    """The tensors of each group whose gradients a step has not brought yet; `begin` comes before every step.
-
-    Layers are told of in any order. `missing[group]` counts down to 0.
-    """
-
-    def __init__(self, layout: Layout, groups: Sequence[Group]) -> None:
-        self.group_of = group_of_layer(tuple(groups))
-        self._tensors = [len(layer.tensors) for layer in layout.layers]
-        self.missing = [0] * len(groups)
-
-    def begin(self) -> None:
-        """Every tensor is missing again."""
-        self.missing = [0] * len(self.missing)
-        for group, tensors in zip(self.group_of, self._tensors, strict=True):
-            self.missing[group] += tensors
-
-    def ready(self, layer: int, tensors: int | None = None) -> int | None:
-        """Count tensors of a layer that are there, by default all of it; returns the group that this completes.
-
-        Raises:
-            RunError: the layer has brought more gradients than it has tensors.
-        """
-        group = self.group_of[layer]
-        count = self._tensors[layer] if tensors is None else tensors
-        if self.missing[group] < count:
-            raise RunError(f"layer {layer} has brought more gradients than it has tensors")
-        self.missing[group] -= count
-        return None if self.missing[group] else group
-
-    def end(self, group: int) -> None:
-        """Nothing of a group is missing any more: all of it is there, or none of it comes."""
-        self.missing[group] = 0
 
 
 def cap_groups(groups: Sequence[Group], layout: Layout, most_elements: int) -> tuple[Group, ...]:

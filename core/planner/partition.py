@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 
-__all__ = ["SPARSE_FRAME_ELEMENTS", "FrameSpec", "Framing", "Piece", "Shard", "all_bounds", "slice_bounds"]
-
 # The largest frame that fits into a payload of 4 MiB even when every value is kept, with a bitmap or denser sections.
 SPARSE_FRAME_ELEMENTS: Final = 1_000_000
 
@@ -71,9 +69,14 @@ class FrameSpec:
                 joined.append(piece)
         return tuple(joined)
 
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """The same, to take views of a worker's arena by."""
+        return tuple(slice(piece.start, piece.stop) for piece in self.ranges)
+
     def views(self, arena: NDArray[Values]) -> list[NDArray[Values]]:
         """The ranges of a worker's arena, shape (elements,), that the frame covers, in order."""
-        return [arena[piece.start : piece.stop] for piece in self.ranges]
+        return list(map(arena.__getitem__, self.slices))
 
 
 def slice_bounds(elements: int, parts: int, index: int) -> tuple[int, int]:
@@ -144,7 +147,7 @@ class Shard:
 
 
 class Framing:
-    """The frames of one plan for one server, by group and by offset."""
+    """The frames of one plan for one server, by group and by offset in the server's arena."""
 
     def __init__(self, shard: Shard, groups: Sequence[Group], frame_elements: int) -> None:
         self.frames = shard.frames(groups, frame_elements)
@@ -152,18 +155,9 @@ class Framing:
         for frame in self.frames:
             by_group[frame.group].append(frame)
         self.by_group = tuple(map(tuple, by_group))
-        self._by_offset = {frame.offset: frame for frame in self.frames}
+        self.by_offset = {frame.offset: frame for frame in self.frames}
 
     @property
     def largest(self) -> int:
         """Elements of the largest frame; 0 without frames."""
         return max((frame.count for frame in self.frames), default=0)
-
-    def at(self, offset: int) -> FrameSpec | None:
-        """The frame that begins at `offset` of the server's arena."""
-        return self._by_offset.get(offset)
-
-    def find(self, *, group: int, offset: int, count: int) -> FrameSpec | None:
-        """The frame of `group` that covers exactly this range."""
-        frame = self._by_offset.get(offset)
-        return frame if frame is not None and (frame.group, frame.count) == (group, count) else None

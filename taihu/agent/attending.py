@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-import grpc
-
 from taihu.core.base.errors import ConfigError, PeerUnreachableError, StaleError, TaihuError
-from taihu.core.coordination.client import coordinator_address
-from taihu.core.coordination.membership.members import RunState
-from taihu.core.coordination.membership.messages import plain, state_from_message
+from taihu.core.coordination.client import coordinator_address, remote_control
+from taihu.core.coordination.control.asks import Attend
+from taihu.core.coordination.control.control import Control
+from taihu.core.coordination.control.remote import RemoteControl
+from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.job import Job
-from taihu.core.job.security import security_of
-from taihu.core.security.identity import member_name
-from taihu.core.wire.base.status import error_from_rpc
-from taihu.core.wire.serving.channel import open_channel
-from taihu.protos import coordinator_pb2 as pb
-from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.threads import Event
 
 __all__ = ["Answer", "Attending"]
 
@@ -65,16 +59,15 @@ class Attending:
         self._peer = f"coordinator at {self._address}"
         self.runs: Iterable[int] = ()
         self.leaves = False
-        self.answer = Answer(error=PeerUnreachableError(f"{self._peer}: no answer yet"), heard_s=time.monotonic())
+        self.answer = Answer(error=PeerUnreachableError(f"{self._peer}: no answer yet"), heard_s=monotonic())
 
-    def work(self, over: threading.Event) -> None:
+    def work(self, over: Event) -> None:
         """Ask until it is `over`."""
         while not over.is_set():
             try:
-                with self._channel() as channel:
-                    stub = CoordinatorServiceStub(channel)
+                with self._control() as control:
                     while not over.wait(_PAUSE_S):
-                        self.answer = self._ask(stub)
+                        self.answer = self._ask(control)
             except TaihuError as error:
                 known = self.answer
                 self.answer = Answer(known.ranks, known.state, known.reason, known.awaited, error, known.heard_s)
@@ -85,28 +78,18 @@ class Attending:
         error = self.answer.error
         return error is not None and not isinstance(error, PeerUnreachableError)
 
-    def _channel(self) -> grpc.Channel:
-        host = member_name("server" if self._job.servers else "worker", 0)
+    def _control(self) -> RemoteControl:
         # Worker 0 may have a machine of its own, whose certificate no other one has.
-        own = security_of(self._job, "worker", self._job.world.workers - 1)
-        return open_channel(self._address, self._job.patience, own, host)
+        return remote_control(self._address, self._job, MemberId(Role.WORKER, self._job.world.workers - 1))
 
-    def _ask(self, stub: CoordinatorServiceStub) -> Answer:
-        request = pb.AttendRequest(
-            job=self._job.name,
-            agent=self._life,
-            name=self._name,
-            runs=tuple(self.runs),
-            leaves=self.leaves,
-            settings_digest=self._job.digest,
-        )
+    def _ask(self, control: Control) -> Answer:
+        name, life, digest = self._job.name, self._life, self._job.digest
+        ask = Attend(name, life, self._name, digest, tuple(self.runs), self.leaves)
         try:
-            response = plain(stub.Attend(request, timeout=self._job.patience.answer_s))
-        except grpc.RpcError as rpc:
-            error = error_from_rpc(rpc, self._peer)
+            told = control.call(ask, self._job.patience.answer_s)
+        except TaihuError as error:
             # Between two generations nobody answers for a moment, and calls that were held break off.
             if isinstance(error, StaleError | ConfigError) and not isinstance(error, PeerUnreachableError):
-                raise error from None
+                raise
             raise PeerUnreachableError(str(error)) from None
-        state = state_from_message(response.state)
-        return Answer(tuple(response.ranks), state, response.reason, response.awaited, None, time.monotonic())
+        return Answer(told.ranks, told.state, told.reason, told.awaited, None, monotonic())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from taihu.core.base.errors import RunError, TaihuError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import InterruptedRunError
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.options import (
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from taihu.launch.meeting import Meeting
     from taihu.launch.place import Launch, NodeRole
 
-__all__ = ["node"]
 
-
-@takes_job_flags
+@takes_options
 def node(
     job_file: JobArgument = None,
     coordinator: Annotated[

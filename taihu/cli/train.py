@@ -11,7 +11,7 @@ from rich.console import Console
 
 from taihu.core.base.errors import ConfigError, WriteError
 from taihu.core.base.words import counted, one_line
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.model.model_defaults import smallest_size
 from taihu.core.model.names import built_in_data
 from taihu.core.model.scores import score_lines
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from taihu.core.job import Job
     from taihu.core.settings import ClusterSettings
 
-__all__ = ["opening", "summarise", "train"]
 
-
-@takes_job_flags
+@takes_options
 def train(
     job_file: JobArgument = None,
     *,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,14 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, TaihuError
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Lock, spawn
 from taihu.core.wire.base.patience import Patience
-from taihu.core.wire.frames.headers import Frame, FrameHeader
+from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Parameters, Question, Summed
+from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Parameters, Question, Summed
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.links.frame_link import FrameConnection
-from taihu.core.wire.links.sink import Origin, Sink
-from taihu.core.wire.links.stream import StreamReader, StreamSender
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.pipe import PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.stream_pipe import StreamPipe
 from taihu.doctor.link import MOST_BYTES
 
 __all__ = ["AnsweredExchange"]
@@ -38,41 +40,45 @@ class AnsweredExchange:
     def __init__(self, identity: WorkerIdentity, patience: Patience) -> None:
         self.identity = identity
         self._origin = Origin("who measures", identity.sender, "this doctor", patience)
-        self._stream = StreamSender(self._origin.name)
-        self._lock = threading.Lock()
+        out = Outbox(self._origin.name)
+        self._stream = StreamPipe(out, Inbox(self._origin, self._sink(out, Gradients, Question, Farewell)))
+        self._lock = Lock()
         self._moved_bytes = 0
         self._closed = False
-        self._connection: FrameConnection | None = None
-        self._is_connected = threading.Event()
+        self._connection: SocketPipe | None = None
         self._values: NDArray[np.float32] = np.ones(_MOST_ELEMENTS, dtype=np.float32)
         self._room: NDArray[Any] = np.empty(MAX_PAYLOAD_BYTES, dtype=np.uint8)
 
     def messages(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """The answers of the stream until it ends; raises the TaihuError that it ends with."""
-        threading.Thread(target=self._read, args=(requests,), name="doctor-read", daemon=True).start()
+        spawn("doctor-read", self._read, requests)
         try:
-            yield from self._stream.messages()
+            yield from self._stream.out.messages()
         finally:
             self.close()
 
-    def connect(self, connection: socket.socket) -> None:
+    def connect(self, connection: Socket) -> None:
         """Answer on a connection, too, one in all."""
-        sink = Sink(
-            (Gradients, Question),
-            places=lambda header: [self._place(header)],
-            take=lambda header, values, in_place: self._answer_directly(header),
-            take_frame=lambda frame: self._answer_directly(frame.header),
-        )
         with self._lock:
             if self._closed or self._connection is not None:
                 connection.close()
                 return
-            self._connection = FrameConnection(connection, self._origin, sink, self.end)
-        self._is_connected.set()
+            out = Outbox(self._origin.name)
+            inbox = Inbox(self._origin, self._sink(out, Gradients, Question))
+            self._connection = SocketPipe(connection, out, inbox, PipeEvents(self.end))
+
+    def _sink(self, out: Outbox, *kinds: type[Kind]) -> Sink:
+        """The receiver of the pipe that is answered by `out`."""
+        return Sink(
+            kinds,
+            places=lambda header: [self._place(header)],
+            take=lambda header, values, in_place: self._answer(header, out),
+            take_frame=lambda frame: self._answer(frame.header, out),
+        )
 
     def end(self, error: TaihuError | None = None) -> None:
         """End the stream with `error`, or well."""
-        self._stream.end(error)
+        self._stream.out.end(error)
 
     def close(self) -> None:
         """Cut everything."""
@@ -84,36 +90,23 @@ class AnsweredExchange:
             connection.close()
 
     def _read(self, requests: Iterator[bytes]) -> None:
-        reader = StreamReader(self._origin)
         try:
             with suppress(grpc.RpcError):  # who measures is gone, and nobody is left to be told
-                for message in requests:
-                    frame = reader.read(message)
-                    if frame is None:
-                        continue
-                    if isinstance(frame.header.kind, Farewell):
-                        break
-                    self._answer_in_stream(frame)
+                self._stream.take(requests)
             self.end()
         except TaihuError as error:
             self.end(error)
 
-    def _answer_in_stream(self, frame: Frame) -> None:
-        self._stream.send(*self._answer(frame.header))
-
-    def _answer_directly(self, header: FrameHeader) -> None:
-        self._is_connected.wait()
-        if self._connection is not None:
-            self._connection.send(*self._answer(header))
-
-    def _answer(self, header: FrameHeader) -> tuple[FrameHeader, list[NDArray[np.float32]]]:
+    def _answer(self, header: FrameHeader, out: Outbox) -> None:
         elements = header.address.elements
         self._count(header)
         sender = Sender(self.identity.job, self.identity.incarnation)
         if isinstance(header.kind, Question):
-            return FrameHeader(sender, header.address, Parameters()), [self._values[:elements]]
-        header.expect(Gradients)
-        return FrameHeader(sender, header.address, Summed(), Encoding.NONE), []
+            out.send(FrameHeader(sender, header.address, Parameters()), [self._values[:elements]])
+        elif isinstance(header.kind, Gradients):
+            out.send(FrameHeader(sender, header.address, Summed(), Encoding.NONE), ())
+        else:
+            self.end()
 
     def _count(self, header: FrameHeader) -> None:
         elements = header.address.elements

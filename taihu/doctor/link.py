@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from statistics import median
 from typing import Final
 
@@ -12,14 +11,17 @@ import numpy as np
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
 from taihu.core.coordination.service import new_incarnation
+from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.wire.base.address import split_address
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Parameters, Question, Summed
-from taihu.core.wire.links.frame_link import FrameLink, LinkEnd, LinkEvents
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Kind, Parameters, Question, Summed
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
+from taihu.core.wire.links.inbox import Origin, Sink
+from taihu.core.wire.links.outbox import last_word
+from taihu.core.wire.links.pipe import PipeEvents
 from taihu.doctor.collecting import interface_towards
 from taihu.doctor.facts import Interface, LinkFacts
 
@@ -84,9 +86,8 @@ class _Measurement:
             take_frame=self._answered,
         )
         ended = PeerUnreachableError(f"the doctor at {address} has ended")
-        events = LinkEvents(self._answers.put, lambda: self._answers.put(ended))
+        events = PipeEvents(self._answers.put, lambda: self._answers.put(ended))
         self._link = FrameLink(LinkEnd(DOCTOR_SERVICE, address, origin), identity, sink, events)
-        self._sent = 0
         self._until_s = clock.now() + _LONGEST_S
 
     def run(self) -> LinkFacts:
@@ -99,7 +100,7 @@ class _Measurement:
             self._link.abandon()
             self._link.close()
         else:
-            self._link.close(self._header(Farewell(), 0, Encoding.NONE))
+            self._link.close(last_word(self._sender, At(0, 0)))
         return self._facts
 
     def _phases(self) -> None:
@@ -154,9 +155,7 @@ class _Measurement:
         self._link.send(self._header(Question(), elements, Encoding.NONE), ())
 
     def _header(self, kind: Kind, elements: int, encoding: Encoding) -> FrameHeader:
-        # No two frames have the same header: the second one would count as the first one's echo.
-        self._sent += 1
-        return FrameHeader(self._sender, Address(At(0, self._sent), 0, 0, elements), kind, encoding)
+        return FrameHeader(self._sender, Address(At(0, 0), 0, 0, elements), kind, encoding)
 
     def _next(self) -> float:
         """The instant of the next answer; raises what ended the link, or PeerUnreachableError after five seconds."""

@@ -12,16 +12,6 @@ from taihu.doctor.findings import Finding, fails, notes, slows
 from taihu.doctor.needs import Needs
 from taihu.local.display.display import human_bytes
 
-__all__ = [
-    "check_coordinator",
-    "check_disk",
-    "check_limits",
-    "check_memory",
-    "check_names",
-    "check_peer",
-    "check_shared_memory",
-]
-
 
 def check_limits(where: str, facts: MachineFacts, needs: Needs) -> Iterator[Finding]:
     """Descriptors and the address space of each process against what the job needs."""

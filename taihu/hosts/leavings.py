@@ -9,8 +9,6 @@ from taihu.hosts.frames import text_of
 from taihu.hosts.streams import Streams
 from taihu.local.processes.processes import LocalProcesses
 
-__all__ = ["Leavings"]
-
 _PIECE: Final = 1 << 16
 _TRACE: Final = "trace-"
 

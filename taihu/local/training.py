@@ -25,8 +25,6 @@ from taihu.local.processes.successors import Successors
 from taihu.local.processes.supervision import Supervision
 from taihu.local.results import results_of
 
-__all__ = ["LocalTraining"]
-
 
 @dataclass(frozen=True)
 class LocalTraining:

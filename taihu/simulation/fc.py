@@ -20,7 +20,7 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
 from taihu.core.planner.profile import Profile
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.simulation.compute import Compute, Segments
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Network

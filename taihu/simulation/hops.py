@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.order.operation import Action
 from taihu.allreduce.ring.schedule import Chunks, Phase
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.simulation.network import Fabric, Host
 
 __all__ = ["MANY_RANKS", "Hops"]

@@ -20,8 +20,8 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.headers import At
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
 from taihu.simulation.hops import MANY_RANKS, Hops
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes

@@ -12,10 +12,10 @@ from typing import Final
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing
 from taihu.core.trace import Tracer
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.headers import At, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
 from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sizes import Sizes
@@ -130,7 +130,8 @@ class _Link:
     def push(self, group: int) -> float:
         """Send the group's frames; returns their bytes to all servers that this one stands for."""
         for frame in self.frames(group):
-            self._pass(self._under_way.push(frame.offset, frame))
+            if self._under_way.push(frame.offset, frame):
+                self._pass(frame)
         return self._server.host.count * sum(map(self._sizes.pushed, self.frames(group)))
 
     def ask(self, group: int, step: int) -> None:
@@ -153,7 +154,8 @@ class _Link:
         wanted, admitted = self._under_way.answered(frame.offset)
         if wanted is not None:
             self._ask(wanted, at.step)
-        self._pass(admitted)
+        if admitted is not None:
+            self._pass(admitted)
         received = self._server.host.count * size_bytes
         self._worker.updated(frame.group, at, received_bytes=received, completed_s=sent_s)
 
@@ -165,11 +167,9 @@ class _Link:
         at = At(self._at.plan, step, self._at.attempt)
         self._up.send(HEADER_BYTES, self._server.ask, self, frame, at, urgent=True)
 
-    def _pass(self, admitted: Sequence[FrameSpec]) -> None:
-        for frame in admitted:
-            traced = partial(self._trace, "push", frame.group) if self._worker.tracer.enabled else None
-            size = self._sizes.pushed(frame)
-            self._up.send(size, self._server.push, self, frame, self._at, on_left=traced)
+    def _pass(self, frame: FrameSpec) -> None:
+        traced = partial(self._trace, "push", frame.group) if self._worker.tracer.enabled else None
+        self._up.send(self._sizes.pushed(frame), self._server.push, self, frame, self._at, on_left=traced)
 
     def _trace(self, name: str, group: int, start: float, stop: float) -> None:
         tracer, index = self._worker.tracer, self._server.index

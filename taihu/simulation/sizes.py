@@ -14,8 +14,8 @@ from taihu.core.job import Job
 from taihu.core.job.settled import check_without_script
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.planner.profile import Profile
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.headers import ValueType
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
 from taihu.simulation.machines import Machines
 
 __all__ = ["PASSES_OF_UPDATE", "Sizes"]

@@ -24,8 +24,8 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard, slice_bounds
 from taihu.core.planner.profile import rice_bits_per_index
 from taihu.core.planner.sparse_route import SparseAlgorithm as Way
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.headers import At
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.optimization import LossScale
-from taihu.core.planner.groups import GroupCountdown, group_bounds
+from taihu.core.planner.groups import group_bounds
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.headers import At
 from taihu.simulation.compute import Compute, Pace
@@ -30,6 +30,7 @@ from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.step_driver import GroupCountdown
 from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Passes", "SimulatedRoute", "SimulatedWorker"]

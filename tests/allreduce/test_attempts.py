@@ -13,8 +13,7 @@ from support.frames import header_of
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.order.early import Held
-from taihu.allreduce.order.fence import Fence
+from taihu.allreduce.order.fence import Fence, Held
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
 from taihu.allreduce.ring.schedule import Ring, cut_chunks

@@ -24,13 +24,13 @@ from taihu.core.base.errors import ExchangeError, RunError, TaihuError
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, slice_bounds
 from taihu.core.settings import Transport
-from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, RingSegment, SparseMessage
 from taihu.core.wire.links.direct_connection import DirectListener, open_connection
+from taihu.core.wire.links.inbox import Origin
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.core.wire.links.sink import Origin
 from taihu.core.wire.serving.server import RpcServer
 
 SIZES = (0, 1, 2, 7, 1000, 100_003)
@@ -360,7 +360,7 @@ def test_sums_of_who_is_not_the_left_neighbour_are_not_added(identity: WorkerIde
         origin = Origin("worker 0", Sender("job", 1000, 0))
         assert open_connection(channel, PEER_SERVICE, peers.addresses[0], identity, origin) is None
         metadata = identity_to_metadata(identity)
-        call = exchange(channel)(iter((encode_frame(header, ones),)), metadata=metadata, timeout=120)
+        call = exchange(channel)(iter((message_of(header, ones),)), metadata=metadata, timeout=120)
         with pytest.raises(grpc.RpcError, match=f"worker {identity.rank} sends nothing to worker 0"):
             list(call)
         peers.communicators[2].connect(peers.addresses)
@@ -383,7 +383,7 @@ def test_what_is_no_frame_fails_its_receiver() -> None:
         call = exchange(channel)(iter((b"nonsense",)), metadata=metadata, timeout=120)
         told = outcome(peers.communicators[0], 10)
         assert told.startswith(
-            "DamagedFrameError: the link from worker 2 to worker 0: frame 0 came damaged: not a Frame message"
+            "DamagedFrameError: the link from worker 2 to worker 0: frame 0 came damaged: 8 bytes: expected a header"
         )
         with pytest.raises(grpc.RpcError):
             list(call)
@@ -392,17 +392,14 @@ def test_what_is_no_frame_fails_its_receiver() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        encode_frame(header_of("job", 7, 0, 0, 1, 0, 2, 0, kind=RingSegment(0)), [np.zeros(2, dtype=np.float32)]),
-        encode_frame(header_of("job", 1002, 0, 0, 1, 0, 2, 2, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
-        encode_frame(
+        message_of(header_of("job", 1002, 0, 0, 1, 0, 2, 2, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
+        message_of(
             header_of("job", 1002, 0, 0, 1, 5, 5, 2, kind=RingSegment(0), value_type=ValueType.FP16),
             [np.zeros(5, dtype=np.uint16)],
         ),
         # Gradients are for servers, and no array is so large.
-        encode_frame(header_of("job", 1002, 0, 0, 1, 0, 2, 2), [np.zeros(2, dtype=np.float32)]),
-        encode_frame(
-            header_of("job", 1002, 0, 0, 1, 2**63, 2, 2, kind=SparseMessage(0), encoding=Encoding.SPARSE), ()
-        ),
+        message_of(header_of("job", 1002, 0, 0, 1, 0, 2, 2), [np.zeros(2, dtype=np.float32)]),
+        message_of(header_of("job", 1002, 0, 0, 1, 2**63, 2, 2, kind=SparseMessage(0), encoding=Encoding.SPARSE), ()),
     ],
 )
 def test_a_frame_that_does_not_belong_fails_its_receiver(message: bytes) -> None:

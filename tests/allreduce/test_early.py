@@ -14,7 +14,7 @@ from support.daemons import wait_for
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.order.early import EarlyFrames, Held, waiting_bytes
+from taihu.allreduce.order.fence import EarlyFrames, Held, waiting_bytes
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.parts.messages import Receive
 from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.early import Held
+from taihu.allreduce.order.fence import Held
 from taihu.allreduce.parts.messages import MessagesMesh, Receive
 from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.headers import FrameHeader

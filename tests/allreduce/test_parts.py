@@ -12,7 +12,7 @@ from support.frames import header_of
 from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.order.early import Held
+from taihu.allreduce.order.fence import Held
 from taihu.allreduce.parts.mesh import PartsMesh, Transfer
 from taihu.core.base.errors import FrameError, TaihuError
 from taihu.core.wire.frames.headers import ValueType

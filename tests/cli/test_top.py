@@ -15,11 +15,10 @@ from rich.console import Console
 from support.daemons import Start, listening, wait_for
 
 from taihu.cli.runs.top import render
+from taihu.core.coordination.control.looking import MemberStatus, RunStatus
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
-from taihu.core.coordination.membership.messages import member_to_message, progress_to_message
 from taihu.core.coordination.overview import COLUMNS, overview_of
 from taihu.core.coordination.status import fetch_status
-from taihu.protos import coordinator_pb2 as pb
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -38,22 +37,16 @@ PROGRESS = st.builds(
 )
 
 
-def answer_of(workers: list[Progress], servers: int = 1) -> pb.GetStatusResponse:
+def status_of(workers: list[Progress], state: RunState = RunState.RUNNING, servers: int = 1) -> RunStatus:
     members = [(MemberId(Role.WORKER, rank), progress) for rank, progress in enumerate(workers)]
     members += [(MemberId(Role.SERVER, index), Progress(update_seconds=0.25)) for index in range(servers)]
-    return pb.GetStatusResponse(
-        job="job",
-        members=[
-            pb.MemberStatus(member=member_to_message(member, 1), progress=progress_to_message(progress))
-            for member, progress in members
-        ],
-    )
+    return RunStatus("job", state, members=tuple(MemberStatus(member, "", each) for member, each in members))
 
 
 @settings(deadline=None)
 @given(st.lists(PROGRESS, min_size=1, max_size=9))
 def test_the_overview_is_of_all_workers(workers: list[Progress]) -> None:
-    view = overview_of(answer_of(workers), RunState.RUNNING)
+    view = overview_of(status_of(workers))
     assert view.step == min(each.step for each in workers)
     assert view.loss == pytest.approx(fmean(each.loss for each in workers))
     assert view.samples_per_second == pytest.approx(sum(each.samples_per_second for each in workers))
@@ -67,9 +60,9 @@ def test_the_overview_is_of_all_workers(workers: list[Progress]) -> None:
 
 
 def test_members_that_have_not_trained_are_shown_and_count_for_nothing() -> None:
-    view = overview_of(answer_of([Progress(), Progress(step=5, loss=2.0, step_seconds=1.0)]), RunState.RUNNING)
+    view = overview_of(status_of([Progress(), Progress(step=5, loss=2.0, step_seconds=1.0)]))
     assert (view.step, view.loss, len(view.workers)) == (5, 2.0, 2)
-    waiting = overview_of(answer_of([Progress()]), RunState.WAITING)
+    waiting = overview_of(status_of([Progress()], RunState.WAITING))
     assert waiting.in_columns() == ("job", "waiting", *["-"] * (len(COLUMNS) - 2))
 
 
@@ -79,7 +72,7 @@ def test_a_real_run_is_a_line_a_look_where_there_is_no_terminal(start: Start, ta
     start("taihu.worker", *flags, "--rank", "0", "--coordinator", address)
 
     def both_tell() -> bool:
-        view = overview_of(fetch_status(address, 600), RunState.RUNNING)
+        view = overview_of(fetch_status(address, 600))
         return view.step > 0 and view.update_seconds > 0
 
     wait_for(both_tell, "worker and server tell of no progress")

@@ -8,8 +8,8 @@ import pytest
 from support.cluster import layout_of
 
 from taihu.core.base.errors import ConfigError, FrameError, ModelError
+from taihu.core.coordination.control.ways import UPDATES
 from taihu.core.coordination.membership.agreement import Agreement
-from taihu.core.coordination.membership.messages import updates_from_message, updates_to_message
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.settings import OptimizerSettings
 
@@ -55,20 +55,20 @@ def test_rules_of_several_optimizers_are_told_as_they_are() -> None:
     both = UpdateRules.joined([first, second]).in_order((3, 0, 2, 1))
     assert both.parameter_groups == (3, 0, 2, 1)
     assert both.owners == (0, 0, 1, 1)
-    message = updates_to_message(both)
+    message = UPDATES.to(both)
     assert message is not None
-    seen = updates_from_message(message)
+    seen = UPDATES.of(message)
     assert seen.difference(both) is None
     assert (seen.weight_decays, seen.owners) == ((0.0, 0.1, 0.5, 0.0), (0, 0, 1, 1))
 
 
 @pytest.mark.parametrize("owners", [(0,), (0, 2), (0, 0, 1)])
 def test_parameter_groups_of_no_optimizer_are_refused(owners: tuple[int, ...]) -> None:
-    message = updates_to_message(UpdateRules.joined([rules((0,), (0.0,)), rules((0,), (0.0,))]))
+    message = UPDATES.to(UpdateRules.joined([rules((0,), (0.0,)), rules((0,), (0.0,))]))
     assert message is not None
     message.owners[:] = owners
     with pytest.raises(FrameError, match="expected one of the optimizers for each group"):
-        updates_from_message(message)
+        UPDATES.of(message)
 
 
 @pytest.mark.parametrize("groups", [(), (0,), (0, 1, 1)])

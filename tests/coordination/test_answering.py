@@ -10,10 +10,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from support.controls import Place, coordinator_of, place
 from support.daemons import wait_for
 from support.held import hold, job_in, memory_in, state_of
 
-from taihu.core.base.errors import FrameError
+from taihu.core.base.errors import ConfigError, FrameError, MemberLostError, StaleError
 from taihu.core.checkpoint.copies import MOST_BYTES, Copies
 from taihu.core.checkpoint.files import open_part, part_bytes
 from taihu.core.checkpoint.gathering import Gathering
@@ -22,19 +23,18 @@ from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.agents.hosting import Agents
+from taihu.core.coordination.control.asks import Assigned, Attend, Copy
+from taihu.core.coordination.control.looking import AgentStatus, GetStatus
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.gatherer import gather
-from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
-from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.members import Life, MemberId, MemberRecord, Role
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
-from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
-from taihu.core.coordination.status import fetch_status
 from taihu.core.job import Job
-from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
-from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub, add_CoordinatorServiceServicer_to_server
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
 JOB = Job.model_validate({"cluster": {"servers": 1, "workers": 2, "heartbeat_s": 0.5}})
 ANNA, BERT = 71, 72
@@ -42,95 +42,90 @@ GENERATION = 5
 
 
 class Coordinated:
-    """A coordinator of two workers, whose agents call it."""
+    """A coordinator of two workers, whose agents call it at `place`."""
 
-    def __init__(self, address: str, agents: Agents | None, coordinator: Coordinator) -> None:
-        self.address = address
-        self.agents = agents
+    def __init__(self, where: Place, coordinator: Coordinator) -> None:
         self.coordinator = coordinator
+        self.control = where.control("an agent")
 
     def attend(
         self, agent: int, *runs: int, job: str = JOB.name, digest: str = JOB.digest, timeout_s: float = 30.0
-    ) -> pb.AttendResponse:
-        name = f"agent {agent}"
-        request = pb.AttendRequest(job=job, agent=agent, name=name, runs=runs, settings_digest=digest)
-        with grpc.insecure_channel(self.address) as channel:
-            response: pb.AttendResponse = CoordinatorServiceStub(channel).Attend(request, timeout=timeout_s)
-            return response
+    ) -> Assigned:
+        return self.control.call(Attend(job, agent, f"agent {agent}", digest, runs), timeout_s)
+
+    @property
+    def agents(self) -> tuple[AgentStatus, ...]:
+        return self.control.call(GetStatus(), 30.0).agents
 
 
 @contextmanager
-def coordinated(agents: Agents | None) -> Iterator[Coordinated]:
-    rpc = RpcServer.create(threads=16)
-    address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
-    membership = Membership.of(JOB, Terms(recovers=True), GENERATION)
-    coordinator = Coordinator(membership, lambda _: pytest.fail("nobody joins"), SystemClock())
-    servicer = CoordinatorServicer(coordinator, agents=agents)
-    add_CoordinatorServiceServicer_to_server(servicer, rpc.grpc_server)
-    rpc.start((COORDINATOR_SERVICE,))
-    try:
-        yield Coordinated(address, agents, coordinator)
-    finally:
-        rpc.stop(0.0)
+def coordinated(agents: Agents | None, kind: str = "memory") -> Iterator[Coordinated]:
+    coordinator = coordinator_of(JOB, Terms(recovers=True), GENERATION)
+    with place(kind) as where:
+        where.opens(Desk(coordinator, agents=agents))
+        run = Coordinated(where, coordinator)
+        yield run
+        run.control.close()
 
 
 def test_an_agent_is_answered_as_soon_as_it_is_to_run_others() -> None:
     with coordinated(Agents.of(JOB)) as run, ThreadPoolExecutor(1) as pool:
         first = pool.submit(run.attend, ANNA)
-        wait_for(lambda: fetch_status(run.address, 30.0).agents, "the first agent has not come")
-        assert list(run.attend(BERT).ranks) == [1]
-        assert list(first.result(timeout=10).ranks) == [0]
-        agents = fetch_status(run.address, 30.0).agents
-        assert [(each.name, list(each.ranks), each.leaves) for each in agents] == [
-            (f"agent {ANNA}", [0], False),
-            (f"agent {BERT}", [1], False),
+        wait_for(lambda: run.agents, "the first agent has not come")
+        assert run.attend(BERT).ranks == (1,)
+        assert first.result(timeout=10).ranks == (0,)
+        assert [(each.name, each.ranks, each.leaves) for each in run.agents] == [
+            (f"agent {ANNA}", (0,), False),
+            (f"agent {BERT}", (1,), False),
         ]
 
 
 def test_an_agent_that_hears_nothing_new_is_answered_before_it_gives_up() -> None:
     with coordinated(Agents.of(JOB)) as run:
         answer = run.attend(ANNA, timeout_s=1.0)
-        assert list(answer.ranks) == []
+        assert answer.ranks == ()
         assert answer.awaited == "others that may come"
 
 
 def test_an_agent_whose_call_breaks_off_is_gone_soon() -> None:
     agents = Agents.of(JOB)
-    with coordinated(agents) as run, ThreadPoolExecutor(1) as pool, agents.watched(run.coordinator):
+    with (
+        coordinated(agents, "grpc") as run,
+        ThreadPoolExecutor(2) as pool,
+        agents.watched(run.coordinator),
+    ):
         run.attend(ANNA, timeout_s=0.5)
-        with grpc.insecure_channel(run.address) as channel:
-            request = pb.AttendRequest(job=JOB.name, agent=BERT, name="b", settings_digest=JOB.digest, runs=(1,))
-            call = CoordinatorServiceStub(channel).Attend.future(request, timeout=60)
-            # The first has rank 0, the second said that it runs the other one.
-            assert list(pool.submit(run.attend, ANNA).result(timeout=60).ranks) == [0]
-            call.cancel()
-        wait_for(lambda: list(run.attend(ANNA, 0).ranks) == [0, 1], "nobody has taken over")
+        held = pool.submit(run.attend, BERT, 1, timeout_s=60.0)
+        # The first has rank 0, the second said that it runs the other one.
+        assert pool.submit(run.attend, ANNA).result(timeout=60).ranks == (0,)
+        run.control.renew(cuts=True)
+        with pytest.raises(MemberLostError):
+            held.result(timeout=60)
+        wait_for(lambda: run.attend(ANNA, 0).ranks == (0, 1), "nobody has taken over")
 
 
 def test_an_agent_of_another_job_is_told_so() -> None:
     with coordinated(Agents.of(JOB)) as run:
-        with pytest.raises(grpc.RpcError, match="not 'another'; check the address"):
+        with pytest.raises(StaleError, match="not 'another'; check the address"):
             run.attend(ANNA, job="another")
-        with pytest.raises(grpc.RpcError, match="its job has other settings than the run's"):
+        with pytest.raises(ConfigError, match="its job has other settings than the run's"):
             run.attend(ANNA, digest="0")
-        assert not fetch_status(run.address, 30.0).agents
+        assert not run.agents
 
 
 def test_a_run_that_a_lost_worker_ends_takes_no_agents() -> None:
-    with coordinated(None) as run, pytest.raises(grpc.RpcError, match=r"agents need checkpoint\.dir"):
+    with coordinated(None) as run, pytest.raises(ConfigError, match=r"agents need checkpoint\.dir"):
         run.attend(ANNA)
 
 
 def test_a_copy_that_comes_when_its_generation_is_over_is_left_out() -> None:
-    agents = Agents.of(JOB)
-    worker = pb.Member(role=pb.ROLE_WORKER, rank=0, incarnation=9)
-    with coordinated(agents) as run, grpc.insecure_channel(run.address) as channel:
+    agents, worker = Agents.of(JOB), Life(MemberId(Role.WORKER, 0), 9)
+    with coordinated(agents) as run:
         with run.coordinator.changing() as (membership, now):
-            membership.roster.members[MemberId(Role.WORKER, 0)] = MemberRecord(9, "", now)
+            membership.roster.members[worker.member] = MemberRecord(9, "", now)
 
         def bring(step: int) -> None:
-            of = pb.HeldStep(generation=GENERATION, step=step)
-            CoordinatorServiceStub(channel).Copy(pb.CopyRequest(job=JOB.name, member=worker, of=of), timeout=60)
+            run.control.call(Copy(JOB.name, worker, Label(GENERATION, step), b"", stays=False), 60.0)
 
         bring(3)
         with run.coordinator.changing() as (membership, _):

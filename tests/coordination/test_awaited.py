@@ -10,11 +10,10 @@ from support.cluster import Cluster, layout_of, make_job
 
 from taihu.core.coordination.awaited import awaited_in_words, missing_of, pauses_s
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address
-from taihu.core.coordination.membership.members import MemberId, Role
-from taihu.core.coordination.membership.messages import member_to_message
+from taihu.core.coordination.control.looking import MemberStatus, RunStatus
+from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.status import fetch_status
 from taihu.core.coordination.waiting import telling_who_is_awaited
-from taihu.protos import coordinator_pb2 as pb
 
 
 def members(servers: tuple[int, ...], workers: tuple[int, ...]) -> list[MemberId]:
@@ -38,9 +37,9 @@ def test_members_in_words(servers: tuple[int, ...], workers: tuple[int, ...], wo
 
 def test_who_has_not_joined_is_missing_servers_first() -> None:
     joined = [MemberId(Role.WORKER, 1), MemberId(Role.SERVER, 1)]
-    entries = [pb.MemberStatus(member=member_to_message(member, 7)) for member in joined]
-    answer = pb.GetStatusResponse(servers=2, workers=3, members=entries)
-    assert missing_of(answer) == members((0,), (0, 2))
+    entries = tuple(map(MemberStatus, joined))
+    status = RunStatus("job", RunState.WAITING, members=entries, servers=2, workers=3)
+    assert missing_of(status) == members((0,), (0, 2))
 
 
 def test_a_run_tells_who_is_missing_and_since_when() -> None:
@@ -49,12 +48,12 @@ def test_a_run_tells_who_is_missing_and_since_when() -> None:
         status = fetch_status(address, 120)
         assert awaited_in_words(missing_of(status)) == "workers 0, 2"
         assert status.waiting_seconds > 0
-        with CoordinatorClient(address, cluster.job, MemberId(Role.WORKER, 0), 7) as client:
+        with CoordinatorClient.at(address, cluster.job, MemberId(Role.WORKER, 0), 7) as client:
             assert client.awaited() == "workers 0, 2"
 
 
 def test_a_coordinator_that_does_not_answer_is_who_is_awaited() -> None:
-    with CoordinatorClient("127.0.0.1:1", make_job(1, 1), MemberId(Role.WORKER, 0), 7) as client:
+    with CoordinatorClient.at("127.0.0.1:1", make_job(1, 1), MemberId(Role.WORKER, 0), 7) as client:
         assert client.awaited() == "the coordinator at 127.0.0.1:1"
 
 

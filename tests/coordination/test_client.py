@@ -20,6 +20,7 @@ from taihu.core.base.errors import MemberLostError, StaleError, TaihuError
 from taihu.core.coordination import client as module
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
@@ -32,7 +33,6 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.serving.channel import open_channel
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
-from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 
 
 @pytest.mark.parametrize(("kind", "host"), [("ring", "worker 0"), ("server", "server 0")])
@@ -40,7 +40,7 @@ def test_a_lost_coordinator_is_named_as_the_member_that_hosts_it(kind: str, host
     address = f"127.0.0.1:{free_port()}"
     job = make_job(1, 2, exchange={"kind": kind, "zero": 1})
     with (
-        CoordinatorClient(address, job, MemberId(Role.WORKER, 1), 1) as client,
+        CoordinatorClient.at(address, job, MemberId(Role.WORKER, 1), 1) as client,
         pytest.raises(MemberLostError, match=f"^{host}, coordinator at {address}: UNAVAILABLE"),
     ):
         client.get_plan(5)
@@ -92,7 +92,7 @@ def test_a_coordinator_that_names_the_missing_members_late_is_heard() -> None:
     told = {"workers": 3, "connect_timeout_s": 0.5, "lost_after_s": 30.0, "heartbeat_s": 0.1}
     job = Job.model_validate({"cluster": told, "exchange": {"kind": "ring"}})
     with (
-        CoordinatorClient(address, job, MemberId(Role.WORKER, 0), 1) as client,
+        CoordinatorClient.at(address, job, MemberId(Role.WORKER, 0), 1) as client,
         pytest.raises(TaihuError, match="worker 1 did not join; True"),
     ):
         client.join()
@@ -120,7 +120,7 @@ def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkey
         )
     )
     monkeypatch.setattr(module, "open_channel", resolved)
-    with CoordinatorClient("server:7070", make_job(1, 2), MemberId(Role.WORKER, 1), 1) as client:
+    with CoordinatorClient.at("server:7070", make_job(1, 2), MemberId(Role.WORKER, 1), 1) as client:
         assert client.begin() == Begun(7, 3)
     server.stop(None).wait()
     assert known == [former] * 3 + [successor]
@@ -143,7 +143,7 @@ def test_a_connection_on_which_nobody_answers_is_given_up_for_another() -> None:
     server, address = serving(Begin=handler)
     job = Job.model_validate({"cluster": {"connect_timeout_s": 20, "lost_after_s": 0.5, "heartbeat_s": 0.1}})
     try:
-        with CoordinatorClient(address, job, MemberId(Role.WORKER, 1), 1) as client:
+        with CoordinatorClient.at(address, job, MemberId(Role.WORKER, 1), 1) as client:
             assert client.begin() == Begun(7, 3)
     finally:
         is_over.set()
@@ -154,7 +154,7 @@ def test_a_connection_on_which_nobody_answers_is_given_up_for_another() -> None:
 def test_a_loss_that_is_told_after_the_client_has_closed_ends_no_thread() -> None:
     """A link that breaks while its member ends is watched by a thread of its own, which may come last."""
     job = make_job(1, 2, exchange={"kind": "server", "zero": 1})
-    with CoordinatorClient(f"127.0.0.1:{free_port()}", job, MemberId(Role.WORKER, 1), 1) as client:
+    with CoordinatorClient.at(f"127.0.0.1:{free_port()}", job, MemberId(Role.WORKER, 1), 1) as client:
         pass
     client.tell_of_loss(MemberLostError("worker 0 was lost: its connection broke"))
 
@@ -162,7 +162,7 @@ def test_a_loss_that_is_told_after_the_client_has_closed_ends_no_thread() -> Non
 def test_a_call_of_a_client_that_has_closed_tells_that_its_member_takes_no_part() -> None:
     """A frame of the next plan is taken in by a thread that asks for this plan, when its server has left already."""
     job = make_job(1, 2, exchange={"kind": "server", "zero": 1})
-    with CoordinatorClient(f"127.0.0.1:{free_port()}", job, MemberId(Role.SERVER, 1), 1) as client:
+    with CoordinatorClient.at(f"127.0.0.1:{free_port()}", job, MemberId(Role.SERVER, 1), 1) as client:
         pass
     with pytest.raises(StaleError, match="server 1 takes no part any more"):
         client.get_plan(5)
@@ -196,7 +196,7 @@ def test_who_was_to_join_by_certificates_that_are_renewed_reads_them_again(tmp_p
     membership = Membership.of(job, Terms(), 0)
     membership.admission.join(MemberId(Role.SERVER, 0), 1, job=job.name, digest=job.digest, now=0.0, address="here")
     coordinator = Coordinator(membership, lambda _: pytest.fail("nobody asks for a plan"), SystemClock())
-    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator), rpc.grpc_server)
+    CoordinatorServicer(Desk(coordinator)).register(rpc.grpc_server)
     rpc.start((COORDINATOR_SERVICE,))
 
     def renew() -> None:
@@ -204,7 +204,7 @@ def test_who_was_to_join_by_certificates_that_are_renewed_reads_them_again(tmp_p
             shutil.copy(path, former.folder)
 
     try:
-        with CoordinatorClient(address, job, MemberId(Role.WORKER, 0), 1, Renewing(renew)) as client:
+        with CoordinatorClient.at(address, job, MemberId(Role.WORKER, 0), 1, Renewing(renew)) as client:
             assert client.join(layout=layout_of(3)) == ("here",)
     finally:
         rpc.stop(0.0)

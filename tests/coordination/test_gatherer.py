@@ -24,6 +24,7 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
@@ -36,7 +37,6 @@ from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.status import error_from_rpc
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import parameter_server_pb2 as pb
-from taihu.protos.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from taihu.protos.parameter_server_pb2_grpc import ParameterServerServiceStub
 
 OTHERS = (MemberId(Role.SERVER, 1), MemberId(Role.WORKER, 0), MemberId(Role.WORKER, 1))
@@ -54,7 +54,7 @@ def job_at(tmp_path: Path, port: int, connect_timeout_s: float = 120.0) -> Job:
 
 
 def begin(job: Job, member: MemberId) -> Begun:
-    with CoordinatorClient(job.cluster.coordinator or "", job, member, 1 + member.rank) as client:
+    with CoordinatorClient.at(job.cluster.coordinator or "", job, member, 1 + member.rank) as client:
         return client.begin(OwnSteps(job, str(member)))
 
 
@@ -64,7 +64,7 @@ def coordinating(job: Job, rpc: RpcServer, begun: Begun) -> Iterator[None]:
     coordinator = Coordinator(
         Membership.of(job, Terms(), begun.generation), lambda _: pytest.fail("nobody joins"), SystemClock()
     )
-    add_CoordinatorServiceServicer_to_server(CoordinatorServicer(coordinator, begun), rpc.grpc_server)
+    CoordinatorServicer(Desk(coordinator, begun)).register(rpc.grpc_server)
     rpc.start((COORDINATOR_SERVICE,))
     try:
         yield

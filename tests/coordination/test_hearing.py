@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from taihu.core.base.errors import MemberLostError, PeerUnreachableError, StaleError, TaihuError
-from taihu.core.coordination.hearing import End, hear_end
+from taihu.core.coordination.control.asks import End
+from taihu.core.coordination.hearing import hear_end
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.wire.base.patience import Patience
 
-RUNNING, FINISHED = (RunState.RUNNING, ""), (RunState.FINISHED, "")
+RUNNING, FINISHED = End(RunState.RUNNING, ""), End(RunState.FINISHED, "")
 BROKEN, SILENT = MemberLostError("UNAVAILABLE"), PeerUnreachableError("DEADLINE_EXCEEDED")
 
 
@@ -54,7 +55,7 @@ class Coordinated:
 
 
 def test_it_asks_for_as_long_as_the_run_goes_on() -> None:
-    coordinator = Coordinated(*[RUNNING] * 500, (RunState.FAILED, "out of paper"))
+    coordinator = Coordinated(*[RUNNING] * 500, End(RunState.FAILED, "out of paper"))
     assert coordinator.end() == (RunState.FAILED, "out of paper")
     assert coordinator.calls == 501
     assert coordinator.now() - 100 > 500 * Patience(6).answer_s - 1

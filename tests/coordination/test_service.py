@@ -1,4 +1,4 @@
-"""The coordinator over real gRPC: what it takes from whom."""
+"""The coordinator: what it takes from whom, in memory; and over gRPC what its messages tell."""
 
 from __future__ import annotations
 
@@ -9,74 +9,88 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import grpc
 import pytest
 from support.checkpoints import with_checkpoints
 from support.cluster import Cluster, layout_of, make_job, measured_step
+from support.controls import client_of, joined_desk, life_of
 from support.memberships import make_membership
 
 from taihu.core.base.errors import ConfigError, FrameError, StaleError, TaihuError
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.coordination.client import CoordinatorClient, coordinator_address
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.plans.planning import Planning, first_plan
 from taihu.core.coordination.status import fetch_status
 from taihu.core.coordination.vouching import vouched_once
+from taihu.core.job import Job
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.protos import coordinator_pb2 as pb
+from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
+
+WORKER = MemberId(Role.WORKER, 0)
+
+
+def joined(desk: Desk, job: Job) -> CoordinatorClient:
+    """Worker 0, which has joined with three layers."""
+    client = client_of(desk, job, WORKER)
+    assert client.join(layout=layout_of(100, 200, 300)) == ("here:1",)
+    return client
 
 
 def test_a_stranger_neither_plans_nor_stops_the_run() -> None:
     """An earlier life of a worker, or a worker of another job that has the address, changes nothing."""
     job = make_job(1, 1, compression={"method": "none"})
-    with Cluster(job) as cluster, cluster.member(0, layout_of(100, 200, 300)) as member:
-        reports = [measured_step(member.exchange.plan, 8 - serial, 1.0, serial=bool(serial)) for serial in (1, 0)]
-        address = coordinator_address(cluster.job)
-        for incarnation, name in ((9, job.name), (member.identity.incarnation, "another")):
-            other = cluster.job.model_copy(update={"name": name})
-            with CoordinatorClient(address, other, MemberId(Role.WORKER, 0), incarnation) as stranger:
-                expected = "belongs to job 'another'" if name == "another" else "worker 0 with incarnation 9 has not"
-                with pytest.raises(StaleError, match=expected):
-                    stranger.report_steps(8, reports, 120)
-                with pytest.raises(StaleError, match=expected):
-                    stranger.bring_layout(layout_of(1))
-                with pytest.raises(TaihuError, match=expected):
-                    stranger.fix_last_step(8, 10)
-        assert member.client.get_plan(120) == member.exchange.plan
-        # Nobody's reports had been taken in: those of step 8 are the first.
-        assert member.client.report_steps(8, reports, 120).version == 2
+    desk = joined_desk(job)
+    member = joined(desk, job)
+    plan = member.get_plan(120)
+    reports = [measured_step(plan, 8 - serial, 1.0, serial=bool(serial)) for serial in (1, 0)]
+    for incarnation, name in ((9, job.name), (life_of(WORKER).incarnation, "another")):
+        stranger = client_of(desk, job.model_copy(update={"name": name}), WORKER, incarnation)
+        expected = "belongs to job 'another'" if name == "another" else "worker 0 with incarnation 9 has not"
+        with pytest.raises(StaleError, match=expected):
+            stranger.report_steps(8, reports, 120)
+        with pytest.raises(StaleError, match=expected):
+            stranger.bring_layout(layout_of(1))
+        with pytest.raises(TaihuError, match=expected):
+            stranger.fix_last_step(8, 10)
+    assert member.get_plan(120) == plan
+    # Nobody's reports had been taken in: those of step 8 are the first.
+    assert member.report_steps(8, reports, 120).version == 2
 
 
 def test_the_host_tells_whom_it_has_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The log of a process that is refused may be on another machine."""
-    with Cluster(make_job(1, 2)) as cluster:
-        another = cluster.job.model_copy(update={"name": "another"})
-        larger = cluster.job.model_copy(update={"train": cluster.job.train.model_copy(update={"batch": 7})})
-        for job, words in ((another, "belongs to job 'another'"), (larger, "other settings than server 0")):
-            worker = MemberId(Role.WORKER, 1)
-            with (
-                CoordinatorClient(coordinator_address(cluster.job), job, worker, 5) as client,
-                pytest.raises(TaihuError, match=words),
-            ):
-                client.join(layout=layout_of(100))
-            told = [line for line in capsys.readouterr().out.splitlines() if "process refused" in line]
-            assert len(told) == 1
-            assert words in told[0]
-            assert "peer=" in told[0]
+    ours = make_job(1, 2)
+    desk = joined_desk(ours)
+    another = ours.model_copy(update={"name": "another"})
+    larger = ours.model_copy(update={"train": ours.train.model_copy(update={"batch": 7})})
+    for job, words in ((another, "belongs to job 'another'"), (larger, "other settings than server 0")):
+        client = client_of(desk, job, MemberId(Role.WORKER, 1), 5)
+        with pytest.raises(TaihuError, match=words):
+            client.join(layout=layout_of(100))
+        told = [line for line in capsys.readouterr().out.splitlines() if "process refused" in line]
+        assert len(told) == 1
+        assert words in told[0]
+        assert "peer=" in told[0]
 
 
 def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
     """Status told the lives of members, and with one of them a forged farewell ended the run."""
     with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout_of(100)) as member:
         address, worker = coordinator_address(cluster.job), MemberId(Role.WORKER, 0)
-        told = [entry.member.incarnation for entry in fetch_status(address, 120).members]
+        with grpc.insecure_channel(address) as channel:
+            raw = CoordinatorServiceStub(channel).GetStatus(pb.GetStatusRequest(), timeout=120)
+        told = [entry.member.incarnation for entry in raw.members]
         assert told == [0, 0]
         for incarnation in told:
-            with CoordinatorClient(address, cluster.job, worker, incarnation) as forger:
+            with CoordinatorClient.at(address, cluster.job, worker, incarnation) as forger:
                 asked: list[Callable[[], object]] = [
                     partial(forger.finish, failure="gone"),
                     partial(forger.heartbeat, Progress(step=9), StopNotice()),
@@ -88,17 +102,18 @@ def test_what_everybody_may_ask_lets_nobody_speak_as_a_member() -> None:
                     with pytest.raises(StaleError, match="has not joined job"):
                         ask()
         status = fetch_status(address, 120)
-        assert status.state == pb.RUN_STATE_RUNNING
+        assert status.state == RunState.RUNNING
         assert [entry.progress.step for entry in status.members] == [0, 0]
 
 
 def test_members_ask_whether_who_calls_them_is_one() -> None:
-    with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout_of(100)) as member:
-        member.client.vouch(MemberId(Role.WORKER, 0), member.identity.incarnation)
-        with pytest.raises(StaleError, match="worker 0 with incarnation 5 has not joined"):
-            member.client.vouch(MemberId(Role.WORKER, 0), 5)
-        with pytest.raises(ConfigError, match="worker 77: outside the world"):
-            member.client.vouch(MemberId(Role.WORKER, 77), member.identity.incarnation)
+    job = make_job(1, 1)
+    member = joined(joined_desk(job), job)
+    member.vouch(WORKER, life_of(WORKER).incarnation)
+    with pytest.raises(StaleError, match="worker 0 with incarnation 5 has not joined"):
+        member.vouch(WORKER, 5)
+    with pytest.raises(ConfigError, match="worker 77: outside the world"):
+        member.vouch(MemberId(Role.WORKER, 77), 5)
 
 
 def test_who_was_vouched_for_is_not_asked_about_again_and_strangers_are() -> None:
@@ -160,12 +175,12 @@ def test_signs_of_life_do_not_wait_for_a_plan() -> None:
 def test_a_part_under_another_name_or_without_its_hash_is_refused(tmp_path: Path) -> None:
     """The names of a checkpoint's files are those of its members: no message leads out of its folder."""
     job = with_checkpoints(make_job(1, 1), dir=tmp_path)
-    with Cluster(job) as cluster, cluster.member(0, layout_of(100)) as member:
-        for name, sha256 in (("../worker-0.safetensors", "0" * 64), ("worker-0.safetensors", "0" * 63)):
-            with pytest.raises(FrameError, match=r"expected worker-0.safetensors and its SHA-256"):
-                member.client.stored(1, PartFile(name, 1, sha256))
-        member.client.stored(1, PartFile("worker-0.safetensors", 1, "0" * 64))
-        assert [path.name for path in tmp_path.iterdir()] == ["memory"]
+    member = joined(joined_desk(job), job)
+    for name, sha256 in (("../worker-0.safetensors", "0" * 64), ("worker-0.safetensors", "0" * 63)):
+        with pytest.raises(FrameError, match=r"expected worker-0.safetensors and its SHA-256"):
+            member.stored(1, PartFile(name, 1, sha256))
+    member.stored(1, PartFile("worker-0.safetensors", 1, "0" * 64))
+    assert not [path for path in tmp_path.iterdir() if path.name != "memory"]
 
 
 def finished(keep_end: Callable[[str], str | None]) -> Coordinator:

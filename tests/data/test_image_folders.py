@@ -181,7 +181,7 @@ def test_all_images_are_checked(tmp_path: Path) -> None:
 
 def test_a_long_look_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr("taihu.worker.data.own.images.image_survey.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("taihu.worker.data.own.images.image_survey.monotonic", lambda: float(next(clock)))
     photos(tmp_path, count=6)
     structlog.configure()
     try:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import grpc
 import numpy as np
 import pytest
+from support.frames import read
 
 from taihu.core.base.errors import ConfigError, FrameError, StaleError
 from taihu.core.security.security import Security
@@ -16,7 +17,7 @@ from taihu.core.security.token import Token
 from taihu.core.wire.base.address import free_port
 from taihu.core.wire.base.clock import WallClock
 from taihu.core.wire.base.status import error_from_rpc
-from taihu.core.wire.frames.codec import encode_frame, read_frame
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import Address, At, FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question
@@ -55,7 +56,7 @@ def exchange(address: str, frames: list[bytes]) -> list[bytes]:
 
 def question(number: int, elements: int) -> bytes:
     header = FrameHeader(IDENTITY.sender, Address(At(0, number), 0, 0, elements), Question(), Encoding.NONE)
-    return encode_frame(header, ())
+    return message_of(header, (), number - 1)
 
 
 def test_facts_travel_whole(address: str) -> None:
@@ -91,7 +92,7 @@ def test_a_link_is_measured_by_both_carriers(address: str) -> None:
 def test_questions_are_answered_by_values_and_gradients_by_a_word(address: str) -> None:
     values = np.arange(5, dtype=np.float32)
     header = FrameHeader(IDENTITY.sender, Address(At(0, 2), 0, 0, 5), Gradients())
-    asked, pushed = (read_frame(each) for each in exchange(address, [question(1, 3), encode_frame(header, [values])]))
+    asked, pushed = (read(each) for each in exchange(address, [question(1, 3), message_of(header, [values], 1)]))
     assert isinstance(asked.header.kind, Parameters)
     assert asked.values.shape == (3,)
     assert pushed.header.encoding is Encoding.NONE

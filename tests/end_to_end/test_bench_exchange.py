@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
+from taihu.core.wire.frames.format import HEADER_BYTES
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 

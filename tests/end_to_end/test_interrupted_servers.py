@@ -48,7 +48,7 @@ def test_a_worker_whose_join_is_held_is_told(start: Start, tmp_path: Path) -> No
     job, (server,) = start_servers(start, tmp_path, make_job(2, 1), (0,))
     assert job.cluster.coordinator is not None
     with (
-        CoordinatorClient(job.cluster.coordinator, job, MemberId(Role.WORKER, 0), 1) as client,
+        CoordinatorClient.at(job.cluster.coordinator, job, MemberId(Role.WORKER, 0), 1) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         joined = pool.submit(client.join, layout=LAYOUT)

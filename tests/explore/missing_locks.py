@@ -28,7 +28,7 @@ from taihu.explore.disk.modules import DiskStandIns, provide_disk
 from taihu.explore.line_switches import LineSwitches
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import RUNNING, Scheduler
-from taihu.explore.stand_ins.modules import python_modules
+from taihu.explore.stand_ins.modules import source_modules
 from taihu.explore.stand_ins.threads import Thread
 from taihu.explore.tasks import Process
 
@@ -64,11 +64,11 @@ class World(NamedTuple):
 
 def frame_buffers() -> Threads:
     """An array is lent to one at a time."""
-    from taihu.ps_server.frame_buffers import FrameBuffers  # noqa: PLC0415 - simulated
+    from taihu.ps_server.summing import FrameBuffers  # noqa: PLC0415 - simulated
 
     each = [FrameBuffers() for _ in range(8)]
     for buffers in each:
-        buffers.give_back(buffers.lend(8, np.float32))
+        buffers.give_back([buffers.lend(8, np.float32)])
 
     def use(rank: int) -> None:
         for buffers in each:
@@ -128,7 +128,7 @@ def history() -> Threads:
 def endings() -> Threads:
     """One of those who end a worker's exchange is the first."""
     from taihu.core.wire.frames.identity import Sender, WorkerIdentity  # noqa: PLC0415 - simulated
-    from taihu.core.wire.links.sink import Origin  # noqa: PLC0415 - simulated
+    from taihu.core.wire.links.inbox import Origin  # noqa: PLC0415 - simulated
     from taihu.ps_server.exchanges import WorkerExchange  # noqa: PLC0415 - simulated
 
     exchanges = [
@@ -159,7 +159,7 @@ def shard() -> Threads:
     """Each sum is complete once, and the parameters are those of one thread."""
     from support.shards import driven  # noqa: PLC0415 - of simulated modules
 
-    from taihu.ps_server.answering import Answer  # noqa: PLC0415 - simulated
+    from taihu.ps_server.updating import Answer  # noqa: PLC0415 - simulated
 
     runs, expected, answers = [driven("momentum") for _ in range(4)], driven("momentum"), list[int]()
     gradients = expected.gradients(1)
@@ -243,7 +243,7 @@ def checkpoints() -> Threads:
 
 WORLDS = {
     "frame buffers": World(
-        "taihu.ps_server.frame_buffers", "        with self._lock:\n            array = self._free", frame_buffers
+        "taihu.ps_server.summing", "        with self._lock:\n            array = self._free", frame_buffers
     ),
     "room": World(
         "taihu.core.wire.base.room",
@@ -313,7 +313,7 @@ def main(seeds: int) -> None:
         if not (pid := os.fork()):
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
             changes = changes_of([world.change for world in WORLDS.values()] if is_missing else [])
-            Simulation({**python_modules(), **STAND_INS.modules}, STAND_INS.builtins, changes).install()
+            Simulation({**source_modules(), **STAND_INS.modules}, STAND_INS.builtins, changes).install()
             for name, world in WORLDS.items():
                 told = {"world": name, "missing": is_missing, "wrong": first_wrong(world, seeds)}
                 sys.stdout.write(json.dumps(told) + "\n")

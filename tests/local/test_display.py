@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from support.strategies import CHARACTERS
 
+from taihu.core.coordination.control.kinds import fields_of
 from taihu.core.coordination.membership.members import Progress
-from taihu.core.coordination.membership.messages import progress_from_message, progress_to_message
 from taihu.core.model.scores import score_lines
 from taihu.local.display.display import (
     Display,
@@ -28,7 +28,10 @@ from taihu.local.display.display import (
     waiting,
 )
 from taihu.local.display.terminal_line import clock_time, fitting, folded, remaining_s
+from taihu.protos import coordinator_pb2 as pb
 from taihu.worker.training.progress import ProgressMeter, StepSample
+
+ON_WIRE = fields_of(pb.Progress, Progress, {})
 
 
 def test_what_is_waited_for_is_named_on_a_terminal_and_gone_afterwards() -> None:
@@ -127,7 +130,7 @@ def test_every_test_has_a_line_though_its_score_is_that_of_the_one_before() -> N
             if step % 3 == 0:
                 meter.evaluated(epoch=step // 3, seconds=0.1, test_loss=0.2, test_metrics={"accuracy": 0.9})
             # As it comes from another process.
-            view = view_of([progress_from_message(progress_to_message(meter.progress)), Progress(step=step)])
+            view = view_of([ON_WIRE.of(ON_WIRE.to(meter.progress)), Progress(step=step)])
             assert view is not None
             for each in (display, lines):
                 each.update(view)

@@ -57,7 +57,9 @@ def test_a_checkpoint_that_is_left_out_is_told_once_until_one_is_complete() -> N
     answers = iter(problems)
 
     def answer(_: bytes) -> bytes:
-        return pb.GetStatusResponse(servers=1, checkpoint_problem=next(answers)).SerializeToString()
+        return pb.GetStatusResponse(
+            state=pb.RUN_STATE_WAITING, servers=1, checkpoint_problem=next(answers)
+        ).SerializeToString()
 
     shown = StringIO()
     with serving(answer) as address:
@@ -79,7 +81,7 @@ def test_a_mistake_of_the_coordinator_is_told_once() -> None:
 
 
 def test_who_is_waited_for_is_shown() -> None:
-    status = pb.GetStatusResponse(servers=1, workers=2).SerializeToString()
+    status = pb.GetStatusResponse(state=pb.RUN_STATE_WAITING, servers=1, workers=2).SerializeToString()
     with serving(lambda _: status) as address:
         lines = said(address)
     assert lines == [f"  {second:.1f} s  waiting for server 0 and workers 0, 1" for second in (10, 20, 30)]

@@ -177,7 +177,7 @@ def test_a_frame_is_one_piece_of_each_layer_at_most(grouping: Grouping, servers:
 
 @quick
 @given(groupings(), SERVERS, FRAME_ELEMENTS)
-def test_frames_are_found_by_what_names_them(grouping: Grouping, servers: int, frame_elements: int) -> None:
+def test_frames_are_found_by_group_and_by_offset(grouping: Grouping, servers: int, frame_elements: int) -> None:
     layout, groups = grouping
     for index, frames in enumerate(all_frames(grouping, servers, frame_elements)):
         framing = Framing(Shard(layout, servers, index), groups, frame_elements)
@@ -185,16 +185,10 @@ def test_frames_are_found_by_what_names_them(grouping: Grouping, servers: int, f
         assert [frame for group in framing.by_group for frame in group] == list(frames)
         assert all(frame.group == number for number, group in enumerate(framing.by_group) for frame in group)
         assert framing.largest == max([frame.count for frame in frames], default=0)
-        assert framing.at(-1) is None
-        for frame in frames:
-            assert framing.at(frame.offset) == frame
-            named = {"group": frame.group, "offset": frame.offset, "count": frame.count}
-            assert framing.find(**named) == frame
-            assert all(framing.find(**{**named, key: value + 1}) != frame for key, value in named.items())
-            assert framing.find(**{**named, "count": frame.count + 1}) is None
+        assert framing.by_offset == {frame.offset: frame for frame in frames}
 
 
 def test_a_server_without_values_has_no_frames() -> None:
     layout = Layout((LayerSpec("l", (TensorSpec("w", (1,)),)),))
     framing = Framing(Shard(layout, 2, 0), (Group(0, 0),), 10)
-    assert (framing.frames, framing.by_group, framing.largest, framing.at(0)) == ((), ((),), 0, None)
+    assert (framing.frames, framing.by_group, framing.largest, framing.by_offset) == ((), ((),), 0, {})

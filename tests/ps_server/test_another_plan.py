@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from support.frames import changed
 from support.shards import KINDS, OTHER_GROUPS, Driven, all_told, driven, make_plan
 
@@ -14,7 +16,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.kinds import RingSegment
 from taihu.ps_server.aggregator import Outcome
-from taihu.ps_server.answering import Answer
+from taihu.ps_server.updating import Answer
 
 
 def change(run: Driven, from_step: int) -> Frame:
@@ -81,7 +83,7 @@ def test_it_changes_no_bit_where_every_value_stands_for_itself(kind: str) -> Non
         steady.step(step, gradients)
         if step == 3:
             lent = changing.shard.buffers.lend(12, np.float32)
-            changing.shard.buffers.give_back(lent)
+            changing.shard.buffers.give_back([lent])
             changing.plans.append(make_plan(2, 3, OTHER_GROUPS))
         whole = [np.concatenate([gradients[f.offset][rank] for f in steady.frames]) for rank in range(2)]
         cut = {f.offset: [each[f.offset : f.offset + f.count] for each in whole] for f in changing.frames}
@@ -115,14 +117,14 @@ def test_what_was_held_back_stays_and_thresholds_are_made_anew_where_layers_are_
     run = driven("squeezed")
     for step in range(1, 4):
         run.step(step)
-    before, ranges = run.shard.snapshot().arrays, ranges_of(run)
+    before, ranges = arrays_of(run), ranges_of(run)
     assert (before["ages"] >= 0).all()
     assert (before["thresholds"] > 0).all()
     assert np.count_nonzero(before["residual"])
     run.plans.append(make_plan(2, 4, OTHER_GROUPS))
     nothing = {f.offset: [np.zeros(f.count, np.float32)] * 2 for f in run.frames}
     answers = run.step(4, nothing)
-    after = run.shard.snapshot().arrays
+    after = arrays_of(run)
     known = np.array([each in ranges for each in ranges_of(run)])
     assert len(after["ages"]) == len(known) != len(before["ages"])
     assert known.any()
@@ -135,6 +137,12 @@ def test_what_was_held_back_stays_and_thresholds_are_made_anew_where_layers_are_
     assert (after["residual"][rest] == before["residual"][rest]).all()
     moved = before["parameters"] - np.float32(0.05) * before["residual"]
     np.testing.assert_allclose(after["parameters"][sent], moved[sent], rtol=1e-6)
+
+
+def arrays_of(run: Driven) -> dict[str, NDArray[Any]]:
+    """Copies of all that outlasts a step, by name."""
+    state = run.shard.state()
+    return {**state.shared.arrays, **state.own}
 
 
 def ranges_of(run: Driven) -> list[list[int]]:

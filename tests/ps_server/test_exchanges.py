@@ -15,12 +15,14 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import Encoding, Summed
-from taihu.core.wire.links.direct_frames import DirectReceiver
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.pipe import PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
 from taihu.core.wire.serving.metrics import ServerMetrics
-from taihu.ps_server.answering import Answer
 from taihu.ps_server.exchanges import Exchanges, WorkerExchange
 from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.updating import Answer
 
 COUNT = 1 << 20
 
@@ -52,7 +54,8 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
         take=lambda header, values, in_place: came.put(header.address.offset),
         take_frame=lambda frame: came.put(frame.header.address.offset),
     )
-    receiver = DirectReceiver(theirs, Origin("server 0", Sender("job", 0)), sink, on_lost=lambda error: None)
+    inbox = Inbox(Origin("server 0", Sender("job", 0)), sink)
+    receiver = SocketPipe(theirs, Outbox("server 0"), inbox, PipeEvents(lambda error: None))
     try:
         assert [came.get(timeout=120) for _ in range(3)] == [0, 2, 1]
     finally:

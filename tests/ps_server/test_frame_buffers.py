@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from numpy.typing import NDArray
 
-from taihu.ps_server.frame_buffers import Array, FrameBuffers
+from taihu.ps_server.summing import FrameBuffers
 
 KINDS = st.tuples(st.integers(1, 3), st.sampled_from([np.float32, np.uint16]))
 
@@ -20,7 +22,7 @@ class Lending(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.buffers = FrameBuffers()
-        self.lent: list[tuple[int, Array]] = []
+        self.lent: list[tuple[int, NDArray[Any]]] = []
         self.number = 0
 
     @rule(kind=KINDS)
@@ -37,7 +39,7 @@ class Lending(RuleBasedStateMachine):
         _, array = self.lent.pop(data.draw(st.integers(0, len(self.lent) - 1)))
         values = array.view(np.uint8)[: array.nbytes].view(array.dtype) if through_view else array
         for _ in range(1 + twice):
-            self.buffers.give_back(values)
+            self.buffers.give_back([values])
 
     @precondition(lambda self: self.lent)
     @rule(data=st.data())
@@ -47,9 +49,9 @@ class Lending(RuleBasedStateMachine):
     @rule()
     def give_what_was_not_lent(self) -> None:
         strange = np.zeros(2, dtype=np.float32)
-        self.buffers.give_back(strange)
-        self.buffers.give_back(strange[:1])
-        self.buffers.give_back(np.frombuffer(bytes(8), dtype=np.float32))
+        self.buffers.give_back([strange])
+        self.buffers.give_back([strange[:1]])
+        self.buffers.give_back([np.frombuffer(bytes(8), dtype=np.float32)])
         assert self.buffers.lend(2, np.float32) is not strange
 
     @rule()
@@ -69,7 +71,7 @@ TestLending.settings = settings(max_examples=20, stateful_step_count=30, deadlin
 def test_what_was_given_back_is_lent_again() -> None:
     buffers = FrameBuffers()
     first, second = buffers.lend(10, np.float32), buffers.lend(10, np.float32)
-    buffers.give_back(first[2:5])
+    buffers.give_back([first[2:5]])
     assert buffers.lend(10, np.uint16) is not first
     assert buffers.lend(10, np.float32) is first
     assert buffers.lend(10, np.float32) is not second

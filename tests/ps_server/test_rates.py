@@ -15,8 +15,8 @@ from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
 from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import Encoding, Rates
-from taihu.ps_server.answering import Answer
 from taihu.ps_server.server_shard import ServerShard
+from taihu.ps_server.updating import Answer
 
 RULES = UpdateRules((OptimizerSettings(momentum=0.0),), (0.0, 0.1), (0, 1, 1, 0, 1), (0, 0))
 PLAN = replace(make_plan(), updates=RULES)

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.frames import changed, header_of
+from support.frames import changed, header_of, read
 from support.shards import GROUPS, KINDS, LAYOUT, Driven, Step, all_told, bits, driven, make_plan, shard_job, told
 
 from taihu.core.base.errors import FrameError, MemberLostError, ModelError, SharedMemoryError, StaleError
-from taihu.core.wire.frames.codec import read_frame
 from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed
@@ -148,7 +147,7 @@ def test_an_answer_says_what_it_answers(kind: str) -> None:
                 assert answer.shared.header == replace(answer.header, encoding=Encoding.SHARED)
                 assert answer.shared.moved_bytes == spec.count * answer.header.value_type.dtype.itemsize
             assert answer.shared.pieces == ()
-            sent = read_frame(answer.message)
+            sent = read(answer.message(0), answer.header.sender)
             assert (sent.header, sent.size_bytes) == (answer.header, answer.moved_bytes)
 
 
@@ -429,12 +428,12 @@ def test_nobody_asks_for_what_comes_unasked(kind: str) -> None:
 def test_parameters_are_read_as_they_are(kind: str) -> None:
     run = driven(kind)
     run.step(1)
-    read = [read_frame(message) for message in run.shard.read()]
-    assert np.concatenate([frame.values for frame in read]).tobytes() == run.parameters.tobytes()
+    frames = [read(message) for message in run.shard.read()]
+    assert np.concatenate([frame.values for frame in frames]).tobytes() == run.parameters.tobytes()
     assert [
-        (frame.header.address.at.step, frame.header.address.at.plan, frame.header.address.offset) for frame in read
+        (frame.header.address.at.step, frame.header.address.at.plan, frame.header.address.offset) for frame in frames
     ] == [(1, 1, spec.offset) for spec in run.partition.state_frames(40)]
-    assert all(frame.header.value_type is ValueType.FP32 and frame.header.sender.rank is None for frame in read)
+    assert all(frame.header.value_type is ValueType.FP32 and frame.header.sender.rank is None for frame in frames)
 
 
 def test_what_a_shard_says_of_itself() -> None:

@@ -6,13 +6,14 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from queue import SimpleQueue
 from typing import Any, Self
 
 import grpc
 import numpy as np
 import pytest
-from support.frames import changed, header_of, initial_header
+from support.frames import changed, header_of, initial_header, read
 from support.shards import LAYOUT, make_plan, shard_job
 
 from taihu.core.base.errors import FrameError, MemberLostError, ModelError, RunError, StaleError, TaihuError
@@ -20,14 +21,16 @@ from taihu.core.job import Job
 from taihu.core.planner.partition import Shard
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.status import error_from_rpc
-from taihu.core.wire.frames.codec import encode_frame, layout_to_message, read_frame
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, Question, RingSegment, Summed
+from taihu.core.wire.frames.layouts import layout_to_message
 from taihu.core.wire.links.direct_connection import DirectListener, open_connection
-from taihu.core.wire.links.frame_link import FrameLink, LinkEnd, LinkEvents
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
+from taihu.core.wire.links.inbox import Origin, Sink
+from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, buffer_to_message, open_shared
-from taihu.core.wire.links.sink import Origin, Sink
 from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import parameter_server_pb2 as pb
@@ -102,7 +105,7 @@ class Served:
         )
         known: dict[str, Any] = {"job": "taihu", "rank": 1, "incarnation": 71, "layout_digest": LAYOUT.digest}
         try:
-            return [read_frame(message) for message in call(pb.FetchRequest(**known | request), timeout=TIMEOUT_S)]
+            return [read(message) for message in call(pb.FetchRequest(**known | request), timeout=TIMEOUT_S)]
         except grpc.RpcError as error:
             raise error_from_rpc(error, "server 0") from None
 
@@ -146,6 +149,7 @@ class Exchanging:
         self._served = served
         self._identity = identity
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        self._numbers = count()
         metadata = identity_to_metadata(identity) if identity is not None else ()
         self._answers = call(iter(self._requests.get, None), metadata=metadata, timeout=TIMEOUT_S)
 
@@ -157,12 +161,13 @@ class Exchanging:
         header = header_of(
             identity.job, identity.incarnation, 1, step, spec.group, spec.offset, spec.count, identity.rank
         )
-        self._requests.put(encode_frame(changed(header, **changes), [np.ones(spec.count, np.float32)]))
+        ones = [np.ones(spec.count, np.float32)]
+        self._requests.put(message_of(changed(header, **changes), ones, next(self._numbers)))
 
     def answer(self) -> FrameHeader:
         """The next answer, or the error that ends the stream."""
         try:
-            return read_frame(next(self._answers)).header
+            return read(next(self._answers)).header
         except grpc.RpcError as error:
             raise error_from_rpc(error, "server 0") from None
 
@@ -181,7 +186,7 @@ def initial_requests() -> Iterator[pb.InitializeRequest]:
     for spec in Shard(LAYOUT, 1, 0).state_frames(40):
         request = pb.InitializeRequest()
         header = initial_header("taihu", 70, 1, 0, spec.group, spec.offset, spec.count, 0)
-        request.frame.MergeFromString(encode_frame(header, [np.full(spec.count, 2.0, np.float32)]))
+        request.frame = message_of(header, [np.full(spec.count, 2.0, np.float32)])
         yield request
 
 
@@ -342,20 +347,18 @@ def test_a_rank_has_one_exchange() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"rank": 1}, FrameError, "frame of worker 1 in the exchange of worker 0"),
         ({"elements": 3}, FrameError, "expected"),
-        ({"incarnation": 1}, StaleError, "frame of an earlier incarnation of worker 0"),
         ({"step": 2}, StaleError, "step 2, expected 1"),
         ({"kind": Question(), "encoding": Encoding.NONE}, FrameError, "expected 0 float32 values"),
         (
             {"kind": RingSegment(1)},
             FrameError,
-            "worker 0 sent a segment of a ring: expected gradients or learning rates or a question",
+            "worker 0 sent a segment of a ring: expected gradients or learning rates or a question or a farewell",
         ),
         (
             {"kind": Summed()},
             FrameError,
-            "worker 0 sent an answer: expected gradients or learning rates or a question",
+            "worker 0 sent an answer: expected gradients or learning rates or a question or a farewell",
         ),
     ],
 )
@@ -372,7 +375,7 @@ def test_a_bad_frame_ends_its_exchange_alone(changes: dict[str, Any], error: typ
         assert served.lost.empty()
 
 
-@pytest.mark.parametrize("reason", ["out of paper", "frame of worker 1 in"])
+@pytest.mark.parametrize("reason", ["out of paper", "worker 0 sent an answer"])
 def test_a_worker_is_told_why_before_its_connection_is_cut(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has failed, or it sent a bad frame: one that lost its connection first could only guess."""
     told, cut = threading.Event(), threading.Event()
@@ -395,7 +398,7 @@ def test_a_worker_is_told_why_before_its_connection_is_cut(reason: str, monkeypa
             if reason == "out of paper":
                 served.servicer.fail(RunError(reason))
             else:
-                exchange.push(1, rank=1)
+                exchange.push(1, kind=Summed())
             with pytest.raises(TaihuError, match=reason):
                 exchange.answer()
             told.set()
@@ -435,7 +438,7 @@ def test_a_worker_whose_connection_is_cut_before_it_opens_its_stream_is_told_why
     with Served() as served:
         served.initialize()
         end = LinkEnd(PARAMETER_SERVER_SERVICE, served.address, Origin("server 0", Sender("taihu", 0)))
-        link = FrameLink(end, worker(0), nothing, LinkEvents(told.put, lambda: None))
+        link = FrameLink(end, worker(0), nothing, PipeEvents(told.put, lambda: None))
         link.prepare("tcp")
         link.settle()
         served.servicer.fail(RunError("out of paper"))

@@ -8,16 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.cluster import layout_of
-from support.frames import changed, initial_header
+from support.frames import changed, initial_header, read
 from support.shards import LAYOUT, Clock, Driven, Values, make_plan, shard_job
 
 from taihu.core.base.errors import FrameError, ModelError, PeerUnreachableError, RunError, StaleError, TaihuError
 from taihu.core.planner.partition import FrameSpec, Shard
-from taihu.core.wire.frames.codec import read_frame
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.kinds import Gradients, Summed
-from taihu.ps_server.initialization import Initialization
-from taihu.ps_server.shard_holder import ShardHolder
+from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
 
 def make_holder(index: int = 0, servers: int = 1, transport: str = "tcp") -> ShardHolder:
@@ -46,9 +44,9 @@ def test_the_shard_holds_what_was_brought(index: int) -> None:
     shard = holder.adopt(initial)
     assert shard is holder.shard is holder.wait(0)
     assert (shard.elements, shard.step, shard.plan.version) == (partition.elements, 0, 1)
-    read = [read_frame(message) for message in shard.read()]
-    assert (np.concatenate([frame.values for frame in read]) == values).all()
-    assert {(frame.header.sender.incarnation, frame.header.address.at.step) for frame in read} == {(7, 0)}
+    frames = [read(message) for message in shard.read()]
+    assert (np.concatenate([frame.values for frame in frames]) == values).all()
+    assert {(frame.header.sender.incarnation, frame.header.address.at.step) for frame in frames} == {(0, 0)}
 
 
 def test_of_two_initializations_at_once_the_first_complete_one_counts() -> None:
@@ -63,7 +61,7 @@ def test_of_two_initializations_at_once_the_first_complete_one_counts() -> None:
     with pytest.raises(StaleError, match="initialized already"):
         holder.begin(LAYOUT)
     assert holder.shard is shard
-    assert all((read_frame(message).values == 1.0).all() for message in shard.read())
+    assert all((read(message).values == 1.0).all() for message in shard.read())
 
 
 def test_the_shard_has_the_life_and_the_clock_of_its_holder() -> None:

@@ -1,4 +1,4 @@
-"""Contributions as they are decoded, and sums that refuse what is not theirs."""
+"""Contributions as they are decoded, and what is made of them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import pytest
 from support.frames import header_of
 from support.shards import KINDS, LAYOUT, driven, shard_job
 
-from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import FrameSpec, Piece
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.kernels.base.half import HalfKind, to_half
 from taihu.kernels.packing.pack import packed_bound
-from taihu.ps_server.answering import make_answering
+from taihu.ps_server.squeezing import make_summing
 from taihu.ps_server.summing import (
     Contribution,
     DenseSum,
     HalfContribution,
-    ScratchPool,
+    Scratch,
     SparseContribution,
     SparseSum,
     count_non_finite,
-    make_summing,
 )
+from taihu.ps_server.updating import make_answering
 
 SPEC = FrameSpec(0, 0, 4, (Piece(0, 3), Piece(5, 6)))
 
@@ -48,45 +47,37 @@ def of_each_kind() -> dict[str, Contribution]:
         ("squeezed", "SparseContribution"),
     ],
 )
-def test_contributions_of_another_kind_are_an_error(kind: str, summed: str) -> None:
-    parameters = np.zeros(4, np.float32)
-    summing = make_summing(shard_job(KINDS[kind]), parameters)
+def test_a_sum_leaves_its_scratch_as_it_was(kind: str, summed: str) -> None:
+    summing = make_summing(shard_job(KINDS[kind]), np.zeros(4, np.float32))
     summing.adopt([SPEC])
-    contributions = of_each_kind()
-    right = contributions[summed]
-    with ScratchPool([SPEC]).borrowed() as scratch:
-        for name, strange in contributions.items():
-            if name != summed:
-                words = f"group 0 of step 3: worker 1 pushed a {name}, expected a {summed} of every worker"
-                with pytest.raises(FrameError, match=words):
-                    summing.sum(SPEC, 3, [right, strange, right], scratch)
-        total = summing.sum(SPEC, 3, [right] * 3, scratch)
-        if isinstance(total, SparseSum):
-            places = dict(zip(total.indices.tolist(), total.values.tolist(), strict=True))
-            assert places == ({2: 6.0, 3: 9.0} if kind == "squeezed" else {1: 3.0, 2: 6.0, 3: 9.0})
-        else:
-            assert isinstance(total, DenseSum)
-            assert total.values.tolist() == [0.0, 3.0, 6.0, 9.0]
-        assert not scratch.total.any() or kind in ("sgd", "bf16")
+    scratch = Scratch(4, 2)
+    total = summing.sum(SPEC, 3, [of_each_kind()[summed]] * 3, scratch)
+    if isinstance(total, SparseSum):
+        places = dict(zip(total.indices.tolist(), total.values.tolist(), strict=True))
+        assert places == ({2: 6.0, 3: 9.0} if kind == "squeezed" else {1: 3.0, 2: 6.0, 3: 9.0})
+    else:
+        assert isinstance(total, DenseSum)
+        assert total.values.tolist() == [0.0, 3.0, 6.0, 9.0]
+    assert not scratch.total.any() or kind in ("sgd", "bf16")
 
 
 def test_scratch_is_used_again_and_has_room_for_the_largest_frame() -> None:
-    small, wide = FrameSpec(0, 0, 9, (Piece(0, 9),)), FrameSpec(1, 9, 6, (Piece(9, 11), Piece(12, 14), Piece(15, 17)))
-    pool = ScratchPool([wide, small, wide])
-    with pool.borrowed() as first, pool.borrowed() as second:
-        assert first is not second
-        for scratch in (first, second):
-            arrays = (scratch.total, scratch.indices, scratch.values, scratch.chosen, scratch.packed)
-            assert [len(array) for array in arrays] == [9] * 5
-            assert len(scratch.sections) == packed_bound(9, 3)
-    with pool.borrowed() as third:
-        assert third is second or third is first
-    with pytest.raises(ZeroDivisionError), pool.borrowed() as broken:
-        _ = 1 / 0
-    with pool.borrowed() as fourth, pool.borrowed() as fifth:
-        assert broken not in (fourth, fifth)
-    with ScratchPool([]).borrowed() as empty:
-        assert len(empty.total) == 0
+    run = driven("sgd")
+    updates = run.shard._updates
+    largest, most = max(spec.count for spec in run.frames), max(len(spec.pieces) for spec in run.frames)
+    first, second = updates.borrow(), updates.borrow()
+    assert first is not second
+    for scratch in (first, second):
+        arrays = (scratch.total, scratch.indices, scratch.values, scratch.chosen, scratch.packed)
+        assert [len(array) for array in arrays] == [largest] * 5
+        assert len(scratch.sections) == packed_bound(largest, most)
+    updates.give_back(second)
+    assert updates.borrow() is second
+    assert updates.borrow() not in (first, second)
+
+
+def test_of_a_plan_without_frames_scratch_has_no_room() -> None:
+    assert len(Scratch(0, 0).total) == 0
 
 
 def test_gradients_that_lie_together_are_not_copied() -> None:
@@ -120,11 +111,8 @@ def test_what_is_not_finite_is_counted(kind: HalfKind) -> None:
 def test_answers_with_changed_parameters_need_to_know_which_they_were() -> None:
     answering = make_answering(shard_job(KINDS["sparse pull"]), np.zeros(4, np.float32))
     header = header_of("taihu", 7, 1, 1, 0, 0, 4, kind=Summed())
-    with (
-        ScratchPool([SPEC]).borrowed() as scratch,
-        pytest.raises(TypeError, match="expected to know which they were"),
-    ):
-        answering.updated(SPEC, DenseSum(np.zeros(4, np.float32)), header, scratch)
+    with pytest.raises(TypeError, match="expected to know which they were"):
+        answering.updated(SPEC, DenseSum(np.zeros(4, np.float32)), header, Scratch(4, 2))
 
 
 @pytest.mark.parametrize(("method", "places", "ages"), [("dlgs", {2: 6.0, 3: 9.0}, [1, 1]), ("lags", {3: 9.0}, [0])])
@@ -136,9 +124,9 @@ def test_squeezed_sums_have_thresholds_of_layers_where_dlgs_has(
     summing = make_summing(shard_job({"compression": compression}), np.zeros(4, np.float32))
     summing.adopt([SPEC])
     right = of_each_kind()["SparseContribution"]
-    with ScratchPool([SPEC]).borrowed() as scratch:
-        total = summing.sum(SPEC, 1, [right] * 3, scratch)
-        assert isinstance(total, SparseSum)
-        assert dict(zip(total.indices.tolist(), total.values.tolist(), strict=True)) == places
-        summing.sum(SPEC, 2, [right] * 3, scratch)
+    scratch = Scratch(4, 2)
+    total = summing.sum(SPEC, 1, [right] * 3, scratch)
+    assert isinstance(total, SparseSum)
+    assert dict(zip(total.indices.tolist(), total.values.tolist(), strict=True)) == places
+    summing.sum(SPEC, 2, [right] * 3, scratch)
     assert summing.state()["ages"].tolist() == ages

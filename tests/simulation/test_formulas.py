@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.simulations import ALPHA_S, PLAIN, RATE, job_of, simulated
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.simulation.halving_doubling import halving_doubling_seconds
 from taihu.simulation.machines import Machines
 

@@ -11,7 +11,7 @@ from support.simulations import ALPHA_S, PLAIN, RATE, job_of, layout_of, simulat
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.profile import rice_bits_per_index
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.simulation.compute import Compute
 from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.machines import Machines, Network

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from taihu.core.wire.frames.codec import read_frame
+from support.frames import read
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.serving.server import RpcServer
 
@@ -51,7 +51,7 @@ class AnswerProxy:
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"/{_SERVICE}/Exchange")
         for message in call(requests, metadata=_metadata(context), timeout=120):
-            yield self._change(read_frame(message))
+            yield self._change(read(message))
 
 
 def _metadata(context: grpc.ServicerContext) -> tuple[tuple[str, str | bytes], ...]:

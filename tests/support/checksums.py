@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from taihu.protos import tensor_pb2
-
-__all__ = ["crc32c_by_table", "header_checksum", "signed"]
+__all__ = ["crc32c_by_table"]
 
 _REFLECTED = 0x82F63B78
 
@@ -24,18 +22,3 @@ def crc32c_by_table(content: bytes) -> int:
     for byte in content:
         rest = rest >> 8 ^ _TABLE[(rest ^ byte) & 0xFF]
     return rest ^ 0xFFFFFFFF
-
-
-def header_checksum(header: tensor_pb2.Frame.Header) -> int:
-    """The checksum that a header should have."""
-    plain = tensor_pb2.Frame.Header.FromString(header.SerializeToString())
-    plain.ClearField("padding")
-    plain.ClearField("checksum")
-    return crc32c_by_table(plain.SerializeToString())
-
-
-def signed(frame: tensor_pb2.Frame) -> tensor_pb2.Frame:
-    """`frame`, with the checksums that it should have."""
-    frame.header.payload_checksum = crc32c_by_table(frame.payload)
-    frame.header.checksum = header_checksum(frame.header)
-    return frame

@@ -132,7 +132,7 @@ class Member:
         if rank == 0:
             self.arenas.parameters[:] = first_parameters(job, layout)
         member = MemberId(Role.WORKER, rank)
-        self.client = CoordinatorClient(job.cluster.coordinator, job, member, self.identity.incarnation)
+        self.client = CoordinatorClient.at(job.cluster.coordinator, job, member, self.identity.incarnation)
         begun = self.client.begin() if self.client.recovers else Begun(0)
         # Nobody calls it there: here workers meet servers alone.
         address = f"127.0.0.1:{rank + 1}" if job.workers_meet else ""

@@ -28,7 +28,7 @@ from taihu.core.history.records import End
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import cap_groups, plan_groups
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.worker.exchange.base.route import ExchangeTotals
 from taihu.worker.exchange.making import Beside, between_workers
 from taihu.worker.exchange.ring.dense import RingRoute

@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from taihu.core.wire.frames.codec import read_frame
+from taihu.core.wire.frames.format import Opening, read_message
 from taihu.core.wire.frames.headers import Frame
-from taihu.core.wire.links import direct_frames, stream
+from taihu.core.wire.frames.identity import Sender
+from taihu.core.wire.links import inbox, socket_pipe
 from taihu.core.wire.links.direct_connection import receive_into
 
 _MORE_THAN_A_HEADER = 300
@@ -74,8 +75,8 @@ class Flips:
         self.damages_values = False
         self._chosen = chosen
         self._lock = threading.Lock()
-        monkeypatch.setattr(direct_frames, "receive_into", self._receive_into)
-        monkeypatch.setattr(stream, "read_frame", self._read_frame)
+        monkeypatch.setattr(socket_pipe, "receive_into", self._receive_into)
+        monkeypatch.setattr(inbox, "read_message", self._read_message)
 
     def _next(self, size: int, link: object) -> int | None:
         with self._lock:
@@ -87,7 +88,7 @@ class Flips:
             self.made += drawn is not None
             return drawn
 
-    def _receive_into(self, connection: socket.socket, places: list[memoryview]) -> bool:
+    def _receive_into(self, connection: socket.socket, places: Sequence[memoryview]) -> bool:
         came = receive_into(connection, places)
         size = sum(map(len, places))
         drawn = self._next(size, _ends_of(connection)) if came and size else None
@@ -100,9 +101,10 @@ class Flips:
                 at -= len(place)
         return came
 
-    def _read_frame(self, message: bytes) -> Frame:
+    def _read_message(self, message: bytes, sender: Sender, name: str) -> tuple[Frame, Opening]:
         drawn = self._next(len(message), threading.get_ident())  # a thread reads a direction to its end
-        return read_frame(message if drawn is None else flipped(message, drawn % (8 * len(message))))
+        came = message if drawn is None else flipped(message, drawn % (8 * len(message)))
+        return read_message(came, sender, name)
 
 
 def _ends_of(connection: socket.socket) -> object:

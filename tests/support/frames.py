@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
+from taihu.core.wire.frames.format import read_message
+from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Kind, Parameters, Question
 
-__all__ = ["changed", "header_of", "initial_header", "question"]
+__all__ = ["changed", "header_of", "initial_header", "question", "read"]
 
 
 def header_of(  # noqa: PLR0917 - in the order of sender and address
@@ -41,6 +42,12 @@ def initial_header(*place: Any, **options: Any) -> FrameHeader:
 def question(*place: Any, **options: Any) -> FrameHeader:
     """The header of a question; arguments are those of `header_of`."""
     return header_of(*place, **options, kind=Question(), encoding=Encoding.NONE)
+
+
+def read(message: bytes, sender: Sender | None = None) -> Frame:
+    """The frame of a message, of a server unless `sender` is told."""
+    sender = sender or Sender("taihu", 0)
+    return read_message(message, sender, sender.label)[0]
 
 
 def changed(header: FrameHeader, **changes: Any) -> FrameHeader:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.order.early import EARLY_BYTES
+from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.links.direct_connection import DirectListener

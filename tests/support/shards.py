@@ -22,8 +22,8 @@ from taihu.core.wire.frames.kinds import Encoding, Question
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.base.half import HalfKind, from_half, to_half
 from taihu.kernels.packing.pack import pack, packed_bound, unpack
-from taihu.ps_server.answering import Answer
 from taihu.ps_server.server_shard import ServerShard
+from taihu.ps_server.updating import Answer
 
 Values = NDArray[np.float32]
 Step = Mapping[int, Sequence[Values]]
@@ -81,10 +81,12 @@ class Driven:
         get_plan: what the shard is told of it.
     """
 
-    def __init__(self, job: Job, *, seed: int = 0, index: int = 0, buffer: SharedBuffer | None = None) -> None:
+    def __init__(
+        self, job: Job, *, seed: int = 0, index: int = 0, buffer: SharedBuffer | None = None, plan: Plan | None = None
+    ) -> None:
         self.job = job
         self.partition = Shard(LAYOUT, job.servers, index)
-        self.plans = [replace(make_plan(), world=job.world)]
+        self.plans = [replace(plan or make_plan(), world=job.world)]
         self.get_plan: Callable[[], Plan] = lambda: self.plans[-1]
         self.parameters = np.random.default_rng(seed).standard_normal(self.partition.elements, dtype=np.float32)
         self.shard = ServerShard(

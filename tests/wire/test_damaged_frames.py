@@ -11,24 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.checksums import crc32c_by_table, header_checksum
 from support.flips import flipped, wired
 from support.frames import header_of
 
-from taihu.core.base.errors import DamagedFrameError, TaihuError
-from taihu.core.wire.frames.codec import decode_frame, encode_frame, frame_from_message, read_frame
-from taihu.core.wire.frames.direct_header import HEADER_BYTES
+from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
+from taihu.core.wire.frames.format import HEADER_BYTES, message_of
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
-from taihu.core.wire.links.direct_frames import DirectSender
-from taihu.core.wire.links.frame_link import FrameConnection
-from taihu.core.wire.links.sink import Origin, Sink
-from taihu.core.wire.links.stream import StreamReader
-from taihu.protos import tensor_pb2
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.pipe import PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
 
 VALUES = [np.full(count, count, dtype=np.float32) for count in (40, 300, 7)]
 FRAMES: list[tuple[FrameHeader, list[NDArray[Any]]]] = [
@@ -85,10 +82,10 @@ def sent_over(there: Sequence[int]) -> Iterator[Receiver]:
     receiver, sender = Receiver(), Receiver()
     with wired(there) as (near, far):
         origins = [Origin("worker 0", Sender("job", 1, 0), "server 0"), Origin("server 0", Sender("job", 0))]
-        receiving = FrameConnection(far, origins[0], receiver.sink, receiver.fail)
-        sending = FrameConnection(near, origins[1], sender.sink, sender.fail)
+        receiving = SocketPipe(far, Outbox("worker 0"), Inbox(origins[0], receiver.sink), PipeEvents(receiver.fail))
+        sending = SocketPipe(near, Outbox("server 0"), Inbox(origins[1], sender.sink), PipeEvents(sender.fail))
         for header, pieces in FRAMES:
-            sending.send(header, pieces)
+            sending.out.send(header, pieces)
         assert receiver.complete.wait(120)
         yield receiver
         sending.close()
@@ -113,76 +110,54 @@ def test_frames_of_a_connection_are_taken_where_they_belong() -> None:
         assert receiver.lent == 1
 
 
-def read(message: bytes) -> tuple[FrameHeader, bytes]:
-    frame = read_frame(message)
-    return frame.header, frame.values.tobytes() + frame.sections.tobytes()
-
-
-def refuses(message: bytes) -> bool:
-    try:
-        read_frame(message)
-    except DamagedFrameError:
-        return True
-    return False
-
-
-MESSAGES = [encode_frame(header, pieces) for header, pieces in FRAMES]
+MESSAGES = [message_of(header, pieces, number) for number, (header, pieces) in enumerate(FRAMES)]
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(0, len(MESSAGES) - 1), st.integers(0, 10**6))
-def test_a_frame_of_a_stream_that_comes_damaged_names_the_link(frame: int, bit: int) -> None:
-    damaged = flipped(MESSAGES[frame], bit % (8 * len(MESSAGES[frame])))
-    assume(refuses(damaged))
-    reader = StreamReader(Origin("worker 0", Sender("job", 1, 0), "server 0"))
+def test_any_bit_of_a_message_that_comes_turned_names_the_link(frame: int, bit: int) -> None:
+    receiver = Receiver()
+    inbox = Inbox(Origin("worker 0", Sender("job", 1, 0), "server 0"), receiver.sink)
     for message in MESSAGES[:frame]:
-        assert reader.read(message) is not None
+        inbox.take_message(message)
     with pytest.raises(DamagedFrameError, match=f"^the link from worker 0 to server 0: frame {frame} came damaged: "):
-        reader.read(damaged)
+        inbox.take_message(flipped(MESSAGES[frame], bit % (8 * len(MESSAGES[frame]))))
+    assert receiver.taken == SENT[:frame]
 
 
-def test_every_bit_of_a_message_is_covered() -> None:
-    for message, (header, payload) in zip(MESSAGES, SENT, strict=True):
-        for bit in range(8 * len(message)):
-            # Of the few bytes around header and payload some say the same in two ways.
-            assert refuses(flipped(message, bit)) or read(flipped(message, bit)) == (header, payload)
-
-
-def test_the_checksums_of_a_message_are_those_of_its_definition() -> None:
-    for message, (_, payload) in zip(MESSAGES, SENT, strict=True):
-        frame = tensor_pb2.Frame.FromString(message)
-        assert frame.header.payload_checksum == crc32c_by_table(payload)
-        assert frame.header.checksum == header_checksum(frame.header)
-
-
-def test_a_frame_within_a_message_is_checked() -> None:
-    for change in ("payload", "header"):
-        frame = tensor_pb2.Frame.FromString(MESSAGES[0])
-        if change == "payload":
-            frame.payload = flipped(frame.payload, 77)
-        else:
-            frame.header.address.offset += 1
-        with pytest.raises(DamagedFrameError):
-            frame_from_message(frame)
-        with pytest.raises(DamagedFrameError):
-            decode_frame(frame.SerializeToString())
+def test_a_number_that_is_left_out_names_the_link() -> None:
+    receiver = Receiver()
+    inbox = Inbox(Origin("worker 0", Sender("job", 1, 0), "server 0"), receiver.sink)
+    for number in range(600):
+        header = header_of("job", 1, 1, 1, 0, number, 1, 0)
+        for _ in range(2):
+            inbox.take_message(message_of(header, [np.ones(1, dtype=np.float32)], number))
+        for other in (number + 2, number - 1):
+            with pytest.raises(
+                FrameError,
+                match=f"^the link from worker 0 to server 0: another frame than number {number + 1} came",
+            ):
+                inbox.take_message(message_of(header, [np.ones(1, dtype=np.float32)], other))
+    assert [header.address.offset for header, _ in receiver.taken] == list(range(600))
 
 
 @pytest.mark.parametrize("last", ["give up", "queue", "break"])
 def test_whoever_waits_until_all_has_been_read_is_told_when_the_other_side_has_left(last: str) -> None:
     """It leaves, its connection is cut, and somebody begins to wait, in any order."""
     near, far = socket.socketpair()
-    broke, told = threading.Event(), threading.Event()
-    sender = DirectSender(near, "worker 1", lambda error: broke.set())
+    told = threading.Event()
+    origin, nothing = Origin("worker 1", Sender("job", 1, 1)), Receiver().sink
+    pipe = SocketPipe(near, Outbox("worker 1"), Inbox(origin, nothing), PipeEvents(lambda error: None))
 
     def cut() -> None:
         far.close()
-        while not broke.wait(0.01):
-            sender.send(*FRAMES[0])
+        while pipe._sending.is_alive():
+            pipe.out.send(*FRAMES[0])
+            pipe._sending.join(0.01)
 
-    steps = {"give up": sender.give_up, "queue": lambda: sender.after(told.set), "break": cut}
+    steps = {"give up": pipe.out.give_up, "queue": lambda: pipe.out.after(told.set), "break": cut}
     for name in sorted(steps, key=lambda name: (name == last, name)):
         assert not told.is_set()
         steps[name]()
     assert told.wait(120)
-    sender.close(20)
+    pipe.close()

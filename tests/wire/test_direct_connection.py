@@ -20,7 +20,7 @@ from taihu.core.wire.links.direct_connection import (
     is_open,
     open_connection,
 )
-from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.inbox import Origin
 from taihu.core.wire.serving.channel import open_channel
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import connection_pb2 as pb

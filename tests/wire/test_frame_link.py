@@ -17,8 +17,11 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.wire.frames.headers import Address, At, FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import RingSegment
-from taihu.core.wire.links.frame_link import FrameConnection, FrameLink, LinkEnd, LinkEvents
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox, OutgoingFrame
+from taihu.core.wire.links.pipe import PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
 
 _FRAME = FrameHeader(Sender("job", 0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))
 _VALUES = [np.ones(3, dtype=np.float32)]
@@ -55,7 +58,7 @@ def test_who_waits_for_frames_that_are_never_read_hears_when_the_other_side_ends
 
     with _service() as address:
         end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
-        link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lost.append, ended.set))
+        link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lost.append, ended.set))
         link.open()
         link.send(_FRAME, _VALUES)
         link.after(until_it_ends)
@@ -86,11 +89,11 @@ class _CallUnderWay:
 def test_who_gives_up_a_link_waits_for_no_connection_of_it() -> None:
     """The other side may have been killed while it was asked for one: nobody would answer, and for a minute."""
     end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("worker 1", Sender("job", 0, 1)))
-    link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lambda _: None, lambda: None))
+    link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lambda _: None, lambda: None))
     link.prepare("tcp")
     settled = threading.Thread(target=link.settle, daemon=True)
     settled.start()
-    link.fail(_FRAME)
+    link.fail(OutgoingFrame(_FRAME, _VALUES))
     settled.join(30)
     assert not settled.is_alive()
     link.close()
@@ -107,7 +110,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
 
     def begin_late(thread: threading.Thread) -> None:
         if thread.name == "link":
-            link.fail(_FRAME)
+            link.fail(OutgoingFrame(_FRAME, _VALUES))
             near.close()
             for receiving in [each for each in threading.enumerate() if each.name == "direct-receive"]:
                 receiving.join(60)
@@ -117,7 +120,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
     monkeypatch.setattr(threading, "excepthook", lambda what: raised.append(what.exc_value))
     with _service() as address:
         end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
-        link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lost.append, lambda: None))
+        link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lost.append, lambda: None))
         link.prepare("tcp")
         link.settle()
         monkeypatch.setattr(threading.Thread, "start", begin_late)
@@ -130,7 +133,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
 def test_who_abandons_a_link_cuts_all_of_its_calls() -> None:
     """A stopped server answers neither the call that came last nor the stream before it: both would be waited for."""
     end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("server 1", Sender("job", 0, 1)))
-    link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, LinkEvents(lambda _: None, lambda: None))
+    link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lambda _: None, lambda: None))
     calls = [_CallUnderWay() for _ in range(3)]
     for call in calls[:2]:
         link.track(call)
@@ -144,11 +147,12 @@ def test_a_last_word_that_comes_after_the_other_side_has_gone_is_no_loss() -> No
     near, far = socket.socketpair()
     lost: list[TaihuError] = []
     ended = threading.Event()
-    connection = FrameConnection(far, Origin("worker 1", Sender("job", 0, 1)), _NOTHING, lost.append, ended.set)
+    inbox = Inbox(Origin("worker 1", Sender("job", 0, 1)), _NOTHING)
+    connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.append, ended.set))
     near.shutdown(socket.SHUT_WR)
     assert ended.wait(120)
     near.close()
-    connection.send(_FRAME, _VALUES)
+    connection.out.send(_FRAME, _VALUES)
     connection.finish()
     assert not lost
     connection.close()
@@ -157,9 +161,10 @@ def test_a_last_word_that_comes_after_the_other_side_has_gone_is_no_loss() -> No
 def test_who_cannot_send_to_a_side_that_has_not_ended_has_lost_it() -> None:
     near, far = socket.socketpair()
     lost: SimpleQueue[TaihuError] = SimpleQueue()
-    connection = FrameConnection(far, Origin("worker 1", Sender("job", 0, 1)), _NOTHING, lost.put)
+    inbox = Inbox(Origin("worker 1", Sender("job", 0, 1)), _NOTHING)
+    connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.put))
     near.shutdown(socket.SHUT_RD)
-    connection.send(_FRAME, _VALUES)
+    connection.out.send(_FRAME, _VALUES)
     assert str(lost.get(timeout=120)) == "worker 1 was lost: its connection broke"
     near.close()
     connection.close()

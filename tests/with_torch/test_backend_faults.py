@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 
 from benchmarks.backend.backend_faults import run_fault
 from benchmarks.backend.ranks_with_faults import MOMENTS, Fault, losses_of_one_process
-from taihu.core.process.mapped_files import SHARED_MEMORY
+from taihu.core.process.memory.mapped_files import SHARED_MEMORY
 from taihu.torch.group.meeting.agreement import Host, Life
 from taihu.torch.group.meeting.board import Board
 from taihu.torch.group.meeting.vigil import Vigil

@@ -17,7 +17,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.carriage import Carriage
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.base.clock import SystemClock
-from taihu.core.wire.links.frame_link import Carrier
+from taihu.core.wire.links.pipe import Carrier
 from taihu.worker.bench.gradients import DrawnGradients
 from taihu.worker.exchange.session import Exchanged, Joining, Reporting, Session, take_part
 from taihu.worker.exchange.shell import Exchange
@@ -25,8 +25,6 @@ from taihu.worker.memory.arenas import Arenas, arenas_of
 from taihu.worker.training.hashing import exchanged_sha256
 from taihu.worker.training.plan_follower import group_measurement
 from taihu.worker.training.step_driver import StepDriver
-
-__all__ = ["Rounds", "exchange_rounds"]
 
 _TRIAL = 6
 _TURN = 2

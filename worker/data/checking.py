@@ -13,8 +13,6 @@ from taihu.worker.data.base.defects import Defects
 from taihu.worker.data.base.sources import check_sources, folder_kind, missing_package
 from taihu.worker.data.load import load_dataset
 
-__all__ = ["CheckedData", "check_data"]
-
 
 @dataclass(frozen=True)
 class CheckedData:

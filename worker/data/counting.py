@@ -20,8 +20,6 @@ from taihu.worker.data.base.sources import (
     folder_kind,
 )
 
-__all__ = ["count_training_samples"]
-
 # A CSV file has to be read to be counted; more than this is left to the workers, who read it anyway.
 _MOST_BYTES_READ: Final = 16 << 20
 

@@ -26,8 +26,6 @@ from taihu.worker.data.own.inputs import Paired
 from taihu.worker.data.own.text_files import load_own_text
 from taihu.worker.data.resize import ResizedExamples
 
-__all__ = ["load_dataset", "with_statistics"]
-
 
 def load_dataset(settings: DataSettings, model: str = "", known: AsTrained = NOTHING_KNOWN) -> Dataset:
     """Load a built-in data set, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.

@@ -37,7 +37,7 @@ class Beside:
     """Parts that an exchange is given beside job, plan and arenas; see `Exchange` and `InitialParameters`."""
 
     initial: InitialParameters | None = None
-    on_compressed: Callable[[Outcome], None] = lambda _: None
+    on_compressed: Callable[[Outcome], None] | None = None
     tracer: Tracer | None = None
     on_failure: Callable[[TaihuError], None] = lambda _: None
     recorder: Recorder = field(default_factory=Recorder.off)

@@ -280,7 +280,7 @@ def _through_servers(  # noqa: PLR0917 - what `take_part` is given
     generation: Generation,
 ) -> Iterator[Session]:
     incarnation = new_incarnation()
-    with CoordinatorClient(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
+    with CoordinatorClient.at(coordinator_address(job), job, MemberId(Role.WORKER, rank), incarnation) as client:
         addresses = client.join(layout=exchanged.layout, length=length, begun=generation.begun)
         reporting.chaos.passes(Point.JOIN)
         with failure_reported(client):

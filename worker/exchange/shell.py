@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +25,7 @@ from taihu.core.job import Job
 from taihu.core.optimization import LossScale
 from taihu.core.process.background import TaskThread
 from taihu.core.process.programs.preparation import give_back_freed_memory
+from taihu.core.system.threads import Condition
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At
@@ -96,7 +96,7 @@ class Exchange:
         make_route: Callable[[RouteEvents], Route],
         compressor: GroupCompressor | None = None,
         scheduled: ScheduledRates | None = None,
-        on_compressed: Callable[[Outcome], None] = lambda _: None,
+        on_compressed: Callable[[Outcome], None] | None = None,
         on_failure: Callable[[TaihuError], None] = lambda _: None,
         recording: Recording | None = None,
         clock: Clock | None = None,
@@ -110,7 +110,7 @@ class Exchange:
         self._on_failure = on_failure
         self._recording = recording or Recording(Recorder.off(), arenas)
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._failure: TaihuError | None = None
         # The group that the training thread waits for; -1 for none.
         self._awaited = -1
@@ -232,7 +232,7 @@ class Exchange:
 
     def push(self, group: int) -> None:
         """Send the group's gradients; returns at once, unless workers have to agree whether to skip the step."""
-        fits = self._memory.narrow(group)
+        fits = not self._memory.narrows or self._memory.narrow(group)
         self._times[group].ready_s = self._clock.now()
         self._do(self._told(partial(self._protocol.ready, group, fits=fits)))
 
@@ -262,7 +262,8 @@ class Exchange:
             self._read(self._protocol.parameters.forward_reading(group))
         else:
             self.complete(group)
-        self._recording.read(group, self._protocol.at.step)
+        if self._recording.enabled:
+            self._recording.read(group, self._protocol.at.step)
 
     def recall(self, group: int, *, ahead: bool = True) -> None:
         """Return when the group's parameters, which are complete, are in the arena.
@@ -470,7 +471,7 @@ class Exchange:
                     self._widen(group)
                 case Agree(overflowed):
                     skipped = self._route.agree_on_skipping(overflowed=overflowed)
-                    if skipped:
+                    if skipped and self._recording.enabled:
                         self._recording.skipped(self._protocol.at)
                     self._do(self._told(partial(self._protocol.agreed, skipped=skipped)))
                 case Cancel(at):
@@ -521,7 +522,8 @@ class Exchange:
                 partial(self._compress, self._compressor, group, self._protocol.at, times, self._layer_rates)
             )
             return
-        self._recording.pushed(group, self._protocol.at)
+        if self._recording.enabled:
+            self._recording.pushed(group, self._protocol.at)
         times.submitted(self._clock.now())
         times.sent(self._route.send(group, loss_scale=self.loss_scale, skipped=skipped))
 
@@ -534,14 +536,19 @@ class Exchange:
         rates: NDArray[np.float64] | None,
     ) -> None:
         start = self._clock.now()
-        selection = self._recording.compress(compressor, group, at, rates)
+        if self._recording.enabled:
+            selection = self._recording.compress(compressor, group, at, rates)
+        else:
+            selection = compressor.compress(group, at.step, rates=rates)
         times.compressed(selection)
         # All that others send may be here before this thread goes on: the step has ended then.
         times.packed(start, self._clock.now())
         times.sent(self._route.send_selected(group, selection, compressor))
         times.packed(start, self._clock.now())
-        self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
-        self._on_compressed(selection.outcome)
+        if self._tracer.enabled:
+            self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
+        if self._on_compressed is not None:
+            self._on_compressed(selection.outcome)
 
     def _widen(self, group: int) -> None:
         self._memory.widen(group)
@@ -550,7 +557,7 @@ class Exchange:
 
     def _trace_fetch(self, group: int) -> None:
         (step, asked_s), self._asked[group] = self._asked[group], (0, 0.0)
-        if step:
+        if step and self._tracer.enabled:
             self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=step, group=group)
 
     def _updated(self, part: Updated) -> None:

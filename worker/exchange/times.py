@@ -65,7 +65,8 @@ class GroupTimes:
 
     def updated(self, sent_bytes: int, received_bytes: int, completed_s: float | None) -> None:
         """One part has been summed, at `completed_s` if that is another instant than now, and updated."""
-        self.sent(sent_bytes)
+        if sent_bytes:
+            self.bytes_up += sent_bytes
         self.bytes_down += received_bytes
         if completed_s is not None:
             self.first_completed_s = min(self.first_completed_s, completed_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,7 @@ from numpy.typing import NDArray
 
 from taihu.core.job import Job
 from taihu.core.traits.stages import STAGES, Stage
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
-from taihu.core.wire.frames.headers import ValueType
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE, ValueType
 from taihu.core.wire.links.shared_memory import SharedBuffer, allocate_values
 from taihu.worker.memory.half_arenas import HalfArenas
 from taihu.worker.memory.pages import Pages
@@ -36,17 +36,17 @@ class Arenas:
     half: HalfArenas | None = None
     gradient_type: ValueType = ValueType.FP32
 
-    @property
+    @cached_property
     def value_type(self) -> ValueType:
         """The type of values that are exchanged."""
         return self.gradient_type if self.half is None else self.half.value_type
 
-    @property
+    @cached_property
     def sent(self) -> NDArray[Any]:
         """The gradients as they are sent, shape (elements,), of the dtype of `value_type`."""
         return self.gradients if self.half is None else self.half.gradients
 
-    @property
+    @cached_property
     def received(self) -> NDArray[Any]:
         """The parameters as they come, shape (elements,), of the dtype of `value_type`."""
         return self.parameters if self.half is None else self.half.parameters

@@ -14,10 +14,15 @@ class GroupMemory:
     """Acts as the step protocol says; nothing is decided here. One thread at a time touches the same group.
 
     `shares_sums` values are added up in 16 bits, so that each must be so much smaller than what they can hold.
+
+    Attributes:
+        narrows: whether there are 16-bit values, which a group has to be made before it is sent.
+        sizes: elements of each group.
     """
 
     def __init__(self, arenas: Arenas, plan: Plan, *, shares_sums: int = 1) -> None:
         self._arenas = arenas
+        self.narrows = arenas.half is not None
         self._bounds = group_bounds(plan.layout, plan.groups)
         self._largest = LARGEST[arenas.half.kind] / shares_sums if arenas.half is not None else 0.0
         self.sizes = [stop - start for start, stop in self._bounds]

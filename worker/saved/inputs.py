@@ -20,8 +20,6 @@ from taihu.worker.data.base.sources import missing_package
 from taihu.worker.data.own.images.bad_image import BadImageError
 from taihu.worker.saved.metadata import SavedModel
 
-__all__ = ["Samples", "read_samples"]
-
 _ARRAY_NAMES: Final = ("x_test", "x", "test_images", "images", "inputs")
 _TABLES: Final = (".csv", ".tsv", ".parquet")
 _PACKED: Final = (".gz", ".bz2", ".xz")

@@ -14,8 +14,7 @@ from taihu.core.optimization import OptimizerState
 from taihu.core.planner.fc_mode import FcJob, FcLinks, choose_fc
 from taihu.core.planner.groups import cap_groups, plan_groups
 from taihu.core.planner.memory import MemoryJob, server_memory, worker_memory
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
-from taihu.core.wire.frames.headers import ValueType
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE, ValueType
 from taihu.worker.engine import Model
 from taihu.worker.fc.connected import Spreadable, spreadable
 

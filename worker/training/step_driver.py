@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,12 +11,51 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import RunError
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
-from taihu.core.planner.groups import GroupCountdown
-from taihu.worker.exchange.shell import Exchange
+from taihu.core.model.layout import Layout
+from taihu.core.planner.groups import Group, group_of_layer
 
-__all__ = ["StepDriver", "Wait"]
+if TYPE_CHECKING:
+    # It brings gRPC, which who counts tensors alone does not need.
+    from taihu.worker.exchange.shell import Exchange
+
+__all__ = ["GroupCountdown", "StepDriver", "Wait"]
 
 Wait = Callable[[int], None]
+
+
+class GroupCountdown:
+    """The tensors of each group whose gradients a step has not brought yet; `begin` comes before every step.
+
+    Layers are told of in any order. `missing[group]` counts down to 0.
+    """
+
+    def __init__(self, layout: Layout, groups: Sequence[Group]) -> None:
+        self.group_of = group_of_layer(tuple(groups))
+        self._tensors = [len(layer.tensors) for layer in layout.layers]
+        self.missing = [0] * len(groups)
+
+    def begin(self) -> None:
+        """Every tensor is missing again."""
+        self.missing = [0] * len(self.missing)
+        for group, tensors in zip(self.group_of, self._tensors, strict=True):
+            self.missing[group] += tensors
+
+    def ready(self, layer: int, tensors: int | None = None) -> int | None:
+        """Count tensors of a layer that are there, by default all of it; returns the group that this completes.
+
+        Raises:
+            RunError: the layer has brought more gradients than it has tensors.
+        """
+        group = self.group_of[layer]
+        count = self._tensors[layer] if tensors is None else tensors
+        if self.missing[group] < count:
+            raise RunError(f"layer {layer} has brought more gradients than it has tensors")
+        self.missing[group] -= count
+        return None if self.missing[group] else group
+
+    def end(self, group: int) -> None:
+        """Nothing of a group is missing any more: all of it is there, or none of it comes."""
+        self.missing[group] = 0
 
 
 class StepDriver:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from crc32c import crc32c
 
 from benchmarks.inputs.fuzzing.target import Target
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, sum_number
 from taihu.allreduce.ring.passes import flat_pass
 from taihu.core.base.errors import MemberLostError, TaihuError
-from taihu.core.wire.frames.checksum import checksum_of
 
 __all__ = ["TARGETS", "frame", "word"]
 
@@ -27,13 +27,13 @@ _MAGIC: Final = 0x67726874
 
 
 def _sealed(covered: bytes) -> bytes:
-    return covered + _CHECKSUM.pack(checksum_of(covered))
+    return covered + _CHECKSUM.pack(crc32c(covered))
 
 
 def frame(index: int, values: bytes, *, flags: int = 0) -> bytes:
     """A frame of the first sum as a neighbour sends it."""
     number = sum_number(1, flat_pass(0, 2, _COUNT, 4), "fp32", mean=False)
-    return _sealed(_HEADER.pack(_MAGIC, flags, number, index, len(values), checksum_of(values))) + values
+    return _sealed(_HEADER.pack(_MAGIC, flags, number, index, len(values), crc32c(values))) + values
 
 
 def word(kind: int, index: int) -> bytes:
@@ -45,7 +45,7 @@ def _whole(data: bytes) -> bytes:
     """A first frame with right checksums: a changed one would be damaged, and nothing behind them be reached."""
     size = _HEADER.size + _CHECKSUM.size
     covered, values = data[: _HEADER.size - 4].ljust(_HEADER.size - 4, b"\0"), data[size : size + 2 * _COUNT]
-    return _sealed(covered + _CHECKSUM.pack(checksum_of(values))) + data[size:]
+    return _sealed(covered + _CHECKSUM.pack(crc32c(values))) + data[size:]
 
 
 def _neighbours(_: Path) -> Callable[[bytes], object]:

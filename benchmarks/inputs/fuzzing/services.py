@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 import grpc
 import numpy as np
@@ -13,14 +13,15 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from benchmarks.inputs.fuzzing.target import Target
-from benchmarks.inputs.fuzzing.wire import header, sealed_frame, unsealed
+from benchmarks.inputs.fuzzing.wire import header, read, sealed_frame, unsealed
 from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
+from taihu.core.coordination.control.ways import UPDATES
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.membership.agreement import Agreement
 from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.membership.membership import Membership
-from taihu.core.coordination.membership.messages import updates_from_message, updates_to_message
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.plans.planning import Planning
@@ -33,14 +34,14 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import Shard
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.optimizers import OPTIMIZERS
-from taihu.core.wire.frames.codec import encode_frame, frame_from_message
-from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType, frame_of
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType, dense_values, frame_of
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates
 from taihu.protos import coordinator_pb2 as pb
 from taihu.protos import parameter_server_pb2
-from taihu.ps_server.initialization import Initialization
 from taihu.ps_server.server_shard import ServerShard
+from taihu.ps_server.shard_holder import Initialization
 
 __all__ = ["TARGETS"]
 
@@ -102,7 +103,7 @@ def _coordinator(job: Job) -> tuple[Membership, CoordinatorServicer]:
         layout = _LAYOUT if member.role is Role.WORKER else None
         membership.admission.join(member, life, job=job.name, digest=job.digest, now=5.0, layout=layout)
     coordinator = Coordinator(membership, lambda layout: Planning(job, layout, one_host=True), _Clock())
-    return membership, CoordinatorServicer(coordinator)
+    return membership, CoordinatorServicer(Desk(coordinator))
 
 
 def _state(membership: Membership) -> object:
@@ -140,7 +141,7 @@ def _member_calls(_: Path) -> Callable[[bytes], object]:
     def call(data: bytes) -> object:
         name, request = _request(data)
         _, servicer = _coordinator(job)
-        return getattr(servicer, name)(request, _Context())
+        return servicer.answer(name, request, cast("grpc.ServicerContext", _Context()))
 
     return call
 
@@ -158,7 +159,7 @@ def _strangers_calls(_: Path) -> Callable[[bytes], object]:
         if "member" in request.DESCRIPTOR.fields_by_name and request.member.incarnation in _LIVES.values():
             request.member.incarnation = 7
         try:
-            return getattr(servicer, name)(request, _Context())
+            return servicer.answer(name, request, cast("grpc.ServicerContext", _Context()))
         finally:
             assert _state(membership) == before, f"{name} of a stranger has changed the run"  # noqa: S101
 
@@ -240,7 +241,7 @@ def _update_rules(_: Path) -> Callable[[bytes], object]:
             message = pb.UpdateRules.FromString(data)
         except DecodeError as error:
             raise DamagedFrameError(str(error)) from None
-        return updates_from_message(message)
+        return UPDATES.of(message)
 
     return call
 
@@ -252,24 +253,24 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
         except DecodeError as error:
             raise DamagedFrameError(str(error)) from None
         initial = Initialization("job", _PLAN, Shard(_LAYOUT, 1, 0), shared=False)
-        initial.write(*frame_from_message(request.frame))
+        frame = read(request.frame)
+        initial.write(frame.header, dense_values(frame))
         return initial
 
     return call
 
 
 def _rules() -> bytes:
-    message = updates_to_message(
-        UpdateRules((OptimizerSettings(name=OPTIMIZERS["adam"]),), (0.0, 0.1), (0, 1), (0, 0))
-    )
-    return b"" if message is None else message.SerializeToString()
+    rules = UpdateRules((OptimizerSettings(name=OPTIMIZERS["adam"]),), (0.0, 0.1), (0, 1), (0, 0))
+    message: pb.UpdateRules = UPDATES.to(rules)
+    return message.SerializeToString()
 
 
 def _initial() -> bytes:
     request = parameter_server_pb2.InitializeRequest()
     first = Shard(_LAYOUT, 1, 0).state_frames(_PLAN.frame_elements)[0]
     head = FrameHeader(Sender("job", 7, 0), At(1, 0).range(first), Parameters())
-    request.frame.MergeFromString(encode_frame(head, [np.ones(first.count, dtype=np.float32)]))
+    request.frame = message_of(head, [np.ones(first.count, dtype=np.float32)])
     return request.SerializeToString()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from crc32c import crc32c
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
@@ -20,9 +21,7 @@ from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, 
 from taihu.core.base.errors import FrameError, SharedMemoryError, TaihuError
 from taihu.core.planner.groups import Group
 from taihu.core.wire.base.patience import Patience
-from taihu.core.wire.frames.checksum import checksum_of
-from taihu.core.wire.frames.codec import encode_frame, layout_from_message, read_frame
-from taihu.core.wire.frames.direct_header import check_header, pack_header, unpack_header
+from taihu.core.wire.frames.format import HEADER_BYTES, message_of, open_header, pack_header, read_message
 from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import (
@@ -34,54 +33,57 @@ from taihu.core.wire.frames.kinds import (
     RingSegment,
     SparseMessage,
 )
-from taihu.core.wire.links.direct_frames import HEADER_BYTES, DirectReceiver
+from taihu.core.wire.frames.layouts import layout_from_message
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox
+from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.core.wire.links.socket_pipe import SocketPipe
 from taihu.kernels.packing.few_bits import read_codes
 from taihu.kernels.packing.pack import pack, packed_bound, unpack
 from taihu.protos import parameter_server_pb2, tensor_pb2
 
-__all__ = ["TARGETS", "sealed", "sealed_frame"]
+__all__ = ["TARGETS", "header", "read", "sealed", "sealed_frame", "unsealed"]
 
-_SIZES: Final = struct.Struct("<H")
+_COVERED_BYTES: Final = HEADER_BYTES - 4
+_SIZE, _SIZE_AT = struct.Struct("<Q"), 52
+_CHECKSUM: Final = struct.Struct("<I")
 _BOUNDS: Final = np.array([[0, 40], [50, 51], [60, 1000]], dtype=np.int64)
 _SENDER: Final = Sender("job", 7, 2)
 _ONES: Final = np.ones(8, dtype=np.float32)
 
 
 def header(kind: Kind, encoding: Encoding = Encoding.DENSE, elements: int = 8, **more: Any) -> FrameHeader:
+    """A header of worker 2."""
     return FrameHeader(_SENDER, Address(At(1, 1), 0, 0, elements), kind, encoding, **more)
 
 
 def sealed(data: bytes) -> bytes:
-    """The message of a frame with right checksums: two bytes of `data` say how long its header is, a protobuf.
+    """The message of a frame with right checksums and size: a header without its last, and a payload.
 
     A changed message would be damaged, and nothing behind the checksums be reached.
     """
-    size = _SIZES.unpack(data[:2])[0] if len(data) >= 2 else 0
-    head, payload = data[2 : 2 + size], data[2 + size :]
-    frame = tensor_pb2.Frame(payload=payload)
-    try:
-        frame.header.MergeFromString(head)
-    except DecodeError:
-        raise FrameError("no header") from None
-    frame.header.ClearField("checksum")
-    frame.header.ClearField("padding")
-    frame.header.payload_checksum = checksum_of(payload)
-    frame.header.checksum = checksum_of(frame.header.SerializeToString())
-    return frame.SerializeToString()
+    covered = bytearray(data[:_COVERED_BYTES].ljust(_COVERED_BYTES, b"\0"))
+    payload = data[_COVERED_BYTES:]
+    _SIZE.pack_into(covered, _SIZE_AT, len(payload))
+    _CHECKSUM.pack_into(covered, _COVERED_BYTES - _CHECKSUM.size, crc32c(payload))
+    return bytes(covered) + _CHECKSUM.pack(crc32c(covered)) + payload
 
 
 def unsealed(header: FrameHeader, *pieces: NDArray[Any]) -> bytes:
     """The bytes that `sealed` makes the frame of."""
-    frame = tensor_pb2.Frame.FromString(encode_frame(header, pieces))
-    head = frame.header.SerializeToString()
-    return _SIZES.pack(len(head)) + head + frame.payload
+    message = message_of(header, pieces)
+    return message[:_COVERED_BYTES] + message[HEADER_BYTES:]
+
+
+def read(message: bytes) -> Frame:
+    """The frame of a message of worker 2."""
+    return read_message(message, _SENDER, "worker 2")[0]
 
 
 def sealed_frame(data: bytes) -> Frame:
     """The frame of `sealed`."""
-    return read_frame(sealed(data))
+    return read(sealed(data))
 
 
 def _sections() -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.int32]]:
@@ -100,12 +102,12 @@ def _frames() -> list[bytes]:
         unsealed(header(RingSegment(0)), _ONES),
         unsealed(header(ActivationPart(1)), _ONES),
         unsealed(header(SparseMessage(0), Encoding.SPARSE, 1000, selected=6), values, sections),
-        unsealed(header(Farewell("out of paper"), Encoding.NONE, 0)),
+        unsealed(header(Farewell(), Encoding.TEXT, 0, selected=12), np.frombuffer(b"out of paper", dtype=np.uint8)),
     ]
 
 
 def _written(_: Path) -> Callable[[bytes], object]:
-    return read_frame
+    return read
 
 
 def _resealed(_: Path) -> Callable[[bytes], object]:
@@ -134,17 +136,15 @@ def _metadata(_: Path) -> Callable[[bytes], object]:
     return call
 
 
-def _seal_direct(data: bytes) -> bytes:
-    """Headers of a connection with right checksums."""
-    covered = data[: HEADER_BYTES - 4].ljust(HEADER_BYTES - 4, b"\0")
-    return covered + checksum_of(covered).to_bytes(4, "little")
+def _sealed_header(data: bytes) -> bytes:
+    """A header with a right checksum, whatever it says of its payload."""
+    covered = data[:_COVERED_BYTES].ljust(_COVERED_BYTES, b"\0")
+    return covered + _CHECKSUM.pack(crc32c(covered))
 
 
-def _direct_header(_: Path) -> Callable[[bytes], object]:
+def _header(_: Path) -> Callable[[bytes], object]:
     def call(data: bytes) -> object:
-        buffer = memoryview(_seal_direct(data))
-        check_header(buffer)
-        return unpack_header(buffer, _SENDER, "worker 2")
+        return open_header(memoryview(_sealed_header(data)), _SENDER, "worker 2")
 
     return call
 
@@ -157,10 +157,10 @@ def _connection(_: Path) -> Callable[[bytes], object]:
         lost: list[TaihuError] = []
         sink = Sink((Gradients,), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
         near, far = socket.socketpair()
-        receiver = DirectReceiver(far, origin, sink, lost.append)
+        receiver = SocketPipe(far, Outbox("worker 2"), Inbox(origin, sink), PipeEvents(lost.append))
         with near:
-            near.sendall(_seal_direct(data) + data[HEADER_BYTES:])
-        receiver.join()
+            near.sendall(_sealed_header(data) + data[HEADER_BYTES:])
+        receiver.drain()
         receiver.close()
         for error in lost:
             assert "internal error" not in str(error), error  # noqa: S101
@@ -228,7 +228,13 @@ def _ring(_: Path) -> Callable[[bytes], object]:
         operation = Operation(OperationKey(At(1, 1), 0), values, ValueType.FP32, ring)
         operations._running[operation.key] = operation  # no links: nothing is sent
         try:
-            operations.sink.take_any(frame)
+            sink = operations.sink
+            if not isinstance(frame.header.kind, sink.kinds):
+                raise frame.header.unexpected(*sink.kinds)
+            if frame.header.is_dense:
+                sink.take(frame.header, [frame.values], False)
+            else:
+                sink.take_frame(frame)
         except TaihuError:
             assert not values.any(), "a refused frame has changed the sum"  # noqa: S101
             raise
@@ -243,9 +249,9 @@ def _descriptors() -> SharedDescriptor:
     return SharedDescriptor(boot, name, bytes(16), 4096)
 
 
-_DIRECT: Final = [
-    pack_header(header(Gradients()), 32, checksum_of(_ONES.tobytes())) + _ONES.tobytes(),
-    pack_header(header(RingSegment(1)), 32, checksum_of(_ONES.tobytes())) + _ONES.tobytes(),
+_HEADERS: Final = [
+    pack_header(header(Gradients()), 32, crc32c(_ONES.tobytes())) + _ONES.tobytes(),
+    pack_header(header(RingSegment(1)), 32, crc32c(_ONES.tobytes())) + _ONES.tobytes(),
     pack_header(header(SparseMessage(0), Encoding.SPARSE, 8, selected=1), 5, 0) + bytes(5),
 ]
 
@@ -257,8 +263,8 @@ TARGETS: Final = (
     Target("sealed_frame", _resealed, (FrameError,), _frames()),
     Target("layout", _layout, (FrameError,), [_LAYOUT.SerializeToString()]),
     Target("metadata", _metadata, (FrameError,), [b"job\x003\x0077"]),
-    Target("direct_header", _direct_header, (FrameError,), _DIRECT),
-    Target("connection", _connection, (TaihuError,), _DIRECT),
+    Target("header", _header, (FrameError,), _HEADERS),
+    Target("connection", _connection, (TaihuError,), _HEADERS),
     Target("sections", _unpack, (ValueError,), [bytes((6,)) + _sections()[1].tobytes()]),
     Target("few_bits", _few_bits, (ValueError,), [bytes((0x70, 0xE1, 0x7C))]),
     Target("ring", _ring, (FrameError,), _frames()),

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-import grpc
-
 from taihu.core.base.errors import ConfigError, StaleError
-from taihu.core.base.words import told
 from taihu.core.coordination.agents.hosting import Agents
-from taihu.core.coordination.membership import messages
+from taihu.core.coordination.control.asks import Assigned, Attend
+from taihu.core.coordination.control.control import Call
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
-from taihu.core.wire.serving.server import remaining_s
-from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["NEEDED_BY_AGENTS", "attend"]
 
@@ -23,25 +19,21 @@ NEEDED_BY_AGENTS: Final = "agents need checkpoint.dir, a folder that all machine
 _SHARE: Final = 0.5
 
 
-def attend(
-    coordinator: SharedMembership, agents: Agents, request: pb.AttendRequest, context: grpc.ServicerContext
-) -> pb.AttendResponse:
+def attend(coordinator: SharedMembership, agents: Agents, ask: Attend, caller: Call) -> Assigned:
     """Note that an agent is there; answer as soon as it is to run other ranks or the run has ended, or in a while.
 
     Raises:
         StaleError: it belongs to another job.
         ConfigError: it has other settings, or as many agents are there as may be.
     """
-    life, runs = request.agent, tuple(sorted(request.runs))
+    life, runs = ask.agent, tuple(sorted(ask.runs))
     with coordinator.changing() as (membership, now):
-        if request.job != membership.roster.job:
-            raise StaleError(f"this is job {membership.roster.job!r}, not {request.job!r}; check the address")
-        if request.settings_digest != agents.digest:
-            raise ConfigError(
-                f"agent {told(request.name)}: its job has other settings than the run's; give it the same"
-            )
+        if ask.job != membership.roster.job:
+            raise StaleError(f"this is job {membership.roster.job!r}, not {ask.job!r}; check the address")
+        if ask.settings_digest != agents.digest:
+            raise ConfigError(f"agent {ask.name}: its job has other settings than the run's; give it the same")
         with agents.changing() as attendance:
-            call = attendance.attends(life, told(request.name), runs, leaves=request.leaves, now=now)
+            call = attendance.attends(life, ask.name, runs, leaves=ask.leaves, now=now)
         agents.look(membership, now)
     is_answered = False
 
@@ -50,18 +42,14 @@ def attend(
             with coordinator.changing() as (_, now), agents.changing() as attendance:
                 attendance.hung_up(life, call, now)
 
-    context.add_callback(ended)
+    caller.when_ended(ended)
 
     def has_news(membership: Membership) -> bool:
         with agents.changing() as attendance:
             return attendance.ranks_of(life) != runs or membership.outcome.state.is_final
 
-    coordinator.wait_for(has_news, min(agents.held_s, _SHARE * remaining_s(context)))
+    coordinator.wait_for(has_news, min(agents.held_s, _SHARE * caller.left_s()))
     with coordinator.changing() as (membership, _), agents.changing() as attendance:
         is_answered = True
-        return pb.AttendResponse(
-            ranks=attendance.ranks_of(life),
-            state=messages.state_to_message(membership.outcome.state),
-            reason=membership.outcome.reason,
-            awaited=attendance.awaited,
-        )
+        outcome = membership.outcome
+        return Assigned(attendance.ranks_of(life), outcome.state, outcome.reason, attendance.awaited)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from taihu.core.base.errors import RecoveringError, RunError
+from taihu.core.base.words import Line
 
-__all__ = ["Begun", "MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
+__all__ = ["Begun", "Life", "MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
 
 
 class Role(Enum):
@@ -49,6 +50,14 @@ class MemberId:
 
 
 @dataclass(frozen=True)
+class Life:
+    """A member in one life of its process, by which it is known until it ends."""
+
+    member: MemberId
+    incarnation: int
+
+
+@dataclass(frozen=True)
 class Begun:
     """A generation of members that may be joined.
 
@@ -64,7 +73,7 @@ class Begun:
     step: int = 0
     compression: Mapping[str, str] = field(default_factory=dict)
     is_trial: bool = False
-    because: str = ""
+    because: Line = ""
 
 
 @dataclass(frozen=True)
@@ -101,17 +110,17 @@ class Progress:
     selected_ratio: float = 1.0
     threshold_drift_ratio: float = 0.0
     update_seconds: float = 0.0
-    test_metric: str = ""
+    test_metric: Line = ""
     test_value: float = 0.0
     tests: int = 0
-    path: str = ""
+    path: Line = ""
     moves: int = 0
-    waits_for: str = ""
-    busy_with: str = ""
+    waits_for: Line = ""
+    busy_with: Line = ""
     in_step_seconds: float = 0.0
     slow_after_seconds: float = 0.0
     begun: tuple[int, ...] = ()
-    waits_in: str = ""
+    waits_in: Line = ""
 
 
 @dataclass

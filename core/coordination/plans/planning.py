@@ -24,8 +24,7 @@ from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.partition import SPARSE_FRAME_ELEMENTS
 from taihu.core.planner.profile import Compression, LinkCost, Profile
 from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm, SparseWorkload, choose
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
-from taihu.core.wire.frames.headers import ValueType
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE, ValueType
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 
 __all__ = ["FRAME_BYTES", "Planning", "first_plan", "frame_elements_of", "is_computed", "planned_compression"]

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import grpc
 
-from taihu.core.base.errors import PeerUnreachableError
+from taihu.core.base.errors import PeerUnreachableError, TaihuError
 from taihu.core.wire.base.clock import Clock
-from taihu.core.wire.base.status import error_class, error_from_rpc
+from taihu.core.wire.base.status import error_from_rpc
 
-__all__ = ["backoff_seconds", "call_until_reachable"]
+__all__ = ["backoff_seconds", "call_until_reachable", "until_answered"]
 
 T = TypeVar("T")
 
@@ -24,7 +24,6 @@ _LONGEST_DELAY_S = 2.0
 _CUT = ("Verification Check failed", "andshake", "Socket closed")
 # gRPC's words where a name is not known.
 _UNKNOWN = re.compile(r"(?:errors resolving|resolution failed for) (?:dns:/*)?(\[[^\]]*\]|[^\s:]+)")
-_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def backoff_seconds() -> Iterator[float]:
@@ -33,7 +32,7 @@ def backoff_seconds() -> Iterator[float]:
         yield min(_FIRST_DELAY_S * 2 ** min(attempt, 16), _LONGEST_DELAY_S)
 
 
-def call_until_reachable(
+def until_answered(
     call: Callable[[float], T],
     *,
     peer: str,
@@ -44,8 +43,8 @@ def call_until_reachable(
 ) -> T:
     """Call `call(remaining_seconds)` until its peer answers, or `gives_up()` says that nobody waits any more.
 
-    Tried again are UNAVAILABLE and CANCELLED, with which a server that ends cuts the calls in progress, and calls
-    without an answer after `attempt_s`.
+    Tried again is a call that found nobody, or was cut, as a server that ends cuts the calls in progress, and one
+    that has no answer after `attempt_s`.
 
     Raises:
         PeerUnreachableError: nobody answered within `timeout_s`, the message names `peer` and the time; or it was
@@ -61,18 +60,38 @@ def call_until_reachable(
             raise PeerUnreachableError(f"{peer}: nobody waits for its answer any more")
         try:
             return call(min(remaining, attempt_s))
-        except grpc.RpcError as error:
-            code = error.code() if isinstance(error, grpc.Call) else None
-            is_late = code is grpc.StatusCode.DEADLINE_EXCEEDED
-            if is_late and remaining <= attempt_s:
+        except TaihuError as error:
+            if error.was_said:
+                raise
+            if isinstance(error, PeerUnreachableError) and remaining <= attempt_s:
                 break
-            if not (is_late or code in _AWAY) or error_class(error):
-                raise error_from_rpc(error, peer) from None
-            told = str(error.details()) if isinstance(error, grpc.Call) else ""
+            told = str(error)
         clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
     raise PeerUnreachableError(
         f"{peer}: no answer within {timeout_s:g} s; check the address and that it has been started, "
         f"or raise cluster.connect_timeout_s{_of_name(told)}{_of_tls(told)}"
+    )
+
+
+def call_until_reachable(
+    call: Callable[[float], T],
+    *,
+    peer: str,
+    timeout_s: float,
+    clock: Clock,
+    attempt_s: float = math.inf,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> T:
+    """As `until_answered`, of a `call` that raises errors of gRPC."""
+
+    def answered(remaining_s: float) -> T:
+        try:
+            return call(remaining_s)
+        except grpc.RpcError as error:
+            raise error_from_rpc(error, peer) from None
+
+    return until_answered(
+        answered, peer=peer, timeout_s=timeout_s, clock=clock, attempt_s=attempt_s, gives_up=gives_up
     )
 
 

@@ -42,6 +42,7 @@ _BY_CODE: dict[grpc.StatusCode, type[TaihuError]] = {
     grpc.StatusCode.UNAUTHENTICATED: errors.RefusedError,
     grpc.StatusCode.PERMISSION_DENIED: errors.RefusedError,
 }
+_UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def abort(context: grpc.ServicerContext, error: TaihuError) -> NoReturn:
@@ -55,7 +56,7 @@ def abort(context: grpc.ServicerContext, error: TaihuError) -> NoReturn:
 
 
 def error_from_rpc(error: grpc.RpcError, peer: str) -> TaihuError:
-    """The error that `peer` (a description such as `server 1 at 10.0.0.2:7070`) meant."""
+    """The error that `peer` (a description such as `server 1 at 10.0.0.2:7070`) meant; see `TaihuError.was_said`."""
     if not isinstance(error, grpc.Call):
         return errors.RunError(f"{peer}: {error}")
     details = told(str(error.details()))
@@ -65,7 +66,9 @@ def error_from_rpc(error: grpc.RpcError, peer: str) -> TaihuError:
     shown = f"{peer}: {error.code().name}: {details}"
     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return errors.ConfigError(f"{shown}; what listens there is something else: check the address")
-    return _BY_CODE.get(error.code(), errors.RunError)(shown)
+    made = _BY_CODE.get(error.code(), errors.RunError)(shown)
+    made.was_said = error.code() not in _UNANSWERED
+    return made
 
 
 def error_class(error: grpc.RpcError) -> type[TaihuError] | None:

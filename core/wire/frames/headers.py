@@ -1,7 +1,6 @@
-"""Frames and their headers: who sends what, the address of the values, and how they are encoded. Pure.
+"""Frames and their headers: sender, kind, address of the values, and their encoding. Pure.
 
-A frame is the same whatever carries it; `taihu.core.wire.frames.codec` writes it as a protobuf message, and
-`taihu.core.wire.links.direct_frames` a header of fixed size before its values.
+`taihu.core.wire.frames.format` has their bytes.
 """
 
 from __future__ import annotations
@@ -9,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError
+from taihu.core.base.words import told
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, K, Kind
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
@@ -23,6 +23,7 @@ from taihu.kernels.packing.few_bits import FEW_BITS, STEP_BYTES, codes_bytes, re
 from taihu.kernels.packing.pack import unpack
 
 __all__ = [
+    "BYTES_PER_VALUE",
     "Address",
     "At",
     "Frame",
@@ -34,7 +35,9 @@ __all__ = [
     "selected_values",
 ]
 
-_WIRE_TYPE = np.dtype("<f4")
+BYTES_PER_VALUE = 4
+"""Bytes of a value in the arenas: fp32."""
+_SELECTING = frozenset((Encoding.SPARSE, Encoding.TEXT))
 # Positions are counted in 64 bits with a sign.
 _MOST_ELEMENTS = (1 << 63) - 1
 
@@ -43,46 +46,43 @@ class ValueType(Enum):
     """Type of the values on the wire; the 16-bit ones travel as codes of `taihu.kernels.base.half` (uint16).
 
     Gradients and parameters of a job are fp32, or 16-bit in mixed precision, sparse values too; fp64 only workers
-    reduce. Sparse values alone have 8, 4 or 2 bits, packed as by `kernels.packing.few_bits` (uint8). The numbers are
-    those of `DataType` in `protos/tensor.proto`.
+    reduce. Sparse values alone have 8, 4 or 2 bits, packed as by `kernels.packing.few_bits` (uint8). The values of
+    the members are their numbers on the wire.
+
+    Attributes:
+        label: the common name.
+        dtype: the little-endian NumPy type that holds such values.
+        half_kind: the name of a 16-bit type in `taihu.kernels.base.half`; None for the others.
+        few_bits: the bits of a value that has 8 or less; 0 for the others.
     """
 
-    FP32 = 1
-    FP16 = 2
-    BF16 = 3
-    FP64 = 4
-    INT8 = 5
-    INT4 = 6
-    INT2 = 7
+    label: str
+    dtype: np.dtype[Any]
+    half_kind: HalfKind | None
+    few_bits: int
+
+    FP32 = 1, "float32", "<f4"
+    FP16 = 2, "float16", "<u2", "fp16"
+    BF16 = 3, "bfloat16", "<u2", "bf16"
+    FP64 = 4, "float64", "<f8"
+    INT8 = 5, "int8", "|u1"
+    INT4 = 6, "int4", "|u1"
+    INT2 = 7, "int2", "|u1"
+
+    def __new__(cls, number: int, label: str, dtype: str, half_kind: HalfKind | None = None) -> Self:
+        """A member whose value is its number."""
+        member = object.__new__(cls)
+        member._value_ = number
+        member.label = label
+        member.dtype = np.dtype(dtype)
+        member.half_kind = half_kind
+        member.few_bits = FEW_BITS.get(label, 0)
+        return member
 
     @classmethod
     def named(cls, name: str) -> ValueType:
         """The type by its name in a job file, for example bf16."""
         return cls[name.upper()]
-
-    @property
-    def label(self) -> str:
-        """Its common name."""
-        labels = {self.FP32: "float32", self.FP16: "float16", self.BF16: "bfloat16", self.FP64: "float64"}
-        return labels.get(self, self.name.lower())
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The little-endian NumPy type that holds such values."""
-        match self:
-            case ValueType.FP32:
-                return _WIRE_TYPE
-            case ValueType.FP64:
-                return np.dtype("<f8")
-            case ValueType.FP16 | ValueType.BF16:
-                return np.dtype("<u2")
-            case _:
-                return np.dtype(np.uint8)
-
-    @property
-    def few_bits(self) -> int:
-        """The bits of a value that has 8 or less; 0 for the others."""
-        return FEW_BITS.get(self.name.lower(), 0)
 
     @property
     def bytes_each(self) -> float:
@@ -92,17 +92,6 @@ class ValueType(Enum):
     def bytes_of(self, count: int) -> int:
         """Bytes of so many values."""
         return codes_bytes(count, self.few_bits) if self.few_bits else count * self.dtype.itemsize
-
-    @property
-    def half_kind(self) -> HalfKind | None:
-        """The name of a 16-bit type in `taihu.kernels.base.half`; None for the others."""
-        match self:
-            case ValueType.FP16:
-                return "fp16"
-            case ValueType.BF16:
-                return "bf16"
-            case _:
-                return None
 
 
 class Range(Protocol):
@@ -153,7 +142,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """The header of a frame; `selected` is the number of values of a sparse one."""
+    """The header of a frame; `selected` is the number of values of a sparse one, or of bytes of a text."""
 
     sender: Sender
     address: Address
@@ -172,7 +161,7 @@ class FrameHeader:
         """Number of values in the payload."""
         if self.encoding is Encoding.DENSE:
             return self.address.elements
-        return self.selected
+        return self.selected if self.encoding is Encoding.SPARSE else 0
 
     @property
     def shared_bytes(self) -> int:
@@ -202,15 +191,16 @@ class FrameHeader:
         offset, count = self.address.offset, self.address.elements
         if self.encoding not in self.kind.encodings:
             raise FrameError(f"{self.sender.label} sent {self.kind.label} with encoding {self.encoding.name.lower()}")
-        if self.selected and self.encoding is not Encoding.SPARSE:
+        if self.selected and self.encoding not in _SELECTING:
             raise FrameError(f"frame encoding {self.encoding.name.lower()}, {self.selected} selected: expected none")
         if payload_bytes > MAX_PAYLOAD_BYTES:
             raise FrameError(f"frame payload of {payload_bytes} bytes: expected at most {MAX_PAYLOAD_BYTES} bytes")
-        held = self.held
-        if self.value_type.few_bits and self.encoding is not Encoding.SPARSE:
+        held, is_sparse = self.held, self.encoding is Encoding.SPARSE
+        if self.value_type.few_bits and not is_sparse:
             raise FrameError(f"frame encoding {self.encoding.name.lower()}, {self.value_type.label}: expected sparse")
         rest = payload_bytes - self.value_type.bytes_of(held)
-        if rest < 0 or (rest and self.encoding is not Encoding.SPARSE) or held > count:
+        behind = self.selected if self.encoding is Encoding.TEXT else 0
+        if rest < behind or (rest > behind and not is_sparse) or held > count:
             raise FrameError(
                 f"frame payload of {payload_bytes} bytes: expected {held} {self.value_type.label} values of "
                 f"{count} elements"
@@ -227,12 +217,17 @@ class Frame:
 
     `values` has shape (count,), or (selected,) when sparse, in the header's type; where this has a few bits they are
     packed codes. `sections`, uint8, says where the values of a sparse frame belong (`kernels.packing.pack`), behind
-    the steps of a few bits, and is empty in a dense one.
+    the steps of a few bits, or is a text; it is empty in a dense one.
     """
 
     header: FrameHeader
     values: NDArray[Any]
     sections: NDArray[np.uint8]
+
+    @property
+    def text(self) -> str:
+        """The words of a text, fit to be shown; "" where there are none."""
+        return told(self.sections.tobytes().decode(errors="replace")) if self.header.encoding is Encoding.TEXT else ""
 
     @property
     def size_bytes(self) -> int:

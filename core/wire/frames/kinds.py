@@ -1,15 +1,23 @@
-"""Kinds of frames: what each says beside its address, and how it may have its values. Pure."""
+"""Kinds of frames: the words of each beside its address, and the encodings that it may have. Pure.
+
+A kind has a `number` on the wire. Its `fields` are packed by `form`, in the notation of `struct`, into at most
+`UNION_BYTES` bytes of a header, and `of` makes the kind of them; it raises ValueError or FrameError where they make
+no sense.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 
 from taihu.core.base.errors import FrameError
 
 __all__ = [
+    "KINDS",
+    "UNION_BYTES",
     "ActivationPart",
     "Encoding",
     "Farewell",
@@ -24,9 +32,12 @@ __all__ = [
     "Summed",
 ]
 
+UNION_BYTES: Final = 12
+"""Bytes of a header that belong to its kind."""
+
 
 class Encoding(Enum):
-    """The way in which a frame has its values; the numbers are those of `Encoding` in `protos/tensor.proto`."""
+    """The way in which a frame has its values; the numbers are those on the wire."""
 
     DENSE = 0
     """A value for every element."""
@@ -36,10 +47,29 @@ class Encoding(Enum):
     """None in the frame: they lie in memory that both sides map."""
     NONE = 3
     """None at all."""
+    TEXT = 4
+    """Words in the place of values: as many bytes of UTF-8 as are selected."""
 
 
 _DENSE = frozenset((Encoding.DENSE,))
+_NONE = frozenset((Encoding.NONE,))
 _ANY_VALUES = frozenset((Encoding.DENSE, Encoding.SPARSE, Encoding.SHARED))
+
+
+class _Plain:
+    """A kind without fields."""
+
+    __slots__ = ()
+    form: ClassVar[str] = ""
+
+    def fields(self) -> tuple[float, ...]:
+        """None."""
+        return ()
+
+    @classmethod
+    def of(cls) -> Self:
+        """The kind."""
+        return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +82,8 @@ class Gradients:
 
     loss_scale: float = 1.0
     skipped: bool = False
+    number: ClassVar[int] = 1
+    form: ClassVar[str] = "fB"
     label: ClassVar[str] = "gradients"
     encodings: ClassVar[frozenset[Encoding]] = _ANY_VALUES
 
@@ -59,24 +91,23 @@ class Gradients:
         if not 0.0 < self.loss_scale < math.inf:
             raise FrameError(f"gradients with loss scale {self.loss_scale}: expected a finite, positive one")
 
+    def fields(self) -> tuple[float, ...]:
+        """The scale and the flag."""
+        return self.loss_scale, self.skipped
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """A worker tells a server the learning rates of a step, before its gradients: 64 bits for each parameter group.
-
-    Without values it takes part by the rates of the others.
-    """
-
-    label: ClassVar[str] = "learning rates"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.DENSE, Encoding.NONE))
+    @classmethod
+    def of(cls, loss_scale: float, skipped: float) -> Self:
+        """Gradients with these fields."""
+        return cls(loss_scale, _flag(skipped))
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(_Plain):
     """A worker asks a server for the parameters as they are after the step."""
 
+    number: ClassVar[int] = 2
     label: ClassVar[str] = "a question"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+    encodings: ClassVar[frozenset[Encoding]] = _NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +120,30 @@ class Summed:
 
     completed_s: float = 0.0
     skipped: bool = False
+    number: ClassVar[int] = 3
+    form: ClassVar[str] = "dB"
     label: ClassVar[str] = "an answer"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset(Encoding)
+    encodings: ClassVar[frozenset[Encoding]] = _ANY_VALUES | _NONE
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.completed_s):
             raise FrameError(f"an answer of {self.completed_s} s: expected a finite time")
 
+    def fields(self) -> tuple[float, ...]:
+        """The instant and the flag."""
+        return self.completed_s, self.skipped
+
+    @classmethod
+    def of(cls, completed_s: float, skipped: float) -> Self:
+        """An answer with these fields."""
+        return cls(completed_s, _flag(skipped))
+
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(_Plain):
     """Parameters as they are after the step: the initial ones, and those that were asked for."""
 
+    number: ClassVar[int] = 4
     label: ClassVar[str] = "parameters"
     encodings: ClassVar[frozenset[Encoding]] = _DENSE
 
@@ -115,8 +158,19 @@ class RingSegment:
 
     hop: int
     gather: int = 0
+    number: ClassVar[int] = 5
+    form: ClassVar[str] = "II"
     label: ClassVar[str] = "a segment of a ring"
     encodings: ClassVar[frozenset[Encoding]] = _DENSE
+
+    def fields(self) -> tuple[float, ...]:
+        """Both numbers."""
+        return self.hop, self.gather
+
+    @classmethod
+    def of(cls, hop: int, gather: int) -> Self:
+        """A segment with these fields."""
+        return cls(hop, gather)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +178,19 @@ class ActivationPart:
     """A part of what one worker sends to another in a transfer, in one of `frames` frames."""
 
     frames: int
+    number: ClassVar[int] = 6
+    form: ClassVar[str] = "I"
     label: ClassVar[str] = "a part of a transfer"
     encodings: ClassVar[frozenset[Encoding]] = _DENSE
+
+    def fields(self) -> tuple[float, ...]:
+        """The number of frames."""
+        return (self.frames,)
+
+    @classmethod
+    def of(cls, frames: int) -> Self:
+        """A part of so many frames."""
+        return cls(frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,29 +199,62 @@ class SparseMessage:
 
     round: int
     part: int = 0
+    number: ClassVar[int] = 7
+    form: ClassVar[str] = "II"
     label: ClassVar[str] = "a sparse message"
     encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.SPARSE,))
 
+    def fields(self) -> tuple[float, ...]:
+        """Both numbers."""
+        return self.round, self.part
+
+    @classmethod
+    def of(cls, round: int, part: int) -> Self:  # noqa: A002 - the field's name
+        """A message with these fields."""
+        return cls(round, part)
+
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
-    """The last word of a worker: why it gives up, to another worker, or that it leaves in good order."""
+class Farewell(_Plain):
+    """The last word of a worker: it leaves in good order or, with a text, says why it gives up."""
 
-    failure: str = ""
+    number: ClassVar[int] = 8
     label: ClassVar[str] = "a farewell"
-    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE,))
+    encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE, Encoding.TEXT))
 
 
-Kind = Gradients | Rates | Question | Summed | Parameters | RingSegment | ActivationPart | SparseMessage | Farewell
-K = TypeVar(
-    "K",
-    Gradients,
-    Rates,
-    Question,
-    Summed,
-    Parameters,
-    RingSegment,
-    ActivationPart,
-    SparseMessage,
-    Farewell,
-)
+@dataclass(frozen=True, slots=True)
+class Rates(_Plain):
+    """A worker tells a server the learning rates of a step, before its gradients: 64 bits for each parameter group.
+
+    Without values it takes part by the rates of the others.
+    """
+
+    number: ClassVar[int] = 12
+    label: ClassVar[str] = "learning rates"
+    encodings: ClassVar[frozenset[Encoding]] = _DENSE | _NONE
+
+
+Kind = Gradients | Question | Summed | Parameters | RingSegment | ActivationPart | SparseMessage | Farewell | Rates
+K = TypeVar("K", Gradients, Question, Summed, Parameters, RingSegment, ActivationPart, SparseMessage, Farewell, Rates)
+KINDS: Final[Mapping[int, type[Kind]]] = {
+    kind.number: kind
+    for kind in (
+        Gradients,
+        Question,
+        Summed,
+        Parameters,
+        RingSegment,
+        ActivationPart,
+        SparseMessage,
+        Farewell,
+        Rates,
+    )
+}
+"""All kinds by their numbers."""
+
+
+def _flag(value: float) -> bool:
+    if value not in (0, 1):
+        raise ValueError(value)
+    return bool(value)

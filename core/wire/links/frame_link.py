@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import grpc
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import MemberLostError, RunError, TaihuError
 from taihu.core.security.security import Security
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Event, Lock, Thread, spawn
 from taihu.core.wire.base.status import error_class, error_from_rpc
 from taihu.core.wire.frames.frame_faults import FrameFaults, NoFrameFaults
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_to_metadata
 from taihu.core.wire.links.direct_connection import open_connection
-from taihu.core.wire.links.direct_frames import DirectReceiver, DirectSender
-from taihu.core.wire.links.sink import Origin, Sink
-from taihu.core.wire.links.stream import StreamReader, StreamSender
-from taihu.core.wire.links.under_way import OutgoingFrame
+from taihu.core.wire.links.inbox import Inbox, Origin, Sink
+from taihu.core.wire.links.outbox import Outbox, OutgoingFrame
+from taihu.core.wire.links.pipe import Carrier, Pipe, PipeEvents
+from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.core.wire.links.stream_pipe import StreamPipe
 from taihu.core.wire.serving.channel import open_channel
 
-__all__ = ["Carrier", "FrameConnection", "FrameLink", "LinkEnd", "LinkEvents"]
+__all__ = ["FrameLink", "LinkEnd"]
 
-Carrier = Literal["grpc", "tcp"]
-"""The gRPC stream, or a connection of its own."""
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
@@ -59,107 +58,6 @@ class LinkEnd:
     security: Security = field(default_factory=Security)
 
 
-@dataclass(frozen=True)
-class LinkEvents:
-    """Events of a link until it is closed, abandoned or has failed: it broke, or the other side ended it well."""
-
-    lost: Callable[[TaihuError], None]
-    ended: Callable[[], None]
-
-
-def _untold() -> None:
-    """Nobody wants to know."""
-
-
-class FrameConnection:
-    """Sends and receives frames over `connection`, in a thread for each direction.
-
-    Args:
-        connection: belongs to this object.
-        origin: the other side.
-        sink: takes what it sends, see `DirectReceiver`.
-        on_lost: called, until `close`, with what broke the connection or what it brought that it must not.
-        on_ended: called, until `close`, when the other side has ended its direction between two frames.
-        faults: of the frames that are sent.
-    """
-
-    def __init__(
-        self,
-        connection: socket.socket,
-        origin: Origin,
-        sink: Sink,
-        on_lost: Callable[[TaihuError], None],
-        on_ended: Callable[[], None] = _untold,
-        *,
-        faults: FrameFaults | None = None,
-    ) -> None:
-        self._closed = self._has_ended = False
-        self._farewell_s = origin.patience.farewell_s
-        self._on_lost = on_lost
-        self._on_ended = on_ended
-        self._sender = DirectSender(connection.dup(), origin.name, self._cannot_send, faults=faults)
-        self._receiver = DirectReceiver(connection, origin, sink, self._lost, self._ended)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of all frames so far, headers included."""
-        return self._sender.sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of all frames so far, headers included."""
-        return self._receiver.received_bytes
-
-    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
-        """Queue a frame, before all that are not urgent if it is; as `DirectSender.send`."""
-        self._sender.send(header, pieces, urgent=urgent)
-
-    def put(self, frame: OutgoingFrame, *, urgent: bool = False) -> None:
-        """Queue a frame that others get, too."""
-        self._sender.put(frame, urgent=urgent)
-
-    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback` when all frames queued so far, as urgent, have been read; as `DirectSender.after`."""
-        self._sender.after(callback, urgent=urgent)
-
-    def give_up(self) -> None:
-        """The other side has left in good order: it wants nothing more."""
-        self._sender.give_up()
-
-    def stop(self) -> None:
-        """Send nothing any more but the rest of the frame that is under way; returns at once."""
-        self._sender.stop()
-
-    def finish(self) -> None:
-        """Send what is queued, and end this direction; returns then, or when the other side takes too long."""
-        self._sender.close(self._farewell_s)
-
-    def drain(self) -> None:
-        """Return when everything that the other side sent has been taken, and it has ended its direction."""
-        self._receiver.join()
-
-    def close(self) -> None:
-        """Cut both directions; nothing is told any more."""
-        self._closed = True
-        self._sender.stop()
-        self._receiver.close()
-        self._sender.close(self._farewell_s)
-
-    def _lost(self, error: TaihuError) -> None:
-        if not self._closed:
-            self._on_lost(error)
-
-    def _cannot_send(self, error: TaihuError) -> None:
-        # Who has ended its direction has all it wants, and may cut the other before the last word on it comes.
-        if not (self._has_ended and isinstance(error, MemberLostError)):
-            self._lost(error)
-
-    def _ended(self) -> None:
-        self._has_ended = True
-        if not self._closed:
-            self._on_ended()
-
-
 class FrameLink:
     """Sends frames in the order of `send`, and hands what comes back to `sink`; `open` comes first.
 
@@ -173,7 +71,7 @@ class FrameLink:
         end: LinkEnd,
         identity: WorkerIdentity,
         sink: Sink,
-        events: LinkEvents,
+        events: PipeEvents,
         *,
         faults: FrameFaults | None = None,
     ) -> None:
@@ -185,18 +83,17 @@ class FrameLink:
         self._events = events
         self._closed = self._abandoned = False
         self._faults = faults
-        self._stream = StreamSender(end.origin.name, faults=faults)
-        self._stream_bytes = 0
-        self._connection: FrameConnection | None = None
-        self._opening: threading.Thread | None = None
+        self._stream = StreamPipe(Outbox(end.origin.name, faults=faults), Inbox(end.origin, sink))
+        self._connection: SocketPipe | None = None
+        self._opening: Thread | None = None
         # Guards what a connection that has been opened meets: a link that is there, or has ended.
-        self._ending = threading.Lock()
-        self._sender: StreamSender | FrameConnection = self._stream
+        self._ending = Lock()
+        self._out = self._stream.out
         # What frames took before, until it has read all of them.
-        self._former: StreamSender | FrameConnection | None = None
-        self._watcher: threading.Thread | None = None
+        self._former: Outbox | None = None
+        self._watcher: Thread | None = None
         # The stream is open, or never will be.
-        self._past_opening = threading.Event()
+        self._past_opening = Event()
         self._calls: list[_Call] = []
         # Those by which a connection is asked for: the other side may be gone, and never answer.
         self._questions: list[_Call] = []
@@ -204,17 +101,20 @@ class FrameLink:
     @property
     def path(self) -> Carrier:
         """The path that frames take now."""
-        return "grpc" if self._sender is self._stream else "tcp"
+        return "grpc" if self._out is self._stream.out else "tcp"
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of all frames so far, headers included."""
-        return self._stream.sent_bytes + (self._connection.sent_bytes if self._connection is not None else 0)
+        return sum(pipe.out.sent_bytes for pipe in self._pipes())
 
     @property
     def received_bytes(self) -> int:
         """Bytes of all frames so far, headers included."""
-        return self._stream_bytes + (self._connection.received_bytes if self._connection is not None else 0)
+        return sum(pipe.inbox.received_bytes for pipe in self._pipes())
+
+    def _pipes(self) -> list[Pipe]:
+        return [self._stream] if self._connection is None else [self._stream, self._connection]
 
     def open(self) -> None:
         """Open the stream."""
@@ -223,15 +123,14 @@ class FrameLink:
         metadata = identity_to_metadata(self._identity)
         answers = exchange(self._messages(), metadata=metadata, wait_for_ready=True)
         self.track(answers)
-        watcher = threading.Thread(target=self._watch, args=(answers,), name="link", daemon=True)
-        watcher.start()
-        self._watcher = watcher  # others wait for it from here on, which they cannot before it has begun
+        # Others wait for it from here on, which they cannot before it has begun.
+        self._watcher = spawn("link", self._watch, answers)
         self._past_opening.set()
 
     def _messages(self) -> Iterator[bytes]:
         """The stream's messages until what is queued ends, or one is broken off."""
         try:
-            yield from self._stream.messages()
+            yield from self._stream.out.messages()
         except TaihuError as error:
             self._lost(error)
 
@@ -258,9 +157,7 @@ class FrameLink:
         """
         if carrier == "grpc" or self._end.security.encrypts or self._opening is not None or self._closed:
             return
-        opening = threading.Thread(target=self._connect, name="link-connect", daemon=True)
-        opening.start()
-        self._opening = opening
+        self._opening = spawn("link-connect", self._connect)
 
     def settle(self) -> None:
         """Return when it is known whether there is a connection, if `prepare` began to open one."""
@@ -286,16 +183,11 @@ class FrameLink:
                 opened.close()
                 return
             lost = MemberLostError(f"{name} was lost: its connection ended")
-            self._connection = FrameConnection(
-                opened,
-                self._end.origin,
-                self._sink,
-                self._connection_lost,
-                partial(self._connection_lost, lost),
-                faults=self._faults,
-            )
+            events = PipeEvents(self._connection_lost, partial(self._connection_lost, lost))
+            out, inbox = Outbox(name, faults=self._faults), Inbox(self._end.origin, self._sink)
+            self._connection = SocketPipe(opened, out, inbox, events)
 
-    def open_for_ring(self) -> socket.socket | None:
+    def open_for_ring(self) -> Socket | None:
         """A connection to the other side beside this link, which takes no frames; None where there cannot be one.
 
         There is none under TLS, through a firewall, which is waited for, or where frames have faults. The caller
@@ -316,43 +208,43 @@ class FrameLink:
 
     def carry(self, carrier: Carrier) -> None:
         """Send frames by `carrier` from now on, if it is there (`prepare`)."""
-        sender: StreamSender | FrameConnection = self._stream
+        out = self._stream.out
         if carrier == "tcp" and self._connection is not None:
-            sender = self._connection
-        if sender is not self._sender:
-            former, self._former = self._sender, self._sender
-            self._sender = sender
+            out = self._connection.out
+        if out is not self._out:
+            former, self._former = self._out, self._out
+            self._out = out
             former.after(partial(self._forget, former))
 
     def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
         """Queue a frame; the arrays are read when its turn comes, and must not change until then (see `after`)."""
-        self._sender.send(header, pieces, urgent=urgent)
+        self._out.send(header, pieces, urgent=urgent)
 
     def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
         """Call `callback`, from the sending thread, when all frames queued so far, as urgent, are read."""
-        former, sender = self._former, self._sender
+        former, out = self._former, self._out
         if former is None:
-            sender.after(callback, urgent=urgent)
+            out.after(callback, urgent=urgent)
         else:
-            former.after(partial(sender.after, callback, urgent=urgent))
+            former.after(partial(out.after, callback, urgent=urgent))
 
-    def _forget(self, former: StreamSender | FrameConnection) -> None:
+    def _forget(self, former: Outbox) -> None:
         """All frames that `former` was given have been read."""
         if self._former is former:
             self._former = None
 
-    def fail(self, last_word: FrameHeader) -> None:
-        """Say why this side gives up; nothing else is sent any more."""
+    def fail(self, word: OutgoingFrame) -> None:
+        """Say why this side gives up, by a last word; nothing else is sent any more."""
         self._end_opening()
-        self._stream.send(last_word, ())
-        self._stream.end()
+        self._stream.out.put(word)
+        self._stream.out.end()
         if self._connection is not None:
             self._connection.stop()
 
-    def take_leave(self, last_word: FrameHeader) -> None:
-        """Say that this side leaves: everything that it sent has been answered. `close` follows."""
+    def take_leave(self, word: OutgoingFrame) -> None:
+        """Say, by a last word, that this side leaves: everything that it sent has been answered. `close` follows."""
         self._closed = True
-        self._stream.send(last_word, ())
+        self._stream.out.put(word)
 
     def abandon(self) -> None:
         """Cut the link without a word; whoever waits for it has been told why."""
@@ -369,16 +261,16 @@ class FrameLink:
         if self._watcher is not None:
             self._watcher.join(limit_s)
 
-    def close(self, last_word: FrameHeader | None = None) -> None:
+    def close(self, word: OutgoingFrame | None = None) -> None:
         """End in good order: let the other side take in what has been sent, for a while, before a last word."""
         self._end_opening()
-        if last_word is not None:
+        if word is not None:
             if self._connection is not None:
                 self._connection.finish()
-            self._stream.send(last_word, ())
-        self._stream.end()
+            self._stream.out.put(word)
+        self._stream.out.end()
         if self._watcher is not None:
-            self._watcher.join(self._patience.farewell_s if last_word is not None else None)
+            self._watcher.join(self._patience.farewell_s if word is not None else None)
         self.channel.close()
         if self._watcher is not None:
             self._watcher.join()
@@ -397,13 +289,8 @@ class FrameLink:
     def _watch(self, messages: Iterable[bytes]) -> None:
         """Take what comes in the stream until it ends; runs in a thread of its own."""
         name = self._end.origin.name
-        reader = StreamReader(self._end.origin)
         try:
-            for message in messages:
-                self._stream_bytes += len(message)
-                frame = reader.read(message)
-                if frame is not None:
-                    self._sink.take_any(frame)
+            self._stream.take(messages)
         except grpc.RpcError as error:
             if error_class(error) is None and isinstance(error, grpc.Call) and error.code() in _BROKEN:
                 self._lost(MemberLostError(f"{name} was lost: its connection broke"))
@@ -417,9 +304,9 @@ class FrameLink:
         else:
             if not self._closed:
                 self._events.ended()
-            self._stream.give_up()
+            self._stream.out.give_up(is_over=True)
             if self._connection is not None:
-                self._connection.give_up()
+                self._connection.out.give_up()
 
     def _connection_lost(self, error: TaihuError) -> None:
         """The connection broke, or brought what it must not."""

@@ -5,34 +5,47 @@ Every daemon owns a `Metrics` with its own registry; nothing is registered globa
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
+import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import accumulate
 from statistics import fmean
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.scores import ACCURACY
 from taihu.core.process.entry import InterruptedRunError
-from taihu.core.process.memory_limit import memory_limit_bytes
+from taihu.core.process.memory.limit import memory_limit_bytes
 from taihu.core.security.security import Refusals
+from taihu.core.system.clocks import sleep
+from taihu.core.system.sockets import SHUT_RDWR, has_dualstack_ipv6
+from taihu.core.system.threads import Lock, Thread
 from taihu.core.wire.serving.health import Health
 from taihu.core.wire.serving.page_server import serve_page
 
-__all__ = ["Exported", "MetricsPage", "RefusedCalls", "ServerMetrics", "WorkerMetrics", "modelled_layers"]
+__all__ = [
+    "SECONDS",
+    "Exported",
+    "FrameCounts",
+    "MetricsPage",
+    "RefusedCalls",
+    "ServerMetrics",
+    "WorkerMetrics",
+    "modelled_layers",
+]
 
 _RECENT_UPDATES = 100
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+"""Upper bounds of the buckets of all histograms of seconds."""
 
 
 class WorkerMetrics:
@@ -170,38 +183,72 @@ class RefusedCalls(Collector):
         return [refused, *families]
 
 
+class FrameCounts(Collector):
+    """Plain numbers that each frame of a server adds to, under `lock`; they become samples when somebody reads.
+
+    Attributes:
+        received_bytes, sent_bytes: of all frames so far.
+        step: the highest one of which a frame was updated.
+        updates: the number of updates that took at most each of `SECONDS`, and more than the one before; then longer.
+        update_seconds: of all updates together.
+        recent: seconds of the last updates.
+    """
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self.lock = Lock()
+        self.received_bytes = self.sent_bytes = self.step = 0
+        self.updates = [0] * (len(SECONDS) + 1)
+        self.update_seconds = 0.0
+        self.recent: deque[float] = deque(maxlen=_RECENT_UPDATES)
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        names, values = tuple(self._labels), tuple(self._labels.values())
+        with self.lock:
+            counts = list(accumulate(self.updates))
+            seconds, received, sent, step = self.update_seconds, self.received_bytes, self.sent_bytes, self.step
+        updates = HistogramMetricFamily(
+            "taihu_update_seconds", "Summing and updating one complete frame.", labels=names
+        )
+        bounds = map(floatToGoString, (*SECONDS, math.inf))
+        updates.add_metric(values, list(zip(bounds, counts, strict=True)), seconds)
+        yield updates
+        for name, text, count in (
+            ("taihu_received_bytes", "Bytes pushed by workers.", received),
+            ("taihu_sent_bytes", "Bytes pulled by workers.", sent),
+        ):
+            counter = CounterMetricFamily(name, text, labels=names)
+            counter.add_metric(values, count)
+            yield counter
+        gauge = GaugeMetricFamily("taihu_step", "Highest step of which a frame was updated.", labels=names)
+        gauge.add_metric(values, step)
+        yield gauge
+
+
 class ServerMetrics:
-    """Metrics of a server, labelled with its index."""
+    """Metrics of a server, labelled with its index; `frames` are those that each frame changes."""
 
     def __init__(self, index: int) -> None:
         labels = {"role": "server", "rank": str(index)}
         self.registry = _registry(labels)
         self.exported = Exported(self.registry)
-        self.update_seconds = _histogram(
-            self.registry, "taihu_update_seconds", "Summing and updating one complete frame.", labels
-        )
-        self.received_bytes = _counter(self.registry, "taihu_received_bytes", "Bytes pushed by workers.", labels)
-        self.sent_bytes = _counter(self.registry, "taihu_sent_bytes", "Bytes pulled by workers.", labels)
+        self.frames = FrameCounts(labels)
+        self.registry.register(self.frames)
         self.rejected_frames = _counter(
             self.registry, "taihu_rejected_frames", "Frames refused because they were malformed or stale.", labels
         )
         self.duplicate_frames = _counter(
             self.registry, "taihu_duplicate_frames", "Frames that had arrived before and changed nothing.", labels
         )
-        self.step = _gauge(self.registry, "taihu_step", "Highest step of which a frame was updated.", labels)
         self.state_bytes = _gauge(self.registry, "taihu_state_bytes", "Parameters and optimizer state held.", labels)
         self.workers = _gauge(self.registry, "taihu_connected_workers", "Workers with an open exchange.", labels)
-        self._recent_updates: deque[float] = deque(maxlen=_RECENT_UPDATES)
-
-    def updated(self, seconds: float) -> None:
-        """A frame was summed and updated."""
-        self.update_seconds.observe(seconds)
-        self._recent_updates.append(seconds)
 
     @property
     def mean_update_seconds(self) -> float:
         """Over the recent frames; 0 before the first one."""
-        recent = tuple(self._recent_updates)
+        with self.frames.lock:
+            recent = tuple(self.frames.recent)
         return fmean(recent) if recent else 0.0
 
 
@@ -226,7 +273,7 @@ class MetricsPage:
         self.lingers = True
         if not 0 <= port <= 65535:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
-        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
+        everywhere = "::" if has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
         try:
             self._server, self._thread = serve_page(
                 registry, health or Health(), host or everywhere, port, refusals or Refusals()
@@ -246,16 +293,16 @@ class MetricsPage:
     ) -> None:
         if self.lingers and not isinstance(value, (InterruptedRunError, KeyboardInterrupt)):
             with suppress(InterruptedRunError, KeyboardInterrupt):
-                time.sleep(self._linger_s)
+                sleep(self._linger_s)
         self.close()
 
     def close(self) -> None:
         """Close the port at once."""
-        ending = threading.Thread(target=self._server.shutdown, name="metrics-end")
+        ending = Thread(target=self._server.shutdown, name="metrics-end")
         ending.start()
         # The server looks twice a second whether it is to end, unless its port tells it something.
         with suppress(OSError):
-            self._server.socket.shutdown(socket.SHUT_RDWR)
+            self._server.socket.shutdown(SHUT_RDWR)
         ending.join()
         self._server.server_close()
         self._thread.join()
@@ -270,7 +317,7 @@ def _registry(labels: dict[str, str]) -> CollectorRegistry:
 
 
 def _histogram(registry: CollectorRegistry, name: str, text: str, labels: dict[str, str]) -> Histogram:
-    return Histogram(name, text, tuple(labels), registry=registry, buckets=_SECONDS).labels(**labels)
+    return Histogram(name, text, tuple(labels), registry=registry, buckets=SECONDS).labels(**labels)
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, labels: dict[str, str]) -> Counter:

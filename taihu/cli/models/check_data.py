@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from taihu.worker.data.base.reading import Column
     from taihu.worker.data.checking import CheckedData
 
-__all__ = ["check_data"]
-
 _MOST_COLUMNS = 20
 _MOST_TEXTS = 5
 

@@ -18,8 +18,6 @@ from taihu.local.display.display import waiting
 if TYPE_CHECKING:
     from taihu.worker.engine.model_check import CheckedModel, PlacedLayer
 
-__all__ = ["check_model"]
-
 _COLUMNS = ("layer", "kind", "output", "parameters", "gradients")
 
 

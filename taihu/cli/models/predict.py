@@ -25,8 +25,6 @@ from taihu.worker.saved.folders import in_folders
 from taihu.worker.saved.inputs import read_samples
 from taihu.worker.saved.prediction import LoadedModel, load_model_file
 
-__all__ = ["predict"]
-
 
 def predict(
     model_file: ModelArgument,

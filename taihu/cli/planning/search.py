@@ -25,8 +25,6 @@ from taihu.search.steps import Costs, Steps
 from taihu.search.ways import Candidate, allowed_for, candidates_of
 from taihu.simulation.placement import Placement
 
-__all__ = ["AskedSearch", "plan_search", "searched"]
-
 
 @dataclass(frozen=True)
 class AskedSearch:

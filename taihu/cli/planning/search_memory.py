@@ -17,8 +17,6 @@ from taihu.search.ways import Candidate, Way
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
 
-__all__ = ["HostMemory"]
-
 
 class HostMemory:
     """The memory of hosts that have `free` bytes each; without a limit nothing is counted, and no data are read.

@@ -16,8 +16,6 @@ from taihu.search.search import Found, Passed
 from taihu.search.ways import Allowed, Candidate, Way, why_no_higher_stage
 from taihu.simulation.placement import Placement
 
-__all__ = ["Answer", "as_json", "described", "exchange_in_words", "notes"]
-
 _COLUMNS: Final = ("", "step s", "exchange", "sends", "plan", "fc", "zero", "precision", "recompute", "hosts")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
@@ -16,6 +15,9 @@ from taihu.cli.planning.link_rate import floor_seconds, parse_rate
 from taihu.cli.simulation.measured import load_measured
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import aligned, counted
+from taihu.core.coordination.control.asks import GetProfile
+from taihu.core.coordination.control.remote import ask_from_outside
+from taihu.core.coordination.control.ways import WAYS
 from taihu.core.planner.decide import UNCOMPRESSED, Decision, choose_fc_of, decide
 from taihu.core.planner.fc_mode import FcChoice
 from taihu.core.planner.profile import Compression, Downlink, Profile
@@ -23,15 +25,8 @@ from taihu.core.planner.timeline import Schedule
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.security.security import Security
 from taihu.core.traits.methods import METHODS, NONE, Method, Threshold
-from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.host_names import check_host
-from taihu.core.wire.base.retry import call_until_reachable
-from taihu.core.wire.serving.channel import open_channel
 from taihu.local.display.display import human_bytes
-from taihu.protos import coordinator_pb2 as pb
-from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
-
-__all__ = ["AskedCompression", "Costs", "method_asked", "plan_time", "profile_of_running_job"]
 
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0
@@ -118,17 +113,10 @@ def profile_of_running_job(address: str, timeout_s: float = _ANSWER_S, security:
         ConfigError: the job has not measured its costs yet.
     """
     check_host(address)
-    with open_channel(address, security=security) as channel:
-        stub = CoordinatorServiceStub(channel)
-        answer = call_until_reachable(
-            lambda remaining_s: stub.GetProfile(pb.GetProfileRequest(), timeout=remaining_s),
-            peer=f"coordinator at {address}",
-            timeout_s=timeout_s,
-            clock=SystemClock(),
-        )
-    if not answer.profile_json:
+    profile = ask_from_outside(address, GetProfile(), timeout_s, security, WAYS).profile
+    if profile is None:
         raise ConfigError(f"the job at {address} has not measured its costs yet; ask again in a few steps")
-    return Profile.from_json(json.loads(answer.profile_json))
+    return profile
 
 
 def _measured(costs: Costs) -> tuple[Profile, Compression]:

@@ -19,8 +19,6 @@ from taihu.core.process.results import check_writable
 from taihu.local.display.display import human_bytes
 from taihu.worker.saved.exporting import export_model
 
-__all__ = ["export", "ls", "reshard_checkpoint", "verify"]
-
 _Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="A run's folder, that of its checkpoints, or one of them; or a URL.")
 ]

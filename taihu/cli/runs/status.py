@@ -12,8 +12,8 @@ from rich.text import Text
 
 from taihu.core.base.words import aligned
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.control.looking import AgentStatus, RunStatus
 from taihu.core.coordination.membership.members import MemberId, Role
-from taihu.core.coordination.membership.messages import member_from_message, progress_from_message, state_from_message
 from taihu.core.coordination.overview import member_as_json
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job.environment import resolve_job
@@ -21,9 +21,6 @@ from taihu.core.job.security import security_of_onlooker
 from taihu.core.process.options import JobOption, JsonOption, SetOption
 from taihu.core.process.results import write_json
 from taihu.core.wire.base.host_names import check_host
-from taihu.protos import coordinator_pb2 as pb
-
-__all__ = ["status"]
 
 
 def status(
@@ -43,7 +40,7 @@ def status(
     check_host(address)
     security = security_of_onlooker(resolve_job(job_file, assignments or (), {}), "observer", address)
     answer = fetch_status(address, timeout, security)
-    state = state_from_message(answer.state).value
+    state = answer.state.value
     console = Console()
     console.print(f"job {answer.job}: {state}{' - ' + answer.reason if answer.reason else ''}", markup=False)
     missing = missing_of(answer)
@@ -58,23 +55,22 @@ def status(
     for agent in answer.agents:
         console.print(_of_agent(agent), markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
-        write_json(json_file, _as_json(answer, state))
+        write_json(json_file, _as_json(answer))
 
 
 _COLUMNS = ("member", "address", "step", "loss", "ms/step", "path", "heard of", "state")
 
 
-def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
+def _rows(answer: RunStatus) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for entry in answer.members:
-        member, _ = member_from_message(entry.member)
         progress = entry.progress
         told = progress.total_steps > 0
         training = told or progress.step > 0
         steps = f"{progress.step}/{progress.total_steps}" if told else f"{progress.step}"
         rows.append(
             (
-                str(member),
+                str(entry.member),
                 entry.address or "-",
                 steps if training else "-",
                 f"{progress.loss:.4f}" if told else "-",
@@ -87,7 +83,7 @@ def _rows(answer: pb.GetStatusResponse) -> list[tuple[str, ...]]:
     return rows
 
 
-def _of_agent(agent: pb.AgentStatus) -> str:
+def _of_agent(agent: AgentStatus) -> str:
     runs = (
         f"runs {awaited_in_words([MemberId(Role.WORKER, rank) for rank in agent.ranks])}"
         if agent.ranks
@@ -97,17 +93,17 @@ def _of_agent(agent: pb.AgentStatus) -> str:
     return f"agent {agent.name} {runs}{leaves}; heard of {agent.seconds_since_call:.1f} s ago"
 
 
-def _table(answer: pb.GetStatusResponse) -> Table:
+def _table(answer: RunStatus) -> Table:
     table = Table(*_COLUMNS)
     for row in _rows(answer):
         table.add_row(*map(Text, row))
     return table
 
 
-def _as_json(answer: pb.GetStatusResponse, state: str) -> dict[str, object]:
+def _as_json(answer: RunStatus) -> dict[str, object]:
     return {
         "job": answer.job,
-        "state": state,
+        "state": answer.state.value,
         "reason": answer.reason,
         "servers": answer.servers,
         "workers": answer.workers,
@@ -124,10 +120,10 @@ def _as_json(answer: pb.GetStatusResponse, state: str) -> dict[str, object]:
         "seconds_waiting": answer.waiting_seconds,
         "members": [
             {
-                **member_as_json(member_from_message(entry.member)[0], entry.address),
+                **member_as_json(entry.member, entry.address),
                 "finished": entry.finished,
                 "seconds_since_heartbeat": entry.seconds_since_heartbeat,
-                **asdict(progress_from_message(entry.progress)),
+                **asdict(entry.progress),
             }
             for entry in answer.members
         ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from rich.text import Text
 
 from taihu.core.base.errors import PeerUnreachableError
 from taihu.core.coordination.membership.members import RunState
-from taihu.core.coordination.membership.messages import state_from_message
 from taihu.core.coordination.overview import COLUMNS, MemberView, Overview, overview_of
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job.environment import resolve_job
@@ -25,6 +23,7 @@ from taihu.core.process.entry import raise_on_terminate
 from taihu.core.process.options import JobOption, SetOption
 from taihu.core.process.results import check_writable, json_lines
 from taihu.core.security.security import Security
+from taihu.core.system.clocks import sleep
 from taihu.core.wire.base.host_names import check_host
 from taihu.local.display.display import human_bytes
 
@@ -82,14 +81,13 @@ def top(
             write(view.to_json())
             if number == looks or view.state.is_final:
                 return
-            time.sleep(every)
+            sleep(every)
             view = _look_again(address, timeout, security)
     console.print("the run has ended, its coordinator is gone", markup=False)
 
 
 def _look(address: str, timeout_s: float, security: Security) -> Overview:
-    answer = fetch_status(address, timeout_s, security)
-    return overview_of(answer, state_from_message(answer.state))
+    return overview_of(fetch_status(address, timeout_s, security))
 
 
 def _look_again(address: str, timeout_s: float, security: Security) -> Overview | None:

@@ -37,6 +37,7 @@ class MarkedPoints:
     """The points of `[chaos]` as marked points: a fault may be aimed at each. See `Chaos`."""
 
     def __init__(self) -> None:
+        self.enabled = True
         self.frames = FaultyFrames()
         self._slow_until_s = self._pause_s = self._step_s = 0.0
         self._chance = Random(0)  # noqa: S311

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing_extensions import override
 
 from taihu.core.coordination.membership.members import Progress as WorkerProgress
 from taihu.core.model.scores import score_text
+from taihu.core.system.clocks import monotonic
 from taihu.local.display.terminal_line import bar, clock_time, fitting, folded, remaining_s
 
 __all__ = [
@@ -150,7 +150,7 @@ class Display(Protocol):
 class PlainDisplay(Display):
     """A line for every evaluation, and one every few seconds between them."""
 
-    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, now: Callable[[], float] = monotonic) -> None:
         self._console = console
         self._now, self._start_s = now, now()
         self._last_s = 0.0
@@ -199,7 +199,7 @@ class TerminalDisplay(Display):
     Nothing is left of the first one at the end.
     """
 
-    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, now: Callable[[], float] = monotonic) -> None:
         self._console = console
         self._now = now
         self._start_s = now()
@@ -266,7 +266,7 @@ class TerminalDisplay(Display):
 class QuietDisplay(Display):
     """A display that shows nothing but warnings, on standard error."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now, self._start_s = now, now()
 
     def __enter__(self) -> Self:

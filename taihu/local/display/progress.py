@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
 import typer
+
+from taihu.core.system.clocks import monotonic
 
 __all__ = ["Progress"]
 
@@ -16,11 +17,11 @@ class Progress:
     """Tells standard error how far something is, every two seconds."""
 
     def __init__(self) -> None:
-        self._next_s = time.monotonic() + _QUIET_S
+        self._next_s = monotonic() + _QUIET_S
 
     def __call__(self, text: str) -> None:
         """Tell `text`, unless something was told just now."""
-        now = time.monotonic()
+        now = monotonic()
         if now >= self._next_s:
             self._next_s = now + _QUIET_S
             typer.echo(text, err=True)

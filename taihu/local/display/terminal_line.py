@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["bar", "clock_time", "fitting", "folded", "remaining_s"]
-
 _GAP = "  "
 _NAMED: Final = re.compile(r"\S+(?: \S+){0,3} {2,}(?=\S)")
 _INDENT: Final = 2

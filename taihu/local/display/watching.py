@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
 from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.control.looking import RunStatus
 from taihu.core.coordination.membership.members import Role
-from taihu.core.coordination.membership.messages import member_from_message, progress_from_message
 from taihu.core.coordination.status import fetch_status
 from taihu.core.process.background import in_background
 from taihu.core.security.security import Security
+from taihu.core.system.threads import Event
 from taihu.local.display.display import Display, RunView, view_of
-from taihu.protos import coordinator_pb2 as pb
 
 __all__ = ["StatusWatch", "Watched", "watching"]
 
@@ -61,12 +60,8 @@ class StatusWatch:
         return _show(status, self._display)
 
 
-def _show(status: pb.GetStatusResponse, display: Display) -> RunView | None:
-    workers = [
-        progress_from_message(member.progress)
-        for member in status.members
-        if member_from_message(member.member)[0].role is Role.WORKER
-    ]
+def _show(status: RunStatus, display: Display) -> RunView | None:
+    workers = [each.progress for each in status.members if each.member.role is Role.WORKER]
     missing = missing_of(status)
     if missing:
         display.wait(awaited_in_words(missing))
@@ -89,7 +84,7 @@ def watching(coordinator: str, display: Display, security: Security | None = Non
     """Show the run's status twice a second during the block, from a thread; ask for it as `security` says."""
     watched, status = Watched(), StatusWatch(coordinator, display, security)
 
-    def watch(over: threading.Event) -> None:
+    def watch(over: Event) -> None:
         while not over.wait(_STATUS_S):
             watched.view = status.show() or watched.view
 

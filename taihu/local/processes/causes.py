@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import blamed, said_by
-
-__all__ = ["Ended", "cause_of", "end_in_words"]
+from taihu.core.system.signals import Signals
 
 _PREFIX = re.compile(r"^taihu\.errors\.\w+: ")
 _CONTEXT = re.compile(r"\bwhile (?:server|worker|workers) [0-9].*")
@@ -77,5 +75,5 @@ def end_in_words(cause: Ended, everybody: Sequence[Ended]) -> str:
         return f"{cause.name} is stopped, by a signal or a debugger{context}{log}"
     if cause.exit_code >= 0:
         return f"{cause.name}: ended with exit code {cause.exit_code}{context}{log}"
-    end = cause.given_up or f"was killed by {signal.Signals(-cause.exit_code).name}"
+    end = cause.given_up or f"was killed by {Signals(-cause.exit_code).name}"
     return f"{cause.name} {end}{context}{log}"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["DepartedMembers"]
-
 # One look may fall between the end of a process and what the others make of it.
 _SURE_S: Final = 1.0
 

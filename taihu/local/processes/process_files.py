@@ -15,8 +15,6 @@ from taihu.core.job.run_folder import RunFiles
 from taihu.core.process.entry import InterruptedRunError
 from taihu.core.trace import merge_parts
 
-__all__ = ["ProcessFiles", "log_folder"]
-
 
 @dataclass(frozen=True)
 class ProcessFiles:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import math
 import os
-import select
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +21,11 @@ from taihu.core.process.notices import read_notices
 from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.spare import SpareProcess
 from taihu.core.security.token import TOKEN_VARIABLE, Token
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.core.system.memory import freeze_objects
+from taihu.core.system.polls import is_readable
+from taihu.core.system.processes import PIPE, Popen
+from taihu.core.system.signals import SIGTERM, Signals
 from taihu.local.processes.causes import Ended, cause_of, end_in_words
 from taihu.local.processes.stuck import LastingNames
 
@@ -36,7 +36,7 @@ _STDOUT, _STDERR = 1, 2
 # What a daemon imports when its command runs.
 _DAEMONS: Final = ("taihu.ps_server.command", "taihu.ps_server.daemon", "taihu.worker.command", "taihu.worker.daemon")
 
-Process = subprocess.Popen[bytes] | ForkedProcess
+Process = Popen[bytes] | ForkedProcess
 
 
 def prepare_to_fork(modules: Sequence[str] = _DAEMONS) -> bool:
@@ -51,7 +51,7 @@ def prepare_to_fork(modules: Sequence[str] = _DAEMONS) -> bool:
         for module in modules:
             importlib.import_module(module)
         after = _native_threads()
-    gc.freeze()
+    freeze_objects()
     return before == after
 
 
@@ -219,7 +219,7 @@ class LocalProcesses:
         """End a daemon at once, if it has not ended."""
         next(daemon for daemon in self._daemons if daemon.name == name).process.kill()
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def signal(self, name: str, number: Signals) -> None:
         """Send a daemon a signal, if it has not ended."""
         next(daemon for daemon in self._daemons if daemon.name == name).process.send_signal(number)
 
@@ -229,7 +229,7 @@ class LocalProcesses:
         It has to be called now and then.
         """
         stopped = {daemon.name: daemon for daemon in self._daemons if _is_stopped(daemon.process.pid)}
-        for name in self._stopped.look(time.monotonic(), stopped):
+        for name in self._stopped.look(monotonic(), stopped):
             stopped[name].given_up = f"was stopped for {self._stopped.after_s:g} s, and ended"
             stopped[name].process.kill()
 
@@ -297,10 +297,10 @@ class LocalProcesses:
                 return self._spare.start(module, arguments, stderr, environment, stdout=stdout)
         if forks:
             return ForkedProcess.start(module, arguments, stderr, environment, stdout=stdout)
-        return subprocess.Popen(  # noqa: S603
+        return Popen(
             [sys.executable, "-P", "-m", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if stdout is None else stdout,
+            stdin=PIPE,
+            stdout=PIPE if stdout is None else stdout,
             stderr=stderr,
             env=environment,
             start_new_session=True,
@@ -313,7 +313,7 @@ class LocalProcesses:
         """
         process = self.start(name, module, arguments)
         assert process.stdout is not None  # noqa: S101
-        while not select.select([process.stdout], [], [], _POLL_S)[0]:
+        while not is_readable(process.stdout, _POLL_S):
             self.end_stopped()
         line = process.stdout.readline().decode()
         if not line.startswith("listening on "):
@@ -383,23 +383,23 @@ class LocalProcesses:
 
     def wait_for_words(self, timeout_s: float) -> None:
         """Return when all have ended, or as scripts have said that others are to blame, or `timeout_s` has passed."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and any(
+        deadline = monotonic() + timeout_s
+        while monotonic() < deadline and any(
             daemon.process.poll() is None and not (daemon.is_script and daemon.end.blames) for daemon in self._daemons
         ):
-            time.sleep(_POLL_S)
+            sleep(_POLL_S)
 
     def wait(self, timeout_s: float) -> None:
         """Return when all daemons have ended or `timeout_s` has passed."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and any(d.process.poll() is None for d in self._daemons):
-            time.sleep(_POLL_S)
+        deadline = monotonic() + timeout_s
+        while monotonic() < deadline and any(d.process.poll() is None for d in self._daemons):
+            sleep(_POLL_S)
 
     def stop(self, grace_s: float = 8.0) -> None:
         """End what still runs: SIGTERM and a closed stdin, then after `grace_s` SIGKILL."""
         for daemon in self._daemons:
             if daemon.process.poll() is None:
-                daemon.process.send_signal(signal.SIGTERM)
+                daemon.process.send_signal(SIGTERM)
                 assert daemon.process.stdin is not None  # noqa: S101
                 daemon.process.stdin.close()
         self.wait(grace_s)

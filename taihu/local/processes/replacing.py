@@ -6,8 +6,6 @@ from typing import Final
 
 from taihu.core.coordination.restarts import Restarts
 
-__all__ = ["Replacing"]
-
 # The bound on restarts within an hour holds back what dies again and again; all others wait for this one meanwhile.
 _LONGEST_PAUSE_S: Final = 2.0
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["LastingNames", "LateMembers", "StuckMembers"]
-
 
 class LastingNames:
     """Finds names that were there at every look for so long.

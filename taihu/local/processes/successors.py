@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from taihu.core.job import Job
 from taihu.core.job.run_folder import add_events
+from taihu.core.system.clocks import monotonic, sleep, utc_now
 from taihu.local.display.display import Display
 from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
 from taihu.local.processes.replacing import Replacing
@@ -68,7 +67,7 @@ class Successors:
         if not error.was_killed or checkpoint_folder(self._job) is None:
             raise error
         step = max(self.kept_step, newest_held(self._job))
-        if not self._replacing.plan(error.name, time.monotonic(), step):
+        if not self._replacing.plan(error.name, monotonic(), step):
             if self.recovers:
                 salvage(self._job)
                 where = self._run_folder or checkpoint_folder(self._job)
@@ -76,12 +75,12 @@ class Successors:
             raise error
         self._display.say(f"{error.end}; another process takes its place, and all go on after step {step:,}")
         if self._run_folder is not None:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds")
+            now = utc_now().isoformat(timespec="milliseconds")
             add_events(self._run_folder, [{"time": now, "step": step, "event": "restarted", "reason": error.end}])
 
     def start_due(self) -> None:
         """Start those whose time has come."""
-        for name in self._replacing.due(time.monotonic()):
+        for name in self._replacing.due(monotonic()):
             self._processes.replace(name)
 
     def give_up(self, name: str) -> None:
@@ -95,5 +94,5 @@ class Successors:
                 return start()
             except DaemonFailedError as error:
                 self.plan(error)
-                while not self._replacing.due(time.monotonic()):
-                    time.sleep(_LOOK_S)
+                while not self._replacing.due(monotonic()):
+                    sleep(_LOOK_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -15,6 +14,7 @@ from taihu.core.job.advice import advice_on_schedule
 from taihu.core.model.run_length import RunLength
 from taihu.core.process.entry import InterruptedRunError, Interrupts
 from taihu.core.security.security import Security
+from taihu.core.system.clocks import monotonic, sleep
 from taihu.local.display.display import Display, RunView
 from taihu.local.display.watching import StatusWatch
 from taihu.local.processes.departed import DepartedMembers
@@ -88,15 +88,15 @@ class Supervision:
             InterruptedRunError: the run was stopped, and had nothing to save or did not end.
         """
         status = StatusWatch(coordinator, self._display, self._security)
-        looked = time.monotonic()
+        looked = monotonic()
         try:
             with self._interrupts.offered_to(lambda reason: True):
                 while not self._all_have_ended():
-                    time.sleep(_LOOK_S)
+                    sleep(_LOOK_S)
                     if self._interrupts.reason and self._stopping is None:
                         self._stopping = self._stop(coordinator)
-                    if time.monotonic() - looked > _STATUS_S:
-                        looked = time.monotonic()
+                    if monotonic() - looked > _STATUS_S:
+                        looked = monotonic()
                         self._look(looked, status)
             self._tell_notices()
         except InterruptedRunError:
@@ -198,7 +198,7 @@ class Supervision:
         if state is RunState.FAILED:
             raise InterruptedRunError(f"{reason} before the first step: there is nothing to save")
         self._display.say("stopping after the next steps and saving; press Ctrl-C again to end at once")
-        return _Stopping(reason, time.monotonic())
+        return _Stopping(reason, monotonic())
 
 
 class _Stopping:

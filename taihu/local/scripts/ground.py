@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
 from typing import Protocol
 
 from taihu.core.job import Job
 from taihu.core.job.machine import share_of_threads
 from taihu.core.security.security import Security
 from taihu.core.security.token import Token
+from taihu.core.system.signals import Signals
 from taihu.core.wire.base.address import free_port
 from taihu.local.own_token import security_of_run
 from taihu.local.processes.processes import LocalProcesses
-
-__all__ = ["Ground", "OneMachine", "ScriptProcesses", "WorkerPlace", "words_of_torch"]
 
 _HERE = "127.0.0.1"
 

@@ -16,8 +16,6 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.restarts import Restarts
 from taihu.local.processes.processes import DaemonFailedError
 
-__all__ = ["Numbers", "ScriptLives", "refused"]
-
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _ASKED: Final = "workers.asked"

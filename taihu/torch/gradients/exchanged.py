@@ -11,14 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from crc32c import crc32c
 from numpy.typing import NDArray
 
 from taihu.core.model.layout import LayerSpec, Layout
-from taihu.core.wire.frames.checksum import checksum_of
 from taihu.torch.gradients.gradients import exchangeable, layer_of
 from taihu.torch.gradients.spread import is_spread
-
-__all__ = ["ExchangedSet", "Optimized", "Watch", "checksum_of_parameter", "digest_of_tensors"]
 
 _DIGEST_BYTES: Final = 6
 _KNOWN: Final = 16
@@ -283,7 +281,7 @@ def checksum_of_parameter(parameter: torch.Tensor) -> int:
     values = parameter.detach().to("cpu").contiguous()
     if not values.numel():
         return 0
-    return checksum_of(values.view(-1).view(torch.uint8).numpy().data)
+    return crc32c(values.view(-1).view(torch.uint8).numpy().data)
 
 
 def digest_of_tensors(tensors: Iterable[torch.Tensor], said: str = "") -> int:

@@ -5,7 +5,6 @@ Names and arguments of methods are PyTorch's, of which some have several names f
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from taihu.core.system.threads import Lock
 from taihu.torch.group.meeting.place import GroupPlace
 from taihu.torch.group.members import Members
 from taihu.torch.group.operations import moves, sparse, sums
@@ -78,7 +78,7 @@ class TaihuGroup(dist.ProcessGroup):
         self._description = ""
         self._timeout_s = place.timeout_s
         self._on_end = on_end
-        self._leaving = threading.Lock()
+        self._leaving = Lock()
         self._closed = False
 
     @property

@@ -16,7 +16,7 @@ from taihu.cli.bench.exchange import bench_job
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job
 from taihu.core.wire.base.address import free_port
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 from taihu.worker.bench.gradients import DrawnGradients
 

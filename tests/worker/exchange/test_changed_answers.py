@@ -13,7 +13,7 @@ from support.frames import changed
 
 from taihu.core.base.errors import FrameError
 from taihu.core.job import Job
-from taihu.core.wire.frames.codec import encode_frame
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import Gradients, Parameters
 from taihu.worker.exchange.making import through_servers
@@ -21,7 +21,6 @@ from taihu.worker.exchange.making import through_servers
 LAYOUT = layout_of(8, 8)
 
 CHANGES: dict[str, tuple[Callable[[FrameHeader], FrameHeader], str]] = {
-    "job": (lambda header: changed(header, job="other"), "answered job 'other'"),
     "plan": (lambda header: changed(header, plan=2), "plan 2, group 0, offset 0, 8 values: not a frame of plan 1"),
     "step": (lambda header: changed(header, step=2), "answered step 2 during step 1"),
     "group": (lambda header: changed(header, group=1), "group 1, offset 0, 8 values: not a frame of plan 1"),
@@ -59,7 +58,7 @@ def test_an_answer_that_was_not_asked_for_is_an_error_and_changes_nothing(kind: 
     def changed(answer: Frame) -> bytes:
         header = change(answer.header)
         values = answer.values.astype(header.value_type.dtype)[: header.address.elements]
-        return encode_frame(header, [values])
+        return message_of(header, [values])
 
     job = make_job(1, 1, exchange={"plan": "per-layer", "transport": "grpc", "zero": zero})
     with Cluster(job) as cluster, cluster.member(0, LAYOUT) as member:
@@ -72,7 +71,7 @@ def test_an_answer_that_was_not_asked_for_is_an_error_and_changes_nothing(kind: 
 def test_positions_beyond_the_group_are_an_error_and_change_nothing() -> None:
     def changed(answer: Frame) -> bytes:
         # The frame's sections say where its values belong.
-        return encode_frame(answer.header, [answer.values, np.full_like(answer.sections, 255)])
+        return message_of(answer.header, [answer.values, np.full_like(answer.sections, 255)])
 
     job = make_job(
         1,

@@ -14,12 +14,13 @@ from support.frames import initial_header
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import FrameError, MemberLostError, RunError, TaihuError
-from taihu.core.coordination.membership.messages import state_from_message
+from taihu.core.coordination.control.looking_ways import STATE
 from taihu.core.coordination.plans.planning import first_plan
-from taihu.core.wire.frames.codec import encode_frame, layout_to_message
+from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
+from taihu.core.wire.frames.layouts import layout_to_message
 from taihu.core.wire.links import direct_connection
-from taihu.core.wire.links.sink import Origin
+from taihu.core.wire.links.inbox import Origin
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.worker.exchange.making import Beside, between_workers, through_servers
 from taihu.worker.memory.arenas import arenas_of
@@ -70,12 +71,11 @@ def test_a_worker_that_initializes_a_mute_server_is_told_why_the_run_failed() ->
                     started.result(timeout=120)
 
 
-@pytest.mark.parametrize(("job", "plan"), [("other", 1), ("taihu", 2)])
-def test_initial_parameters_of_another_job_or_plan_are_refused(job: str, plan: int) -> None:
+def test_initial_parameters_of_another_plan_are_refused() -> None:
     layout = layout_of(8)
-    header = initial_header(job, 1000, plan, 0, 0, 0, 8, 0)
+    header = initial_header("taihu", 1000, 2, 0, 0, 0, 8, 0)
     frame = pb.InitializeRequest()
-    frame.frame.MergeFromString(encode_frame(header, [np.zeros(8, dtype=np.float32)]))
+    frame.frame = message_of(header, [np.zeros(8, dtype=np.float32)])
     requests = [pb.InitializeRequest(layout=layout_to_message(layout)), frame]
     with Cluster(make_job(1, 1)) as cluster, cluster.member(0, layout) as member:
         with grpc.insecure_channel(member.addresses[0]) as channel:
@@ -92,7 +92,7 @@ def test_initial_parameters_of_another_job_or_plan_are_refused(job: str, plan: i
 
 def test_a_state_of_a_later_version_is_refused() -> None:
     with pytest.raises(FrameError, match="run state 99"):
-        state_from_message(99)  # type: ignore[arg-type]
+        STATE.of(99)
 
 
 def test_a_connection_that_ends_by_itself_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:

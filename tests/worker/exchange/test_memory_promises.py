@@ -15,7 +15,8 @@ from support.exchanges import exchange_steps, run_workers
 from support.frames import header_of
 from support.worker import Values, Worker
 
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE, encode_frame
+from taihu.core.wire.frames.format import message_of
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.core.wire.frames.identity import identity_to_metadata
 from taihu.worker.exchange.base.route import Arrived
 from taihu.worker.exchange.shell import Exchange
@@ -227,9 +228,9 @@ def test_frames_come_one_by_one_as_they_are_updated() -> None:
         ]
 
         def frames() -> Iterator[bytes]:
-            yield encode_frame(headers[0], [ones])
+            yield message_of(headers[0], [ones])
             assert first_came.wait(120)
-            yield from (encode_frame(header, [ones]) for header in headers[1:])
+            yield from (message_of(header, [ones], number) for number, header in enumerate(headers[1:], 1))
             assert answered.wait(120)
 
         answered = threading.Event()

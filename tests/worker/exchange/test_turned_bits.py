@@ -40,7 +40,7 @@ def test_a_turned_bit_ends_the_exchange_and_names_the_link(way: Way, monkeypatch
     assert NAMED.search(str(caught.value)), str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["encode_frame", "decode_frame"])
+@pytest.mark.parametrize("name", ["message_of", "read_message"])
 def test_initial_parameters_that_come_damaged_name_the_link(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 encodes them for servers, and others decode what servers send them."""
     way, real, calls = Way("server", 1, transport="grpc"), getattr(calls_of_workers, name), count()
@@ -48,14 +48,14 @@ def test_initial_parameters_that_come_damaged_name_the_link(name: str, monkeypat
     def with_a_turned_bit(*arguments: Any) -> Any:
         if next(calls):
             return real(*arguments)
-        if name == "encode_frame":
+        if name == "message_of":
             message = real(*arguments)
             return flipped(message, 8 * len(message) - 5)
-        return real(flipped(arguments[0], 8 * len(arguments[0]) - 5))
+        return real(flipped(arguments[0], 8 * len(arguments[0]) - 5), *arguments[1:])
 
     monkeypatch.setattr(calls_of_workers, name, with_a_turned_bit)
     ends = r"server \d at [\d.]+:\d+", r"worker \d"
-    sender, receiver = ends if name == "decode_frame" else reversed(ends)
+    sender, receiver = ends if name == "read_message" else reversed(ends)
     with pytest.raises(
         (DamagedFrameError, RunError), match=f"the link from {sender} to {receiver}: a frame came damaged: "
     ):

@@ -13,7 +13,7 @@ from support.worker import Worker
 
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
-from taihu.core.wire.frames.codec import BYTES_PER_VALUE
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 
 SERVERS = layout_of(*[8000] * 40)
 RING = layout_of(*[12000] * 40)

@@ -23,9 +23,13 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """Records what a worker does with its arenas; does nothing where `recorder` is off."""
+    """Records what a worker does with its arenas.
+
+    Whoever passes it looks at `enabled` before the call: none of it runs where nobody records.
+    """
 
     def __init__(self, recorder: Recorder, arenas: Arenas) -> None:
+        self.enabled = recorder.enabled
         self._recorder = recorder
         self._arenas = arenas
         self._kind = arenas.value_type.half_kind
@@ -39,18 +43,15 @@ class Recording:
 
     def pushed(self, group: int, at: At) -> None:
         """The group's gradients are about to be sent."""
-        if self._recorder.enabled:
-            bounds = self._bounds[group]
-            start, stop = map(int, bounds[0])
-            values = digest_of(as_fp32(self._arenas.sent[start:stop], self._kind), bounds)
-            self._recorder.add(Push(at.step, at.attempt, group, start, stop - start, values))
+        bounds = self._bounds[group]
+        start, stop = map(int, bounds[0])
+        values = digest_of(as_fp32(self._arenas.sent[start:stop], self._kind), bounds)
+        self._recorder.add(Push(at.step, at.attempt, group, start, stop - start, values))
 
     def compress(
         self, compressor: GroupCompressor, group: int, at: At, rates: NDArray[np.float64] | None
     ) -> Selection:
         """Have the group compressed, which is sent then; `rates` as `GroupCompressor.compress` takes them."""
-        if not self._recorder.enabled:
-            return compressor.compress(group, at.step, rates=rates)
         bounds = self._bounds[group]
         start, stop = map(int, bounds[0])
 
@@ -63,13 +64,12 @@ class Recording:
 
     def skipped(self, at: At) -> None:
         """All workers have agreed to push nothing in this step."""
-        if self._recorder.enabled:
-            self._recorder.add(Skip(at.step))
+        self._recorder.add(Skip(at.step))
 
     def read(self, group: int, step: int) -> None:
         """The group's parameters are in the arena as they are after `step`."""
         # Each layer of a group asks for it anew.
-        if self._recorder.enabled and (group, step) != self._last_read:
+        if (group, step) != self._last_read:
             self._last_read = group, step
             bounds = self._bounds[group]
             start, stop = map(int, bounds[0])
@@ -106,9 +106,7 @@ class Recording:
         return self._recorder.updating(step, frame.group, bounds, parameters, lambda: digest_at(gradient, places))
 
     def residual_bits(self, frame: FrameSpec, residual: Values) -> int:
-        """Bits of the residual in a frame's range, for `returned`; 0 where nobody records."""
-        if not self._recorder.enabled:
-            return 0
+        """Bits of the residual in a frame's range, for `returned`."""
         return bits_of(
             residual[frame.offset : frame.offset + frame.count], [(frame.offset, frame.offset + frame.count)]
         )
@@ -117,7 +115,7 @@ class Recording:
         self, step: int, frame: FrameSpec, places: NDArray[np.int32], values: Values, residual: Values, before: int
     ) -> None:
         """Values that the sum of a frame rejected have been added to the residual, whose bits were `before`."""
-        if self._recorder.enabled and len(places):
+        if len(places):
             after = self.residual_bits(frame, residual)
             digest = digest_at(values, places)
             self._recorder.add(Returned(step, frame.group, frame.offset, frame.count, digest, before, after))

@@ -5,6 +5,7 @@ A route is given one of these. Parts are disjoint, so several threads may hand i
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,13 +97,18 @@ class ByEveryWorker:
 
     def received(self, frame: FrameSpec, step: int, group: int) -> None:
         """Update by the sum in the gradients; raises FrameError where it is not finite."""
-        if self._is_new(frame, step):
-            self._update_by_sums(frame, step, group)
+        first = frame.pieces[0].start
+        if self._updated.get(first) != step:
+            self._updated[first] = step
+            for piece in frame.ranges:
+                self._update(group, piece.start, self._gradients[piece.start : piece.stop], step)
 
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Update by the sum `values`; raises as `received` does."""
-        if not self._is_new(frame, step):
+        first = frame.pieces[0].start
+        if self._updated.get(first) == step:
             return
+        self._updated[first] = step
         taken = 0
         for piece in frame.ranges:
             count = piece.stop - piece.start
@@ -113,12 +119,12 @@ class ByEveryWorker:
 
     def write_selected(self, frame: FrameSpec, places: NDArray[np.int32], values: Values, step: int) -> None:
         """Update by sums that are zero wherever nobody selected anything; raises as `received` does."""
-        if not self._is_new(frame, step):
+        if self._updated.get(frame.pieces[0].start) == step:
             return
         for own in frame.views(self._gradients):
             own.fill(0.0)
         scatter_assign(places, values, self._gradients)
-        self._update_by_sums(frame, step, frame.group)
+        self.received(frame, step, frame.group)
 
     def apply(self, step: int) -> None:
         """Update all parameters by the sums in the gradients, scaled down together where their mean is too large."""
@@ -128,31 +134,25 @@ class ByEveryWorker:
         self._applied_step = step
         norm = WholeNorm(self._largest_norm, self._scale)
         norm.add(self._gradients)
-        with self._recording.updating_all(step, self._gradients):
-            self.optimizer.update(0, len(self._gradients), self._gradients, step, self._scale * norm.factor)
+        scale = self._scale * norm.factor
+        with self._recording.updating_all(step, self._gradients) if self._recording.enabled else nullcontext():
+            self.optimizer.update(0, len(self._gradients), self._gradients, step, scale)
 
     def held(self) -> Held:
         """All parameters, and their optimizer state."""
         return held_by_all(self.optimizer)
 
-    def _is_new(self, frame: FrameSpec, step: int) -> bool:
-        first = frame.pieces[0].start
-        if self._updated.get(first) == step:
-            return False
-        self._updated[first] = step
-        return True
-
-    def _update_by_sums(self, frame: FrameSpec, step: int, group: int) -> None:
-        for piece in frame.ranges:
-            self._update(group, piece.start, self._gradients[piece.start : piece.stop], step)
-
     def _update(self, group: int, start: int, total: Values, step: int) -> None:
         if self._checks:
             check_finite(total, group, step)
-        if self._largest_norm is None:
-            stop = start + len(total)
-            with self._recording.updating(step, group, start, self.optimizer.parameters[start:stop], total):
-                self.optimizer.update(start, stop, total, step, self._scale)
+        if self._largest_norm is not None:
+            return
+        stop = start + len(total)
+        if not self._recording.enabled:
+            self.optimizer.update(start, stop, total, step, self._scale)
+            return
+        with self._recording.updating(step, group, start, self.optimizer.parameters[start:stop], total):
+            self.optimizer.update(start, stop, total, step, self._scale)
 
 
 def held_by_all(optimizer: Optimizer) -> Held:

@@ -125,7 +125,8 @@ class RingRoute(Route):
     @override
     def begin(self, at: At) -> None:
         self._at = at
-        self.path.begin(at)
+        if self.path.is_trial or at.attempt > self.path.attempt:
+            self.path.begin(at)
         self._updates.begin(at)
 
     def tell(self, rates: Sequence[float]) -> None:
@@ -177,7 +178,8 @@ class RingRoute(Route):
         # All of it counts as the way up: bytes go both ways at once.
         group = operation.key.group
         sent, received = operation.sent_bytes, operation.received_bytes
-        self._tracer.add("ring", "allreduce", start_s, self._clock.now(), step=at.step, group=group)
+        if self._tracer.enabled:
+            self._tracer.add("ring", "allreduce", start_s, self._clock.now(), step=at.step, group=group)
         self._events.updated(Updated(group, at, sent, received))
 
 

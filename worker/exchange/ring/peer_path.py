@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.planner.carriage import Carriage, carrier_in
+from taihu.core.planner.carriage import Carriage, carriers_of
 from taihu.core.settings import Transport
 from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.links.shared_memory import SharedBuffer
@@ -23,8 +23,11 @@ class PeerPath(RoutePath):
     ) -> None:
         self._communicator = communicator
         self._transport = transport
-        self._carriage = carriage
-        self._attempt = 0
+        self._carriage, self._carriers = carriage, carriers_of(carriage)
+        self.is_trial = carriage == "trial"
+        """Whether steps take one carrier and another in turns; else all of a plan take the same."""
+        self.attempt = 0
+        """The attempt that operations belong to."""
         self._opened = False
         self._failed = events.failed
 
@@ -61,15 +64,16 @@ class PeerPath(RoutePath):
 
     def adopt(self, plan: Plan) -> None:
         """Go on by what `plan` says of carrying frames."""
-        self._carriage = plan.carriage
+        self._carriage, self._carriers = plan.carriage, carriers_of(plan.carriage)
+        self.is_trial = plan.carriage == "trial"
         if self._opened:
             self._prepare()
 
     def begin(self, at: At) -> None:
-        """Operations that begin now belong to `at`."""
-        if at.attempt > self._attempt:
+        """Operations that begin now belong to `at`; asked for where the attempt is another one, or in a trial."""
+        if at.attempt > self.attempt:
             self._give_up_before(at.attempt)
-        self._communicator.carry(carrier_in(self._carriage, at.step))
+        self._communicator.carry(self._carriers[at.step % 2])
 
     @override
     def totals(self) -> ExchangeTotals:
@@ -90,7 +94,8 @@ class PeerPath(RoutePath):
     def _prepare(self) -> None:
         if self._carriage != "grpc":
             self._communicator.prepare("tcp", wait=self._carriage == "tcp")
+        self._communicator.carry(self._carriers[0])
 
     def _give_up_before(self, attempt: int) -> None:
-        self._attempt = attempt
+        self.attempt = attempt
         self._communicator.abort(attempt)

@@ -10,6 +10,7 @@ owns are summed, and then each updates, with the same factor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -238,7 +239,12 @@ class Owners(RingUpdates):
                 check_finite(gradient, group, step)
             parameters = self._own[taken:] if self._fetches else self._arenas.parameters[piece.start :]
             parameters = parameters[: len(gradient)]
-            with self._recording.updating(step, group, piece.start, parameters, gradient):
+            recorded = self._recording.enabled
+            with (
+                self._recording.updating(step, group, piece.start, parameters, gradient)
+                if recorded
+                else nullcontext()
+            ):
                 self._state.update(taken, parameters, gradient, step, scale)
             if half is not None and half.keeps:
                 to_half(parameters, half.kind, half.parameters[piece.start : piece.stop])

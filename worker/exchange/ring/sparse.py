@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -26,6 +26,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.planner.sparse_route import SparseAlgorithm as Way
+from taihu.core.system.threads import Lock
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At
@@ -74,7 +75,7 @@ class SparseRoute(Route):
         self._optimizer.warm_up()
         self._sums = {way: RankOrderSum() for way in Way}
         # Receivers of several peers may complete parts at the same time.
-        self._applying = threading.Lock()
+        self._applying = Lock()
         self._total = np.zeros(plan.layout.elements if self._is_dense else 0, dtype=np.float32)
         self._at = At(0, 0)
         self._plan = plan
@@ -109,7 +110,8 @@ class SparseRoute(Route):
     @override
     def begin(self, at: At) -> None:
         self._at = at
-        self.path.begin(at)
+        if self.path.is_trial or at.attempt > self.path.attempt:
+            self.path.begin(at)
 
     def tell(self, rates: Sequence[float]) -> None:
         """Refuse: workers of a ring update by the job's own optimizer, or not at all."""
@@ -179,16 +181,21 @@ class SparseRoute(Route):
             if self._checks:
                 check_finite(total.values, frame.group, at.step)
             places = total.indices + np.int32(frame.offset)
-            with self._recording.updating_sparse(at.step, frame, places, total.values):
+            recorded = self._recording.enabled
+            with self._recording.updating_sparse(at.step, frame, places, total.values) if recorded else nullcontext():
                 self._update(frame, places, total.values, at.step)
             self._take_back(at.step, frame, returned, compressor.state.residual)
         # All bytes count as the way up, as in a ring: they go both ways at once.
-        self._tracer.add("sparse", "allreduce", start_s, self._clock.now(), step=at.step, group=frame.group)
+        if self._tracer.enabled:
+            self._tracer.add("sparse", "allreduce", start_s, self._clock.now(), step=at.step, group=frame.group)
         sent, received = operation.sent_bytes, operation.received_bytes
         self._events.updated(Updated(frame.group, at, sent, received))
 
     def _take_back(self, step: int, frame: FrameSpec, returned: Slice, residual: NDArray[np.float32]) -> None:
         places = returned.indices + np.int32(frame.offset)
+        if not self._recording.enabled:
+            residual[places] += returned.values
+            return
         before = self._recording.residual_bits(frame, residual)
         residual[places] += returned.values
         self._recording.returned(step, frame, places, returned.values, residual, before)

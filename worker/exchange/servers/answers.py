@@ -17,50 +17,35 @@ from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.kernels.selection.scatter import scatter_assign
 from taihu.worker.exchange.base.updates import Updates
 
-__all__ = ["ByServers", "BySums", "FrameWindow", "FramesUnderWay", "ServerAnswers"]
+__all__ = ["ByServers", "BySums", "FramesUnderWay", "ServerAnswers"]
 
 Values = NDArray[np.float32]
 Item = TypeVar("Item")
 
 
-class FrameWindow(Generic[Item]):
-    """Lets items go in the order in which they come, at most `frames` of them ahead of the answers (ADR 3)."""
-
-    def __init__(self, frames: int) -> None:
-        self._room = frames
-        self._waiting: deque[Item] = deque()
-
-    def put(self, item: Item) -> list[Item]:
-        """`item` is to go behind all earlier ones; returns what may go now."""
-        self._waiting.append(item)
-        return self._admitted()
-
-    def answered(self) -> list[Item]:
-        """One of those that went has been answered; returns what may go now."""
-        self._room += 1
-        return self._admitted()
-
-    def _admitted(self) -> list[Item]:
-        count = min(self._room, len(self._waiting))
-        self._room -= count
-        return [self._waiting.popleft() for _ in range(count)]
-
-
 class FramesUnderWay(Generic[Item]):
     """Frames that one worker has pushed to one server, and those it wants to read as soon as they have been answered.
 
-    At most `window` frames are ahead of their answers, beside those that are not `windowed`.
+    Items go in the order in which they come, at most `window` of them ahead of their answers (ADR 3), beside those
+    that are not `windowed`.
     """
 
     def __init__(self, window: int) -> None:
-        self._window = FrameWindow[Item](window)
+        self._room = window
+        self._waiting: deque[Item] = deque()
         self._unanswered: set[int] = set()
         self._wanted: dict[int, FrameSpec] = {}
 
-    def push(self, offset: int, item: Item, *, windowed: bool = True) -> list[Item]:
-        """The frame at `offset` is to go, as `item`; returns what may go now."""
+    def push(self, offset: int, item: Item, *, windowed: bool = True) -> bool:
+        """The frame at `offset` is to go, as `item`; returns whether it may now, or else waits for an answer."""
         self._unanswered.add(offset)
-        return self._window.put(item) if windowed else [item]
+        if not windowed:
+            return True
+        if self._room:
+            self._room -= 1
+            return True
+        self._waiting.append(item)
+        return False
 
     def ask(self, frames: Iterable[FrameSpec]) -> list[FrameSpec]:
         """The parameters of `frames` are wanted; returns those that may be asked for now, the others wait."""
@@ -72,10 +57,15 @@ class FramesUnderWay(Generic[Item]):
                 now.append(frame)
         return now
 
-    def answered(self, offset: int, *, windowed: bool = True) -> tuple[FrameSpec | None, list[Item]]:
-        """The frame at `offset` has been answered; returns what to ask for now, if anything, and what may go now."""
+    def answered(self, offset: int, *, windowed: bool = True) -> tuple[FrameSpec | None, Item | None]:
+        """The frame at `offset` has been answered; returns what to ask for, and what may go, now, if anything."""
         self._unanswered.discard(offset)
-        return self._wanted.pop(offset, None), self._window.answered() if windowed else []
+        wanted = self._wanted.pop(offset, None)
+        if windowed:
+            if self._waiting:
+                return wanted, self._waiting.popleft()
+            self._room += 1
+        return wanted, None
 
 
 class ServerAnswers:
@@ -137,11 +127,11 @@ class ServerAnswers:
         Raises:
             FrameError: nobody asked for it.
         """
-        return self._updates.places(self._find_dense(header))
+        return self._updates.places(self._find(header, self._value_type))
 
     def received(self, header: FrameHeader) -> None:
         """The places of a dense answer are filled."""
-        frame = self._find_dense(header)
+        frame = self._find(header, self._value_type)
         self._asked.pop(frame.offset, None)
         self._updates.received(frame, header.address.at.step, frame.group)
 
@@ -163,21 +153,20 @@ class ServerAnswers:
                 self._write_sparse(self._find(header), answer)
             case _:
                 dense = dense_values(answer, self._value_type)
-                frame = self._find_dense(header)
+                frame = self._find(header, self._value_type)
                 self._asked.pop(frame.offset, None)
                 self._updates.write(frame, dense, header.address.at.step)
 
-    def _find_dense(self, header: FrameHeader) -> FrameSpec:
-        if header.value_type is not self._value_type:
+    def _find(self, header: FrameHeader, value_type: ValueType | None = None) -> FrameSpec:
+        """The frame of an answer, whose values are of this type if one is named."""
+        if value_type is not None and header.value_type is not value_type:
             raise FrameError(
-                f"{self._peer} answered {header.value_type.label} parameters: expected {self._value_type.label}"
+                f"{self._peer} answered {header.value_type.label} parameters: expected {value_type.label}"
             )
-        return self._find(header)
-
-    def _find(self, header: FrameHeader) -> FrameSpec:
         job, (at, group, offset, count) = header.sender.job, header.address
-        frame = self._framing.find(group=group, offset=offset, count=count)
-        if frame is None or job != self._job or at.plan != self._plan:
+        frame = self._framing.by_offset.get(offset)
+        is_known = frame is not None and frame.group == group and frame.count == count
+        if frame is None or not is_known or job != self._job or at.plan != self._plan:
             raise FrameError(
                 f"{self._peer} answered job {job!r}, plan {at.plan}, group {group}, offset {offset}, {count} values: "
                 f"not a frame of plan {self._plan}"
@@ -213,7 +202,7 @@ class ByServers:
 
     def places(self, frame: FrameSpec) -> list[NDArray[Any]]:
         """The frame's range of the parameters."""
-        return frame.views(self._parameters)
+        return list(map(self._parameters.__getitem__, frame.slices))
 
     def received(self, frame: FrameSpec, step: int, group: int) -> None:
         """Do nothing: the values are where they belong."""
@@ -221,7 +210,7 @@ class ByServers:
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Copy what came."""
         taken = 0
-        for place in frame.views(self._parameters):
+        for place in map(self._parameters.__getitem__, frame.slices):
             # as bytes: NumPy copies these without regard to where `values` lie
             place.view(np.uint8)[:] = values[taken : taken + len(place)].view(np.uint8)
             taken += len(place)

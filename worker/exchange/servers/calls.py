@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
@@ -15,15 +14,17 @@ from taihu.core.base.errors import DamagedFrameError, ExchangeError, FrameError,
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import FrameSpec
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.retry import call_until_reachable
 from taihu.core.wire.base.status import error_from_rpc
-from taihu.core.wire.frames.codec import decode_frame, encode_frame, layout_to_message
-from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.frames.format import message_of, read_message
+from taihu.core.wire.frames.headers import At, FrameHeader, dense_values
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Parameters
+from taihu.core.wire.frames.layouts import layout_to_message
+from taihu.core.wire.links.inbox import Origin
 from taihu.core.wire.links.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
-from taihu.core.wire.links.sink import Origin
 from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = ["PARAMETER_SERVER_SERVICE", "Call", "ServerCalls"]
@@ -92,7 +93,7 @@ class ServerCalls:
         timeout_s = self._job.exchange.timeout_s
 
         # gRPC may still read the requests of a call that broke while the next one begins.
-        reading = threading.Lock()
+        reading = Lock()
         calls = 0
 
         def requests(number: int) -> Iterator[pb.InitializeRequest]:
@@ -104,7 +105,7 @@ class ServerCalls:
                         return
                     prepare(frame)
                     header = FrameHeader(self._identity.sender, At(plan, 0).range(frame), Parameters())
-                    request.frame.MergeFromString(encode_frame(header, frame.views(parameters)))
+                    request.frame = message_of(header, frame.views(parameters))
                 yield request
 
         def call(_: float) -> None:
@@ -158,13 +159,10 @@ class ServerCalls:
             for message in call:
                 header, values = self._decoded(message)
                 header.expect(Parameters)
-                job, (_, _, offset, count) = header.sender.job, header.address
+                _, _, offset, count = header.address
                 frame = missing.pop(offset, None)
-                if frame is None or frame.count != count or job != self._job.name:
-                    raise FrameError(
-                        f"{self._peer} brought parameters of job {job!r}, offset {offset}, {count} values: not asked "
-                        "for"
-                    )
+                if frame is None or frame.count != count:
+                    raise FrameError(f"{self._peer} brought {count} parameters at offset {offset}: not asked for")
                 write(frame, values)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._peer) from None
@@ -172,10 +170,11 @@ class ServerCalls:
             raise ExchangeError(f"{self._peer}: {len(missing)} of {len(frames)} frames of parameters did not come")
 
     def _decoded(self, message: bytes) -> tuple[FrameHeader, Values]:
+        sender = Sender(self._job.name, 0)
         try:
-            return decode_frame(message)
+            frame, _ = read_message(message, sender, self._peer)
+            return frame.header, dense_values(frame)
         except DamagedFrameError as error:
-            sender = Sender(self._job.name, 0)
             raise Origin(self._peer, sender, self._name).damaged(f"{_CAME_DAMAGED}: {error}") from None
 
     @property

@@ -3,58 +3,45 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.base.errors import ExchangeError, TaihuError
+from taihu.core.base.errors import ExchangeError
 from taihu.core.compression.groups import Packed
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.job.security import security_of
-from taihu.core.planner.carriage import carrier_in
+from taihu.core.planner.carriage import carriers_of
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.security.identity import member_name
+from taihu.core.system.threads import Condition, Event, Lock
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock
+from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType, frame_of
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
-from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Parameters, Question, Rates, Summed
-from taihu.core.wire.links.direct_frames import HEADER_BYTES
-from taihu.core.wire.links.frame_link import Carrier, FrameLink, LinkEnd
-from taihu.core.wire.links.frame_link import LinkEvents as WireEvents
+from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates, Summed
+from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
+from taihu.core.wire.links.inbox import Origin, Sink
+from taihu.core.wire.links.outbox import last_word
+from taihu.core.wire.links.pipe import Carrier, PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer
-from taihu.core.wire.links.sink import Origin, Sink
+from taihu.worker.exchange.base.route import Arrived, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import Updates
 from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, ServerAnswers
 from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["LinkEvents", "ServerLink"]
+__all__ = ["ServerLink"]
 
 _LOOK_AGAIN_S = 0.1
 
 Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]
-
-
-@dataclass(frozen=True)
-class LinkEvents:
-    """Events of a link, by threads of its own.
-
-    `answered(header, size_bytes, completed_s)` is called for every answer that has been written, with the instant of
-    the complete sum in seconds of this worker's clock; `fetched(header, size_bytes)` for parameters that were asked
-    for; `failed(error)` when the exchange ends unasked.
-    """
-
-    answered: Callable[[FrameHeader, int, float], None]
-    fetched: Callable[[FrameHeader, int], None]
-    failed: Callable[[TaihuError], None]
 
 
 class ServerLink:
@@ -74,7 +61,7 @@ class ServerLink:
         identity: WorkerIdentity,
         arenas: Arenas,
         updates: Updates,
-        events: LinkEvents,
+        events: RouteEvents,
         clock: Clock,
         tracer: Tracer,
         faults: FrameFaults | None = None,
@@ -92,7 +79,7 @@ class ServerLink:
         self._events = events
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._plan = plan
+        self._plan, self._carriers = plan, carriers_of(plan.carriage)
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
         selected_type = ValueType.named(job.compression.downlink_value_type)
         self._answers = ServerAnswers(
@@ -102,7 +89,7 @@ class ServerLink:
         self._arrived_s = self._send_start_s = 0.0
         self._under_way = FramesUnderWay[Pushed](job.exchange.window_frames)
         # Guards what is under way, `sent_bytes`, and the order in which frames are sent.
-        self._ordering = threading.Condition(threading.Lock())
+        self._ordering = Condition(Lock())
         self._is_writing = self._abandoned = False
         origin = Origin(self.peer, Sender(job.name, 0), f"worker {identity.rank}", job.patience)
         self._link = FrameLink(
@@ -115,7 +102,7 @@ class ServerLink:
             ),
             identity,
             Sink((Summed, Parameters), places=self._places, take=self._take_values, take_frame=self._take_frame),
-            WireEvents(events.failed, self._ended),
+            PipeEvents(events.failed, self._ended),
             faults=faults,
         )
         self._calls = ServerCalls(
@@ -180,7 +167,7 @@ class ServerLink:
         """The carrier of a step's frames; those that say only where values lie take the fastest."""
         if self._answers.shared is not None:
             return "tcp"
-        return carrier_in(self._plan.carriage, step)
+        return self._carriers[step % 2]
 
     def _settle(self) -> None:
         if self._answers.shared is not None or self._plan.carriage == "tcp":
@@ -188,7 +175,7 @@ class ServerLink:
 
     def adopt(self, plan: Plan) -> None:
         """Cut groups by `plan` from the next step on; nothing may be under way."""
-        self._plan = plan
+        self._plan, self._carriers = plan, carriers_of(plan.carriage)
         # Parameters may be asked for before the step begins.
         self._at = self._at._replace(plan=plan.version)
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
@@ -216,7 +203,7 @@ class ServerLink:
         with self._ordering:
             self._answers.cancel()
             self._under_way = FramesUnderWay[Pushed](self._job.exchange.window_frames)
-        sent = threading.Event()
+        sent = Event()
         self._link.after(sent.set)
         while not self._abandoned and not sent.wait(_LOOK_AGAIN_S):
             pass
@@ -239,7 +226,7 @@ class ServerLink:
         encoding = Encoding.SHARED if shared else Encoding.DENSE
         gradients = Gradients(loss_scale, skipped)
         for frame in self.frames(group):
-            pieces = () if shared else frame.views(self._arenas.sent)
+            pieces = () if shared else tuple(map(self._arenas.sent.__getitem__, frame.slices))
             header = FrameHeader(
                 self._identity.sender, self._at.range(frame), gradients, encoding, self._arenas.value_type
             )
@@ -278,25 +265,29 @@ class ServerLink:
 
     def close(self) -> None:
         """End the exchange in good order, after everything has been answered, and close the connections."""
-        address = Address(self._at, 0, 0, 0)
-        self._link.take_leave(FrameHeader(self._identity.sender, address, Farewell(), Encoding.NONE))
+        self._link.take_leave(last_word(self._identity.sender, self._at))
         self._link.close()
 
     def _send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> int:
         """Queue a frame for the sending thread as soon as there is room in the window."""
-        size = HEADER_BYTES + sum(piece.nbytes for piece in pieces) + header.shared_bytes
+        size = HEADER_BYTES + header.shared_bytes
+        for piece in pieces:
+            size += piece.nbytes
         with self._ordering:
             self.sent_bytes += size
             # Values in shared memory occupy no buffer.
             windowed = header.encoding is not Encoding.SHARED
-            self._pass(self._under_way.push(header.address.offset, (header, pieces), windowed=windowed))
+            if self._under_way.push(header.address.offset, (header, pieces), windowed=windowed):
+                self._pass(header, pieces)
         return size
 
-    def _pass(self, admitted: Iterable[Pushed]) -> None:
-        for header, pieces in admitted:
-            self._link.after(self._sending)
+    def _pass(self, header: FrameHeader, pieces: Sequence[NDArray[Any]]) -> None:
+        if not self._tracer.enabled:
             self._link.send(header, pieces)
-            self._link.after(partial(self._sent, header))
+            return
+        self._link.after(self._sending)
+        self._link.send(header, pieces)
+        self._link.after(partial(self._sent, header))
 
     def _sending(self) -> None:
         self._send_start_s = self._clock.now()
@@ -342,10 +333,12 @@ class ServerLink:
             if isinstance(kind, Summed) and self._answers.is_present(header):
                 self._go_on(header)
         if not isinstance(kind, Summed):
-            self._events.fetched(header, size)
+            self._events.arrived(Arrived(group, header.address.at.attempt, 0, size))
             return
-        self._trace("pull", group, self._arrived_s)
-        self._events.answered(header, size, kind.completed_s - self._server_ahead_s)
+        if self._tracer.enabled:
+            self._trace("pull", group, self._arrived_s)
+        completed_s = kind.completed_s - self._server_ahead_s
+        self._events.updated(Updated(group, header.address.at, 0, size, completed_s, kind.skipped))
 
     def _go_on(self, header: FrameHeader) -> None:
         """Ask for what has been answered and is wanted, and let the next frames go."""
@@ -353,11 +346,9 @@ class ServerLink:
         wanted, admitted = self._under_way.answered(offset, windowed=header.encoding is not Encoding.SHARED)
         if wanted is not None:
             self._ask(wanted, at.step)
-        self._pass(admitted)
+        if admitted is not None:
+            self._pass(*admitted)
 
     def _trace(self, name: str, group: int, start_s: float) -> None:
-        if self._tracer.enabled:
-            track = f"{name} server {self._index}"
-            self._tracer.add(
-                track, name, start_s, self._clock.now(), step=self._at.step, group=group, peer=self._index
-            )
+        track = f"{name} server {self._index}"
+        self._tracer.add(track, name, start_s, self._clock.now(), step=self._at.step, group=group, peer=self._index)

@@ -18,14 +18,13 @@ from taihu.core.optimization import OptimizerShard, in_steps
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.frame_faults import FrameFaults
-from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
+from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
-from taihu.core.wire.frames.kinds import Summed
 from taihu.worker.exchange.base.recording import Recording
-from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Held, Route, RouteEvents, RoutePath, Updated
+from taihu.worker.exchange.base.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
 from taihu.worker.exchange.base.updates import ByEveryWorker, Updates, optimizer_of
 from taihu.worker.exchange.servers.answers import ByServers, BySums
-from taihu.worker.exchange.servers.link import LinkEvents, ServerLink
+from taihu.worker.exchange.servers.link import ServerLink
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 
@@ -109,7 +108,7 @@ class ServerRoute(Route):
                 identity=identity,
                 arenas=arenas,
                 updates=updates,
-                events=LinkEvents(answered=self._answered, fetched=self._fetched, failed=events.failed),
+                events=events,
                 clock=clock or SystemClock(),
                 tracer=tracer or Tracer.off(),
                 faults=faults,
@@ -213,15 +212,6 @@ class ServerRoute(Route):
                 "exchange.transport 'same-host': this worker and a server do not share one machine's /dev/shm, or it "
                 "is too small; use auto or tcp"
             )
-
-    def _answered(self, header: FrameHeader, size_bytes: int, completed_s: float) -> None:
-        at, group, *_ = header.address
-        skipped = header.expect(Summed).skipped
-        self._events.updated(Updated(group, at, 0, size_bytes, completed_s, skipped))
-
-    def _fetched(self, header: FrameHeader, size_bytes: int) -> None:
-        at, group, *_ = header.address
-        self._events.arrived(Arrived(group, at.attempt, 0, size_bytes))
 
 
 def _updates(job: Job, plan: Plan, arenas: Arenas, recording: Recording) -> Updates:

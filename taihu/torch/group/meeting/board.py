@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from taihu.core.base.errors import MemberLostError, PeerUnreachableError
 from taihu.core.base.words import listed
+from taihu.core.system.clocks import monotonic, sleep
 from taihu.torch.group.meeting.agreement import Host, Life, Roster
 from taihu.torch.group.meeting.place import GroupPlace
 from taihu.torch.group.meeting.vigil import Vigil
@@ -38,7 +38,7 @@ class Board:
         self._vigil = vigil
         # Of this meeting alone: the number of rank 0's life, once it is known.
         self._meeting: int | None = None
-        self._deadline = time.monotonic() + place.timeout_s
+        self._deadline = monotonic() + place.timeout_s
         self._known: set[str] = set()
 
     def host(self, life: Life, new_word: Callable[[], str]) -> Roster:
@@ -158,9 +158,9 @@ class Board:
                 return
             if gone:
                 raise self.lost(gone[0])
-            if time.monotonic() > self._deadline:
+            if monotonic() > self._deadline:
                 raise self._unreachable(late())
-            time.sleep(pause)
+            sleep(pause)
             pause = min(1.5 * pause, _LAST_LOOK_S)
 
     def _unreachable(self, ranks: list[int]) -> PeerUnreachableError:

@@ -8,7 +8,6 @@ store is needed.
 from __future__ import annotations
 
 import hashlib
-import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from taihu.core.coordination.listener import Listener
+from taihu.core.system.chance import random_bits
 from taihu.torch.group.meeting.agreement import Life, Roster
 from taihu.torch.group.meeting.meeting import Meeting, listen, meet_by_roster
 from taihu.torch.group.meeting.place import GroupPlace
@@ -54,7 +54,7 @@ class Handles:
         if self._own is None:
             # Nobody knows yet how many will come: there may be threads for so many.
             listener = listen(self._store, replace(place, size=max(place.size, _MEMBERS)))
-            self._own = Life(secrets.randbits(62), listener.address), listener
+            self._own = Life(random_bits(62), listener.address), listener
         return self._own[0].text()
 
     def use(self, uuid: int, handles: Collection[str], place: GroupPlace) -> Invitation:

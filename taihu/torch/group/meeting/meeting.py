@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from taihu.core.base.words import said_by
 from taihu.core.coordination.listener import Listener, ListenOptions, open_listener
 from taihu.core.security.security import Security
 from taihu.core.security.token import find_token
+from taihu.core.system.chance import random_bits, random_hex
 from taihu.core.wire.base.address import advertised_host, is_loopback, join_address
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.identity import WorkerIdentity
@@ -122,7 +122,7 @@ def _alone(place: GroupPlace) -> Meeting:
 
 
 def _meet(board: Board, place: GroupPlace, listener: Listener, vigil: Vigil) -> Meeting:
-    life = Life(secrets.randbits(62), listener.address)
+    life = Life(random_bits(62), listener.address)
     roster = board.join(life) if place.rank else board.host(life, _new_word)
     meeting = Meeting(_communicator(roster, place, listener), listener, roster.word)
     communicator = meeting.communicator
@@ -140,7 +140,7 @@ def _meet(board: Board, place: GroupPlace, listener: Listener, vigil: Vigil) -> 
 
 
 def _new_word() -> str:
-    return f"torch-{secrets.token_hex(8)}"
+    return f"torch-{random_hex(8)}"
 
 
 def _communicator(roster: Roster, place: GroupPlace, listener: Listener) -> Communicator:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-import select
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
+from taihu.core.system.polls import is_readable
+from taihu.core.system.sockets import SO_ERROR, SOL_SOCKET, Socket, family_of
+from taihu.core.system.threads import Event, Lock, Thread, spawn
 from taihu.core.wire.base.address import split_address
 
 __all__ = ["Vigil"]
@@ -28,12 +28,12 @@ class Vigil:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._watched: dict[int, _Watched] = {}
         self._gone: set[int] = set()
         self._tell: Callable[[int], None] = lambda _: None
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closed = Event()
+        self._thread: Thread | None = None
 
     def watch(self, rank: int, address: str) -> None:
         """Watch `rank`, which listens at `host:port`; nothing changes where that is so already."""
@@ -43,8 +43,7 @@ class Vigil:
             self._forget(rank)
             self._watched[rank] = _Watched(address)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="taihu-vigil", daemon=True)
-                self._thread.start()
+                self._thread = spawn("taihu-vigil", self._run)
 
     @property
     def gone(self) -> list[int]:
@@ -99,22 +98,22 @@ class _Watched:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._socket: socket.socket | None = None
+        self._socket: Socket | None = None
 
     def has_gone(self) -> bool:
         """Whether nobody listens there any more; never waits for an answer."""
         if self._socket is None:
             return self._refuses()
-        if not select.select([self._socket], [], [], 0.0)[0]:
+        if not is_readable(self._socket, 0.0):
             return False
         # It was refused or cut, by a process that has ended or by one that lives: another attempt shows it.
-        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        error = self._socket.getsockopt(SOL_SOCKET, SO_ERROR)
         self.close()
         return error == errno.ECONNREFUSED or self._refuses()
 
     def _refuses(self) -> bool:
         host, port = split_address(self.address)
-        connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        connection = Socket(family_of(host))
         connection.setblocking(False)
         try:
             result = connection.connect_ex((host, port))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+
+from taihu.core.system.queues import SimpleQueue
+from taihu.core.system.threads import Lock, spawn
 
 __all__ = ["Callers"]
 
@@ -14,7 +15,7 @@ class Callers:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Threads that wait for a task, less tasks that wait for a thread.
         self._free = 0
@@ -29,7 +30,7 @@ class Callers:
                 self._free -= 1
                 return
             self._count += 1
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        spawn(self._name, self._run)
 
     def close(self) -> None:
         """End the threads, each when it has run its task."""

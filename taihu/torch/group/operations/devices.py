@@ -8,8 +8,6 @@ computed. Whoever waits for the operation has its present stream wait for them, 
 from __future__ import annotations
 
 import ctypes
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Protocol
@@ -17,6 +15,8 @@ from typing import Any, Final, Protocol
 import torch
 
 from taihu.allreduce.order.operation import IsFailed
+from taihu.core.system.clocks import sleep
+from taihu.core.system.threads import Lock
 from taihu.torch.gradients.staging import CudaStreams, Streams
 
 __all__ = ["HERE", "Copies", "CudaDevice", "Device", "Devices", "Stage", "device_of", "kinds_here"]
@@ -177,7 +177,7 @@ class _Copied:
         while not self._taken.query():
             if (error := is_failed()) is not None:
                 raise error
-            time.sleep(pause)
+            sleep(pause)
             pause = min(2 * pause, longest)
 
     def reach(self) -> None:
@@ -197,7 +197,7 @@ class Devices:
     ) -> None:
         self.kinds = [torch.device(kind) for kind in kinds]
         self._find = find
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._known: dict[torch.device, Device | None] = {}
 
     def stage(self, what: str, reads: Sequence[Any], fills: Sequence[Any]) -> Stage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.staged import StagedSums, share
 from taihu.core.base.errors import ExchangeError, MemberLostError, TaihuError
+from taihu.core.system.clocks import monotonic
 from taihu.core.wire.frames.headers import ValueType
 from taihu.torch.group.meeting.meeting import Meeting
 from taihu.torch.group.meeting.place import GroupPlace
@@ -256,11 +256,11 @@ class GroupExchange:
 
     def _ended(self, what: str, timeout_s: float, behind: Callable[[], list[int]]) -> IsFailed:
         """Asked while a sum in shared memory waits: the error that ends it, if there is one."""
-        deadline = time.monotonic() + timeout_s
+        deadline = monotonic() + timeout_s
 
         def ended() -> BaseException | None:
             error = self.failure or self._communicator.left
-            if error is None and time.monotonic() > deadline:
+            if error is None and monotonic() > deadline:
                 return self._late(what, timeout_s, behind())
             return error
 
@@ -295,13 +295,13 @@ class Turn:
 
     def late_device(self) -> IsFailed:
         """Asked while this rank's device computes what it sends: the error that ends it, if there is one."""
-        deadline = time.monotonic() + self.timeout_s
+        deadline = monotonic() + self.timeout_s
         late = f"worker {self.rank}'s device has not come to {self.what}: Timed out after {self.timeout_s:g} s"
 
         def ended() -> BaseException | None:
             if (failure := self.exchange.failure) is not None:
                 return failure
-            is_late = time.monotonic() > deadline
+            is_late = monotonic() > deadline
             return ExchangeError(f"{late}; see what it computes") if is_late else None
 
         return ended

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from taihu.core.base.errors import ExchangeError
+from taihu.core.system.threads import Lock
 from taihu.torch.group.operations.bits import bytes_of
 from taihu.torch.group.operations.callers import Callers
 from taihu.torch.group.operations.exchange import GroupExchange
@@ -31,7 +31,7 @@ class Messages:
         self._exchange = exchange
         self._explain = explain
         self._callers = callers
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._open: set[GroupWork] = set()
         exchange.on_failure(self._failed)
 

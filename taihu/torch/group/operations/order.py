@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Final
 
+from taihu.core.system.queues import Empty, SimpleQueue
+from taihu.core.system.threads import Lock, Thread, current_thread, spawn
 from taihu.torch.group.operations.callers import Callers
 from taihu.torch.group.operations.devices import HERE, Stage
 from taihu.torch.group.operations.work import GroupWork
@@ -30,7 +30,7 @@ class Lane:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._items: SimpleQueue[Item | None] = SimpleQueue()
         self._is_open = True
 
@@ -83,8 +83,8 @@ class Order:
         self._explain = explain
         self._callers = callers
         self._main = Lane(self)
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._lock = Lock()
+        self._thread: Thread | None = None
 
     def issue(self, what: str, result: list[Any], run: Callable[[], None], stage: Stage = HERE) -> GroupWork:
         """Queue an operation on `stage` that fills the tensors `result`; returns its handle, told of its end."""
@@ -93,9 +93,7 @@ class Order:
         work = GroupWork(what, result, on_wait=partial(_awaits, lane), stage=stage)
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = spawn(self._name, self._run)
         if not lane.put((work, run)) and not self._main.put((work, run)):
             work.end(self._explain(what, RuntimeError("the group has been destroyed")))
         return work
@@ -103,7 +101,7 @@ class Order:
     def close(self, limit_s: float) -> bool:
         """End when everything queued has been run; returns then, or after `limit_s`, and whether it is so."""
         self._main.end()
-        if self._thread is None or self._thread is threading.current_thread():
+        if self._thread is None or self._thread is current_thread():
             return True
         self._thread.join(limit_s)
         return not self._thread.is_alive()

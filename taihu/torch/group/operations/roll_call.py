@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -11,6 +9,8 @@ import torch.distributed as dist
 
 from taihu.core.base.errors import ExchangeError
 from taihu.core.base.words import listed
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.threads import Event, spawn
 from taihu.torch.group.meeting.place import GroupPlace
 from taihu.torch.group.operations.calls import Call, Said, read_calls, text_of
 
@@ -111,20 +111,19 @@ class RollCall:
         found: list[dict[int, list[Said]]] = []
 
         def ask() -> None:
-            deadline = time.monotonic() + min(limit_s, self._place.timeout_s)
+            deadline = monotonic() + min(limit_s, self._place.timeout_s)
             try:
                 self._store.set(f"{self._keys}/{self._place.rank}", text_of(own))
                 heard = self._heard()
-                while not is_enough(heard) and time.monotonic() < deadline:
-                    threading.Event().wait(_LOOK_AGAIN_S)
+                while not is_enough(heard) and monotonic() < deadline:
+                    Event().wait(_LOOK_AGAIN_S)
                     heard = self._heard()
             except dist.DistError:
                 return
             found.append(heard)
 
         # A store whose host has stopped answers nothing, and nobody shall wait for it.
-        asking = threading.Thread(target=ask, name="roll-call", daemon=True)
-        asking.start()
+        asking = spawn("roll-call", ask)
         asking.join(limit_s + _LONGEST_S)
         return found[0] if found else None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.threads import Event, Thread, current_thread, spawn
 from taihu.torch.group.operations.calls import Call
 
 __all__ = ["Watch"]
@@ -23,16 +23,14 @@ class Watch:
     def __init__(self, look: Callable[[Call], None]) -> None:
         self._look = look
         self._present: tuple[Call, float] | None = None
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._closed = Event()
+        self._thread: Thread | None = None
 
     def begin(self, call: Call) -> None:
         """Watch `call`, which begins."""
-        self._present = (call, time.monotonic())
+        self._present = (call, monotonic())
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="taihu-watch", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = spawn("taihu-watch", self._run)
 
     def end(self) -> None:
         """The call has ended."""
@@ -41,7 +39,7 @@ class Watch:
     def close(self) -> None:
         """End the thread."""
         self._closed.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not current_thread():
             self._thread.join()
 
     def _run(self) -> None:
@@ -51,7 +49,7 @@ class Watch:
             if present is None:
                 continue
             call, start = present
-            lasted_s = time.monotonic() - start
+            lasted_s = monotonic() - start
             if lasted_s >= (2.0 * looked[1] if looked[0] == call.number else _LOOK_S):
                 looked = (call.number, lasted_s)
                 self._look(call)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.threads import Event, Lock, Timer
 from taihu.torch.group.operations.devices import HERE, Stage
 
 __all__ = ["GroupWork"]
@@ -43,12 +43,12 @@ class GroupWork(dist.Work):
         self._result = result
         self._on_wait = on_wait
         self._stage = stage
-        self._done = threading.Event()
-        self._lock = threading.Lock()
+        self._done = Event()
+        self._lock = Lock()
         self._error: BaseException | None = None
         self._source = -1
         self._late = late
-        self._deadline = time.monotonic() + limit_s
+        self._deadline = monotonic() + limit_s
         self._future: _Told | None = None
 
     def end(self, error: BaseException | None = None, *, source: int = -1) -> Callable[[], None] | None:
@@ -91,7 +91,7 @@ class GroupWork(dist.Work):
         """Wait so long, or until it is late by the group's own timeout; returns whether it has ended."""
         if self._late is None:
             return self._done.wait(limit_s)
-        left = max(0.0, self._deadline - time.monotonic())
+        left = max(0.0, self._deadline - monotonic())
         if limit_s is not None and limit_s < left:
             return self._done.wait(limit_s)
         if not self._done.wait(left):
@@ -107,7 +107,7 @@ class GroupWork(dist.Work):
                 if ended:
                     told.tell()  # nobody has added a callback yet
         if self._late is not None and not ended:
-            timer = threading.Timer(max(0.0, self._deadline - time.monotonic()), self._look)
+            timer = Timer(max(0.0, self._deadline - monotonic()), self._look)
             timer.daemon = True
             timer.start()
         return told.future

@@ -7,8 +7,6 @@ from pathlib import Path
 from taihu.core.base.errors import DataError
 from taihu.worker.data.base.defects import Fault
 
-__all__ = ["BadImageError"]
-
 
 class BadImageError(DataError):
     """An image that cannot be read, or not as the others are: its path, and its fault."""

@@ -20,8 +20,6 @@ from taihu.worker.data.base.depth import Depth
 from taihu.worker.data.base.folder_files import IMAGES, entries, find_files, is_folder, is_hidden, words_on
 from taihu.worker.data.own.assemble import Split, assemble
 
-__all__ = ["ImageFolder", "count_own_images", "load_own_images"]
-
 _TRAIN: Final = ("train", "training")
 _TEST: Final = ("test", "testing", "val", "valid", "validation", "eval", "dev")
 _MOST_TOLD: Final = 6

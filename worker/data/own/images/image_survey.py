@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final
 import structlog
 
 from taihu.core.base.words import counted
+from taihu.core.system.clocks import monotonic
 from taihu.worker.data.base.defects import Defects, Fault
 from taihu.worker.data.base.depth import Depth, DepthError, Values, depth_of, shown_range
 from taihu.worker.data.base.statistics import spread_rows
@@ -98,11 +98,11 @@ def _looks(files: Sequence[str], defects: Defects, *, decode_all: bool) -> Itera
         except BadImageError as error:
             return error
 
-    told_s = time.monotonic()
+    told_s = monotonic()
     with image_threads() as threads:
         for done, (row, seen) in enumerate(zip(rows.tolist(), threads.map(look, rows.tolist()), strict=True)):
-            if time.monotonic() - told_s > _TOLD_EVERY_S and structlog.is_configured():
-                told_s = time.monotonic()
+            if monotonic() - told_s > _TOLD_EVERY_S and structlog.is_configured():
+                told_s = monotonic()
                 structlog.get_logger().info("looking images over", done=done, of=len(rows))
             if isinstance(seen, Look):
                 yield files[row], seen

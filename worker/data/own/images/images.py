@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,14 +11,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.system.pools import ThreadPoolExecutor
 from taihu.worker.data.base.dataset import Rows
 from taihu.worker.data.base.defects import Defects, Fault
 from taihu.worker.data.base.depth import Depth
 from taihu.worker.data.base.statistics import Statistics, read_statistics, spread_rows
 from taihu.worker.data.own.images.bad_image import BadImageError
 from taihu.worker.data.own.images.pixels import read_image
-
-__all__ = ["ImageInputs", "another_size", "image_threads"]
 
 _MOST_SAMPLED: Final = 1000
 _MOST_THREADS: Final = 4

@@ -20,8 +20,6 @@ from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.base.depth import Depth, DepthError, Kind, Values, whole_range
 from taihu.worker.data.own.images.bad_image import BadImageError
 
-__all__ = ["Decode", "Look", "look_at", "read_image"]
-
 Pixels = NDArray[np.uint8]
 T = TypeVar("T")
 # Which pixels are looked at: none, those of more than 8 bits, or all.

@@ -24,8 +24,6 @@ from taihu.worker.data.own.tables.dress import (
     seconds_of,
 )
 
-__all__ = ["Converted", "Survey", "column_form", "convert", "decimal_of", "survey", "typed_form"]
-
 _SIGNS: Final[tuple[Decimal, ...]] = (".", ",")
 _TRUTHS: Final = {"true": 1.0, "false": 0.0}
 # A column with so many numbers among its texts, or in its rows, is one of numbers with mistakes in it.
@@ -223,7 +221,7 @@ def convert(column: Any, name: str, form: Form, decimal: Decimal) -> Converted:
     """Bring values of a column, of any type, to the type of its form: int64, float64 or texts."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if not _is_text(column.type):
+    if not is_of_texts(column.type):
         return _of_type(column, name, form)
     texts = trimmed(column)
     if form == "text":
@@ -236,7 +234,8 @@ def convert(column: Any, name: str, form: Form, decimal: Decimal) -> Converted:
     return _of_texts(texts, name, form, decimal)
 
 
-def _is_text(dtype: Any) -> bool:
+def is_of_texts(dtype: Any) -> bool:
+    """Whether a type of PyArrow is one of texts."""
     return any(is_one(dtype) for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 

@@ -11,8 +11,6 @@ from typing import Final
 
 from taihu.worker.data.own.tables.dress import MISSING_MARKS, parse_number, seconds_of
 
-__all__ = ["CsvForm", "NoNamesError", "column_name", "form_of"]
-
 _SEPARATORS: Final = (",", "\t", ";", "|")
 _MOST_ROWS: Final = 400
 _MOST_TOLD: Final = 60

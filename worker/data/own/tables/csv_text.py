@@ -13,8 +13,6 @@ from typing import Final
 from taihu.core.base.errors import DataError
 from taihu.worker.data.base.files import check_readable
 
-__all__ = ["read_csv_text"]
-
 _UNPACK: Final = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress}
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8"),

@@ -14,47 +14,16 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Final, Literal
 
-__all__ = ["MISSING_MARKS", "Decimal", "Number", "is_ambiguous", "looks_odd", "parse_number", "proven", "seconds_of"]
-
 Decimal = Literal[".", ","]
 
 MISSING_MARKS: Final = frozenset(
-    {
-        "",
-        "?",
-        "-",
-        "--",
-        "---",
-        "\u2013",
-        "\u2014",
-        ".",
-        "..",
-        "...",
-        "*",
-        "not available",
-        "no data",
-        "missing",
-        "unknown",
-    }
-    | {
-        "na",
-        "n/a",
-        "n.a.",
-        "n.a",
-        "nan",
-        "-nan",
-        "<na>",
-        "null",
-        "(null)",
-        "nil",
-        "none",
-        "(none)",
-        "1.#qnan",
-        "-1.#ind",
-    }
-    | {f"#{word}" for word in ("n/a", "n/a n/a", "na", "div/0!", "ref!", "value!", "num!", "name?", "null!")}
-    | {"\\n"}
-)
+    (
+        "", "?", "-", "--", "---", "\u2013", "\u2014", ".", "..", "...", "*", "not available", "no data", "missing",
+        "unknown", "na", "n/a", "n.a.", "n.a", "nan", "-nan", "<na>", "null", "(null)", "nil", "none", "(none)",
+        "1.#qnan", "-1.#ind", "#n/a", "#n/a n/a", "#na", "#div/0!", "#ref!", "#value!", "#num!", "#name?",
+        "#null!", "\\n",
+    )
+)  # fmt: skip
 """Texts, in lower case, that stand in the place of a number that is missing."""
 
 # A minus sign, blanks that do not break, and a typographic apostrophe.

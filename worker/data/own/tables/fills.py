@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from taihu.worker.data.base.reading import Form
 from taihu.worker.data.own.tables.dress import parse_number, seconds_of
 
-__all__ = ["COMPUTED", "fill_of", "fill_value"]
-
 COMPUTED: Final = ("mean", "median", "most")
 
 

@@ -35,11 +35,8 @@ from taihu.worker.data.own.tables.table_targets import (
     target_values,
 )
 
-__all__ = ["count_own_table", "load_own_table", "read_features", "table_defects"]
-
 _MOST_CATEGORIES: Final = 100
 _MOST_BYTES_IN_MEMORY: Final = 256 << 20
-_PORTION_OF_MOMENTS: Final = 1 << 16
 
 
 @dataclass(frozen=True)

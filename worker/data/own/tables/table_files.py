@@ -24,8 +24,6 @@ from taihu.worker.data.base.defects import Defects, Fault
 from taihu.worker.data.own.tables.csv_form import CsvForm, NoNamesError, form_of
 from taihu.worker.data.own.tables.csv_text import read_csv_text
 
-__all__ = ["TableFile", "count_rows", "open_table"]
-
 _PORTION: Final = 65_536
 _SNIFFED_BYTES: Final = 1 << 18
 _BLOCK: Final = 1 << 24

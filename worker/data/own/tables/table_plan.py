@@ -10,8 +10,6 @@ from taihu.core.settings import DataSettings
 from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.own.tables.table_files import TableFile
 
-__all__ = ["Plan", "plan_columns"]
-
 
 @dataclass(frozen=True)
 class Plan:

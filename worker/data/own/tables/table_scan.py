@@ -20,14 +20,13 @@ from taihu.worker.data.own.tables.columns import (
     column_form,
     convert,
     decimal_of,
+    is_of_texts,
     own_decimal,
     survey,
     typed_form,
 )
 from taihu.worker.data.own.tables.dress import Decimal
 from taihu.worker.data.own.tables.table_files import TableFile
-
-__all__ = ["Forms", "Known", "Portions", "Scanned", "decide_forms", "portions_of", "scan"]
 
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _MOST_SURVEYED_ROWS: Final = 1 << 20
@@ -130,7 +129,7 @@ def _signs(surveys: Sequence[Survey]) -> frozenset[Decimal]:
 def _is_texts(dtype: Any) -> bool:
     if pa.types.is_dictionary(dtype):
         dtype = dtype.value_type
-    return any(is_one(dtype) for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return is_of_texts(dtype)
 
 
 def _chunks(table: TableFile, name: str) -> list[Any]:

@@ -16,8 +16,6 @@ from taihu.worker.data.base.reading import Form
 from taihu.worker.data.own.tables.table_files import TableFile
 from taihu.worker.data.own.tables.table_scan import Forms, Scanned
 
-__all__ = ["TargetClasses", "classes_of", "known_classes", "numbered", "target_values"]
-
 _MOST_CLASSES: Final = 1000
 _MOST_INTEGER_CLASSES: Final = 100
 
