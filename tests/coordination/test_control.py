@@ -119,7 +119,7 @@ def member_of(who: str) -> Life:
 
 
 def ask_of(who: str, verb: str, words: str) -> tuple[Ask[object], float]:
-    """What a line asks, and how long it waits for the answer."""
+    """The ask of a line, and the seconds that it waits for the answer."""
     if who == "onlooker":
         return (GetStatus() if verb == "asks" else Stop(JOB.name, words)), PATIENCE_S
     me, job = member_of(who), JOB.name

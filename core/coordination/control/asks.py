@@ -220,7 +220,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class DecideCheckpoint(Ask[Decision]):
-    """A worker stands behind `step`, at which all ask whether its state is kept; no step follows one that `is_last`."""
+    """A worker stands behind `step`, where all ask whether its state is kept; none follows a step that `is_last`."""
 
     job: str
     member: Life
