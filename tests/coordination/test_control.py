@@ -30,7 +30,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.base.clock import SystemClock
 
 JOB = make_job(1, 2)
-PATIENCE_S = 6.0
+PATIENCE_S = 60.0
 
 SCENARIOS = {
     "a run from the first who joins to the end": """
