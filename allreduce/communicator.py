@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,6 +32,7 @@ from taihu.core.planner.groups import Group
 from taihu.core.security.identity import member_name
 from taihu.core.security.security import Security
 from taihu.core.settings import Transport
+from taihu.core.system.threads import Condition, Event
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import At, ValueType
@@ -94,7 +94,7 @@ class Communicator:
             events=lambda rank: PipeEvents(self.fail, partial(self._left, rank)),
             listener=listener,
         )
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._failure: TaihuError | None = None
         self._told_of_failure: list[Callable[[BaseException], None]] = []
         self._calls = 0
@@ -487,7 +487,7 @@ class Communicator:
             path.abort(attempt)
         self._operations.wait_until_quiet()
         for link in self._links.values():
-            read = threading.Event()
+            read = Event()
             link.after(read.set)
             while self._failure is None and not read.wait(_LOOK_AGAIN_S):
                 pass

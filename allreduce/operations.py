@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation
 from taihu.core.base.errors import MemberLostError
+from taihu.core.system.threads import Condition, RLock
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import ActivationPart, RingSegment, SparseMessage
@@ -67,11 +67,11 @@ class Operations:
         self._parts = PartsMesh(identity, self._send_to, self._after_sent_to, self._held)
         self._messages = MessagesMesh(identity, self._send_to, self._after_sent_by, self._held)
         # Guards the operations and their buffers, but not `finished`.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._fence = Fence(self._left_neighbour)
         # Frames that are being received into buffers, and operations whose end is being told.
         self._writing = 0
-        self._quiet = threading.Condition(self._lock)
+        self._quiet = Condition(self._lock)
         self._running: dict[OperationKey, Operation] = {}
         self._early: EarlyFrames[tuple[FrameHeader, NDArray[Any]]] = EarlyFrames(self._held)
         self._early_bytes = early_bytes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,6 +10,8 @@ from typing import Any, Final
 import grpc
 
 from taihu.core.base.errors import MemberLostError, RunError, StaleError, TaihuError
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Condition, Lock, spawn
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
@@ -59,13 +59,13 @@ class PeerServicer:
         self._size = size
         self._sink = sink
         self._events = events
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._roster: Roster | None = None
-        self._roster_known = threading.Condition(self._lock)
+        self._roster_known = Condition(self._lock)
         self._streams: dict[int, StreamPipe] = {}
         self._connections: dict[int, SocketPipe] = {}
         # By ranks, in the order in which they were opened.
-        self._for_ring: dict[int, list[socket.socket]] = {}
+        self._for_ring: dict[int, list[Socket]] = {}
         self._listener = listener
         self._end: list[TaihuError | None] = []
 
@@ -122,8 +122,7 @@ class PeerServicer:
         except TaihuError as error:
             abort(context, error)
         name = f"peer-{peer.rank}"
-        reader = threading.Thread(target=self._read, args=(peer, requests, stream), name=name, daemon=True)
-        reader.start()
+        spawn(name, self._read, peer, requests, stream)
         try:
             yield from stream.out.messages()
         except TaihuError as error:
@@ -173,7 +172,7 @@ class PeerServicer:
         except TaihuError as error:
             abort(context, error)
 
-    def _receive_directly(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+    def _receive_directly(self, peer: WorkerIdentity, connection: Socket) -> None:
         with self._lock:
             if self._end or peer.rank in self._connections:
                 connection.close()
@@ -181,7 +180,7 @@ class PeerServicer:
             out, inbox = Outbox(f"worker {peer.rank}"), Inbox(self._origin_of(peer), self._sink)
             self._connections[peer.rank] = SocketPipe(connection, out, inbox, PipeEvents(partial(self._lost, peer)))
 
-    def _keep_for_ring(self, peer: WorkerIdentity, connection: socket.socket) -> None:
+    def _keep_for_ring(self, peer: WorkerIdentity, connection: Socket) -> None:
         with self._lock:
             if self._end or self._is_full(peer.rank):
                 connection.close()
@@ -192,7 +191,7 @@ class PeerServicer:
         """Whether a peer has opened as many connections for rings as may wait to be taken."""
         return len(self._for_ring.get(rank, ())) >= _WAITING_FOR_RING
 
-    def connection_for_ring(self, rank: int) -> socket.socket | None:
+    def connection_for_ring(self, rank: int) -> Socket | None:
         """The next connection that a peer has opened for sums around a ring, if it has; the caller closes it."""
         with self._lock:
             opened = self._for_ring.get(rank)

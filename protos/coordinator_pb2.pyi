@@ -500,6 +500,7 @@ class JoinRequest(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     settings_digest: _builtins.str
     """SHA-256 over the settings that all members must share."""
@@ -507,6 +508,8 @@ class JoinRequest(_message.Message):
     """Where workers reach this process, as host:port; empty when they do not."""
     generation: _builtins.int
     """What Begin told; 0 in a run without checkpoints."""
+    frames: _builtins.int
+    """The number of the form that the process's frames have."""
     @_builtins.property
     def member(self) -> Global___Member: ...
     @_builtins.property
@@ -532,10 +535,11 @@ class JoinRequest(_message.Message):
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         length: Global___RunLength | None = ...,
         generation: _builtins.int = ...,
+        frames: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "length", b"length", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "generation", b"generation", "job", b"job", "layout", b"layout", "length", b"length", "member", b"member", "settings", b"settings", "settings_digest", b"settings_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "frames", b"frames", "generation", b"generation", "job", b"job", "layout", b"layout", "length", b"length", "member", b"member", "settings", b"settings", "settings_digest", b"settings_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

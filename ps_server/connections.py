@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-
+from taihu.core.system.sockets import Socket
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.links.direct_connection import is_open
 
@@ -19,9 +18,9 @@ class UntakenConnections:
 
     def __init__(self) -> None:
         self.closed = False
-        self._by_rank: dict[int, tuple[WorkerIdentity, socket.socket]] = {}
+        self._by_rank: dict[int, tuple[WorkerIdentity, Socket]] = {}
 
-    def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
+    def keep(self, identity: WorkerIdentity, connection: Socket) -> None:
         """Keep a connection in the place of a former one of the same rank."""
         if self.closed:
             connection.close()
@@ -31,7 +30,7 @@ class UntakenConnections:
         if former is not None:
             former.close()
 
-    def take(self, identity: WorkerIdentity) -> socket.socket | None:
+    def take(self, identity: WorkerIdentity) -> Socket | None:
         """The connection that the worker has opened, unless it has given it up since."""
         owner, connection = self._by_rank.pop(identity.rank, (None, None))
         if connection is None or (owner == identity and is_open(connection)):

@@ -19,7 +19,7 @@ from taihu.core.coordination.listener import listen_options, open_listener
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.job import Job
 from taihu.core.process.entry import Interrupts
-from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.memory.use import MemoryGrowth
 from taihu.core.process.notices import Notices
 from taihu.core.process.results import RESULTS_FORMAT
 from taihu.core.trace import Tracer

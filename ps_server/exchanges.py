@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -22,6 +20,8 @@ from taihu.core.base.errors import (
     TaihuError,
 )
 from taihu.core.process.programs.preparation import give_back_freed_memory
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Lock, spawn
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience
@@ -61,7 +61,7 @@ class WorkerExchange:
         self,
         identity: WorkerIdentity,
         origin: Origin,
-        connection: socket.socket | None,
+        connection: Socket | None,
         *,
         lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
@@ -71,7 +71,7 @@ class WorkerExchange:
         self.identity = identity
         self.shares = False
         self._is_ended = False
-        self._ending = threading.Lock()
+        self._ending = Lock()
         self._on_lost = on_lost
         self._origin = origin
         self._faults = faults
@@ -105,7 +105,7 @@ class WorkerExchange:
         """Bytes that were sent beside the stream so far."""
         return self._connection.out.sent_bytes if self._connection is not None else 0
 
-    def connect(self, connection: socket.socket) -> Outbox:
+    def connect(self, connection: Socket) -> Outbox:
         """Take frames on `connection`, too; a former one is cut. Returns where frames go out by it."""
         origin = self._origin
         lost = partial(self._on_lost, self)
@@ -166,7 +166,7 @@ class Exchanges:
         self._on_lost = on_lost
         self._tracer = tracer
         self._clock = SystemClock()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._exchanges: dict[int, WorkerExchange] = {}
         self._untaken = UntakenConnections()
         self._gradients: dict[WorkerIdentity, NDArray[np.float32]] = {}
@@ -183,7 +183,7 @@ class Exchanges:
         except TaihuError as error:
             abort(context, error)
         name = f"read-{identity.rank}"
-        threading.Thread(target=self.read, args=(requests, exchange), name=name, daemon=True).start()
+        spawn(name, self.read, requests, exchange)
         try:
             yield from exchange.stream.out.messages()
         except TaihuError as error:
@@ -233,7 +233,7 @@ class Exchanges:
             self._raise_failure()
             self._gradients[identity] = gradients
 
-    def keep(self, identity: WorkerIdentity, connection: socket.socket) -> None:
+    def keep(self, identity: WorkerIdentity, connection: Socket) -> None:
         """Give a connection to the worker's open exchange, or keep it for the one that it will open next."""
         with self._lock:
             exchange = self._exchanges.get(identity.rank)

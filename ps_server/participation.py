@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -29,6 +28,7 @@ from taihu.core.history.records import End
 from taihu.core.job import Job
 from taihu.core.process.entry import InterruptedRunError, Interrupts, LeavingError
 from taihu.core.process.notices import Notices
+from taihu.core.system.threads import Event
 from taihu.core.trace import Tracer
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.serving.metrics import ServerMetrics
@@ -82,7 +82,7 @@ class Participation:
         self._member = MemberId(Role.SERVER, index)
         self._incarnation = new_incarnation()
         self._log = structlog.get_logger().bind(role="server", rank=index)
-        self._ended = threading.Event()
+        self._ended = Event()
         self._stop = StopNotice()
         self.coordinator_clock = ClockOffset()
         self.outcome = (RunState.FAILED, "the server stopped before the run ended")

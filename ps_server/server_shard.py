@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -20,6 +19,7 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import StepRates
 from taihu.core.planner.partition import FrameSpec, Shard
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE, At, Frame, FrameHeader, ValueType, dense_values
@@ -93,7 +93,7 @@ class ServerShard:
         # Nothing where workers ask for parameters when they need them.
         self._encoding = Encoding.NONE if job.stage.divides_parameters else Encoding.DENSE
         self._state_frames = partition.state_frames(plan.frame_elements)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.step = 0
         self._rates = None if plan.updates is None else StepRates(len(plan.updates.weight_decays))
         recording = None if recorder is None or not recorder.enabled else Recording(recorder, job, parameters)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +16,7 @@ from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import Shard
+from taihu.core.system.threads import Condition
 from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.kinds import Parameters
@@ -99,7 +99,7 @@ class ShardHolder:
         self._clock = clock
         self._recorder = recorder
         self._chaos = chaos
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._shard: ServerShard | None = None
         self._failure: TaihuError | None = None
 

@@ -6,7 +6,6 @@ ones may be summed at the same time from different threads, each in a scratch of
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from typing_extensions import override
 
 from taihu.core.base.errors import FrameError
 from taihu.core.planner.partition import FrameSpec
+from taihu.core.system.threads import Lock
 from taihu.core.wire.frames.headers import Frame, ValueType, dense_values, selected_values
 from taihu.core.wire.frames.kinds import Encoding, Gradients
 from taihu.kernels.base.half import HalfKind, from_half
@@ -95,7 +95,7 @@ class FrameBuffers:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._free: dict[tuple[int, np.dtype[Any]], list[NDArray[Any]]] = defaultdict(list)
         self._lent: WeakValueDictionary[int, NDArray[Any]] = WeakValueDictionary()
 

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerShard, RuledShard, StepRates, SumShard, in_steps
 from taihu.core.planner.partition import FrameSpec, Shard
+from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.wire.frames.headers import FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import Encoding
 from taihu.core.wire.links.outbox import OutgoingFrame

@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,9 @@ from taihu.core.job import Job
 from taihu.core.job.environment import resolve_job, tables_of
 from taihu.core.job.run_folder import describe_run
 from taihu.core.process.entry import InterruptedRunError, Interrupts
-from taihu.local.display import make_display
+from taihu.core.system.signals import SIGINT, set_handler
+from taihu.core.system.threads import current_thread, main_thread
+from taihu.local.display.display import make_display
 from taihu.local.run import LocalRun, check_job, prepare
 from taihu.local.training import LocalTraining
 from taihu.worker.data.load import load_dataset
@@ -241,16 +241,16 @@ def _place_of(build: object) -> str:
 @contextmanager
 def _interruptible(interrupts: Interrupts) -> Iterator[None]:
     """Ctrl-C stops the run in order during the block, in the main thread; elsewhere nothing is changed."""
-    if threading.current_thread() is not threading.main_thread():
+    if current_thread() is not main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, interrupts.arrived)
+    before = set_handler(SIGINT, interrupts.arrived)
     try:
         yield
     except InterruptedRunError as error:
         raise KeyboardInterrupt(str(error)) from None
     finally:
-        signal.signal(signal.SIGINT, before)
+        set_handler(SIGINT, before)
 
 
 def _result(run: LocalRun, results: Mapping[str, Any]) -> Result:

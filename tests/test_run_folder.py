@@ -90,12 +90,7 @@ def test_a_job_file_that_is_a_pipe_is_not_read_again(tmp_path: Path) -> None:
 def test_runs_that_start_in_one_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Noon(datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> Noon:
-            return cls(2026, 7, 28, 12)
-
-    monkeypatch.setattr("taihu.core.job.run_folder.datetime", Noon)
+    monkeypatch.setattr("taihu.core.job.run_folder.local_now", lambda: datetime(2026, 7, 28, 12))
     folders = [prepare_run(Job(), None, default=tmp_path / DEFAULT).folder for _ in range(3)]
     name = "small_cnn-on-digits-20260728-120000"
     assert folders == [tmp_path / "runs" / f"{name}{number}" for number in ("", "-2", "-3")]

@@ -32,7 +32,7 @@ from taihu.core.model.caffe_net import notes_on_model
 from taihu.core.optimization import in_steps
 from taihu.core.planner.groups import group_of_layer
 from taihu.core.process.last_will import LastWill
-from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.memory.use import MemoryGrowth
 from taihu.core.process.programs.user_code import own_mistakes_told
 from taihu.core.process.results import RESULTS_FORMAT
 from taihu.core.trace.clock_offset import ClockOffset

@@ -5,14 +5,14 @@ A thread that would only wait for the last one may carry that out itself: nobody
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Final
 
 from taihu.allreduce.order.operation import IsFailed, Operation
 from taihu.core.base.errors import StaleError, TaihuError
+from taihu.core.system.queues import SimpleQueue
+from taihu.core.system.threads import Event, Lock, spawn
 
 __all__ = ["InTurn", "TurnEvents"]
 
@@ -41,7 +41,7 @@ class _Restart:
     """All ranks have given up attempts before `attempt`; `done` when they know of each other that they have."""
 
     attempt: int
-    done: threading.Event = field(default_factory=threading.Event)
+    done: Event = field(default_factory=Event)
 
 
 class InTurn:
@@ -66,13 +66,12 @@ class InTurn:
         self._queue: SimpleQueue[Operation | _Restart | None] = SimpleQueue()
         self._attempt = self._carried_out_from = 0
         # Guards what follows; `_turn` is held by whoever carries out.
-        self._lock, self._turn = threading.Lock(), threading.Lock()
+        self._lock, self._turn = Lock(), Lock()
         self._holds_next = False
         self._held: Operation | None = None
         # Items in the queue, and the one that the thread has taken.
         self._before = 0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = spawn(name, self._run)
 
     def start(self, operation: Operation) -> None:
         """Queue an operation, or hold it after `hold_next`."""

@@ -6,8 +6,6 @@ a second that is as much as the kernel's own work. Here a whole sum is one call.
 
 from __future__ import annotations
 
-import socket
-import time
 from contextlib import suppress
 from typing import Any, Final
 from zlib import crc32
@@ -18,6 +16,8 @@ from numpy.typing import NDArray
 from taihu.allreduce.order.operation import IsFailed
 from taihu.allreduce.ring.passes import LARGEST_FRAME_BYTES, Pass, flat_pass
 from taihu.core.base.errors import FrameError, MemberLostError, TaihuError
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.core.system.sockets import SHUT_RDWR, Socket
 from taihu.core.wire.links.inbox import damaged_error
 from taihu.kernels.crc32c import HAS_INSTRUCTION
 from taihu.kernels.ring_pass import STATE, Status, run_pass
@@ -59,7 +59,7 @@ class KernelRing:
         reason_s: how long the reason is waited for when a neighbour's connection has ended.
     """
 
-    def __init__(self, rank: int, size: int, left: socket.socket, right: socket.socket, reason_s: float) -> None:
+    def __init__(self, rank: int, size: int, left: Socket, right: Socket, reason_s: float) -> None:
         self._rank, self._size = rank, size
         self._left, self._right = left, right
         self._reason_s = reason_s
@@ -122,7 +122,7 @@ class KernelRing:
         """End both connections."""
         for connection in (self._left, self._right):
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(SHUT_RDWR)
             connection.close()
 
     def _prepare(self, steps: Pass, number: int) -> None:
@@ -152,9 +152,9 @@ class KernelRing:
 
     def _reason(self, is_failed: IsFailed) -> BaseException | None:
         """The error that says more than that a connection has ended, if there is one soon."""
-        deadline = time.monotonic() + self._reason_s
-        while (error := is_failed()) is None and time.monotonic() < deadline:
-            time.sleep(1e-3 * _LOOK_AGAIN_MS)
+        deadline = monotonic() + self._reason_s
+        while (error := is_failed()) is None and monotonic() < deadline:
+            sleep(1e-3 * _LOOK_AGAIN_MS)
         return error
 
     def _mistake(self, peer: str) -> TaihuError:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
 import sys
-import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from taihu.core.chaos.faults import Fault, FaultKind
+from taihu.core.system.clocks import sleep
+from taihu.core.system.processes import DEVNULL, Popen
+from taihu.core.system.signals import SIGKILL, SIGSTOP, SIGTERM, pidfd_send_signal
+from taihu.core.system.sockets import AF_INET, AF_INET6, SHUT_RDWR, SO_ACCEPTCONN, SOL_SOCKET, Socket
+from taihu.core.system.threads import spawn
 
 __all__ = ["SIGNALS", "cut_connections", "do_here", "go_on_after", "send_signal"]
 
-SIGNALS: Final = MappingProxyType(
-    {FaultKind.KILL: signal.SIGKILL, FaultKind.STOP: signal.SIGSTOP, FaultKind.TERMINATE: signal.SIGTERM}
-)
+SIGNALS: Final = MappingProxyType({FaultKind.KILL: SIGKILL, FaultKind.STOP: SIGSTOP, FaultKind.TERMINATE: SIGTERM})
 """The signals that faults are."""
 
 # It holds the process by a descriptor: a number may be another one's by then. It ends with the process.
@@ -38,7 +36,7 @@ def do_here(fault: Fault) -> None:
         cut_connections()
         return
     if fault.kind is FaultKind.DELAY:
-        time.sleep(fault.lasts_s)
+        sleep(fault.lasts_s)
         return
     held = os.pidfd_open(os.getpid())
     try:
@@ -55,20 +53,20 @@ def send_signal(held: int, fault: Fault) -> None:
     """
     if fault.kind is FaultKind.STOP:
         go_on_after(held, fault.lasts_s)
-    signal.pidfd_send_signal(held, SIGNALS[fault.kind])
+    pidfd_send_signal(held, SIGNALS[fault.kind])
 
 
 def go_on_after(held: int, seconds: float) -> None:
     """Have a process send SIGCONT after so long to that of the descriptor `held`; it ends earlier with that one."""
-    helper = subprocess.Popen(  # noqa: S603
+    helper = Popen(
         [sys.executable, "-S", "-E", "-c", _GO_ON, str(held), str(seconds)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=DEVNULL,
         pass_fds=(held,),
         start_new_session=True,
     )
-    threading.Thread(target=helper.wait, name="go on", daemon=True).start()
+    spawn("go on", helper.wait)
 
 
 def cut_connections() -> int:
@@ -76,10 +74,10 @@ def cut_connections() -> int:
     cut = 0
     for number in [int(each.name) for each in Path("/proc/self/fd").iterdir()]:
         with suppress(OSError):  # closed since, or no socket
-            copy = socket.socket(fileno=os.dup(number))
+            copy = Socket(fileno=os.dup(number))
             with copy:
-                is_inet = copy.family in (socket.AF_INET, socket.AF_INET6)
-                if is_inet and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    copy.shutdown(socket.SHUT_RDWR)
+                is_inet = copy.family in (AF_INET, AF_INET6)
+                if is_inet and not copy.getsockopt(SOL_SOCKET, SO_ACCEPTCONN):
+                    copy.shutdown(SHUT_RDWR)
                     cut += 1
     return cut

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from typing import Final
 
 from taihu.core.chaos.faults import Fault, FaultKind
 from taihu.core.chaos.points import Written
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
 
 __all__ = ["SLOW_BYTES_PER_SECOND", "Disk"]
@@ -26,7 +26,7 @@ class Disk:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._until_s: dict[FaultKind, float] = {}
 
     def takes(self, fault: Fault) -> bool:

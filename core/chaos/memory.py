@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import secrets
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from taihu.core.system.chance import random_hex
+from taihu.core.system.clocks import sleep
 from taihu.core.wire.base.clock import WallClock
 
 __all__ = ["ChaosMemory"]
@@ -42,7 +42,7 @@ class ChaosMemory:
         for _ in range(100):
             with suppress(ValueError):  # another process is about to write it
                 return float(path.read_text(encoding="ascii"))
-            time.sleep(0.01)
+            sleep(0.01)
         return path.stat().st_mtime
 
     def age_s(self) -> float:
@@ -69,7 +69,7 @@ class ChaosMemory:
 
     def ask(self, fault: str) -> str:
         """Ask the run's processes for a fault in words; returns its name. OSError where that cannot be written."""
-        name = f"asked-{secrets.token_hex(4)}"
+        name = f"asked-{random_hex(4)}"
         partial = self.folder / f".{name}.partial"
         self._create(partial, fault)
         partial.rename(self.folder / f"{name}{_ASKED}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -15,6 +14,7 @@ from taihu.core.chaos.frames import FaultyFrames
 from taihu.core.chaos.memory import ChaosMemory
 from taihu.core.chaos.points import Point, Written
 from taihu.core.chaos.schedule import Schedule
+from taihu.core.system.threads import Lock, spawn
 from taihu.core.wire.base.clock import Clock, SystemClock, WallClock
 
 __all__ = ["ProcessChaos"]
@@ -60,7 +60,7 @@ class ProcessChaos:
         self._wall = wall or WallClock()
         self._clock = clock or SystemClock()
         self._do = do
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._log = structlog.get_logger()
 
     def start(self) -> None:
@@ -68,9 +68,9 @@ class ProcessChaos:
         # All processes agree on the run's age by the wall clock, once: no jump of it moves what is due later.
         begun = self._clock.now() - self._memory.age_s()
         if self._schedule.timed() or self._drawn is not None:
-            threading.Thread(target=self._wait_for_all, args=(begun,), name="chaos", daemon=True).start()
+            spawn("chaos", self._wait_for_all, begun)
         if self._listens:
-            threading.Thread(target=self._listen, name="chaos asked for", daemon=True).start()
+            spawn("chaos asked for", self._listen)
 
     def passes(self, point: Point, step: int = 0) -> None:
         """Do what is due at `point`."""

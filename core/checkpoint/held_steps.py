@@ -8,7 +8,6 @@ instructions: a file that has the label of a step has all of it.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,8 +22,9 @@ from taihu.core.base.tensor_file import header_of
 from taihu.core.checkpoint.files import StoredPart, arrays_of, file_name, metadata_of, open_part, slots_of, tensors_of
 from taihu.core.checkpoint.manifest import Manifest, parse_manifest
 from taihu.core.checkpoint.part import Part, State
-from taihu.core.process.free_memory import free_bytes
-from taihu.core.process.mapped_files import make_mapped
+from taihu.core.process.memory.free import free_bytes
+from taihu.core.process.memory.mapped_files import make_mapped
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import SystemClock
 
 __all__ = ["MOST_HELD", "HeldSteps", "Label", "held_in", "labels_of", "read_held", "read_run"]
@@ -69,7 +69,7 @@ class HeldSteps:
         self._steps = steps
         self._threads = threads
         self._files: dict[int, _File] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._clock = SystemClock()
         self._touched_s = -_TOUCHED_EVERY_S
         self._is_off = False

@@ -5,7 +5,6 @@ A file in the folder of checkpoints names it: who removes that folder begins ane
 
 from __future__ import annotations
 
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,21 +18,9 @@ from taihu.core.base.whole_file import make_durably, write_text
 from taihu.core.checkpoint.keepers import checkpoint_folder, recovers
 from taihu.core.checkpoint.places import remove_folder
 from taihu.core.job import Job
-from taihu.core.process.mapped_files import SHARED_MEMORY, is_own
+from taihu.core.process.memory.mapped_files import SHARED_MEMORY, is_own
+from taihu.core.system.chance import random_hex
 from taihu.core.wire.base.clock import WallClock
-
-__all__ = [
-    "discard_memory",
-    "discard_named",
-    "have_memory",
-    "have_named",
-    "holds_steps",
-    "leave_memory",
-    "memory_of",
-    "name_memory",
-    "named_memory",
-    "prepare_memory",
-]
 
 _NAMED_IN: Final = "memory"
 _PREFIX: Final = "taihu-run-"
@@ -88,7 +75,7 @@ def name_memory(folder: Path) -> bool:
     try:
         if not is_known:
             make_durably(folder)
-            write_text(folder / _NAMED_IN, secrets.token_hex(_TOKEN_BYTES))
+            write_text(folder / _NAMED_IN, random_hex(_TOKEN_BYTES))
     except (OSError, WriteError) as error:
         structlog.get_logger().info("no step is held in memory", reason=str(error))
     return is_known

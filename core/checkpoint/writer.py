@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -19,6 +18,7 @@ from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.places import Place
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
+from taihu.core.system.threads import Condition, make_thread
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.retry import backoff_seconds
 
@@ -81,11 +81,11 @@ class PartWriter:
         self._told_within_s = told_within_s
         self._has_to_end = has_to_end
         self._clock = SystemClock()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._next: Part | None = None
         self._is_busy = self._is_closed = self._has_failed = False
         self._log = structlog.get_logger()
-        self._thread = threading.Thread(target=self._write_all, name="checkpoints", daemon=True)
+        self._thread = make_thread("checkpoints", self._write_all)
 
     def write(self, step: int, copy: Callable[[], Part]) -> None:
         """Take a part of `step` by `copy`, whose arrays nobody else changes, and begin to write it."""

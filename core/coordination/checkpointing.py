@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -20,6 +19,7 @@ from taihu.core.coordination.checkpoints import CheckpointBook
 from taihu.core.coordination.control.asks import Decision
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
+from taihu.core.system.threads import Condition
 from taihu.core.wire.base.clock import Clock
 
 __all__ = ["Checkpointing", "held_steps_of", "manifest_of"]
@@ -34,7 +34,7 @@ class Checkpointing:
         self._clock = clock
         self._store = CheckpointStore(folder)
         self._log = structlog.get_logger()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self.problem = ""
         """The reason why the newest checkpoint is not complete; "" if it is, or may be yet."""
         # The last step that was to be kept, and those that are being committed.

@@ -55,6 +55,7 @@ from taihu.core.security.identity import member_name
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.base.retry import until_answered
+from taihu.core.wire.frames.format import FORM
 from taihu.core.wire.serving.channel import open_channel
 
 __all__ = ["LOSSES", "CoordinatorClient", "coordinator_address", "failure_reported", "remote_control", "told_of"]
@@ -155,7 +156,12 @@ class CoordinatorClient:
         ask = asks.Begin(self._job.name, self._life, self._job.digest, held, agent=agent)
         while (left_s := until_s - self._clock.now()) > 0:
             answer = until_answered(
-                partial(self._ask_to_begin, ask), peer=self._host, timeout_s=left_s, clock=self._clock
+                partial(self._ask_to_begin, ask),
+                peer=self._host,
+                timeout_s=left_s,
+                clock=self._clock,
+                # Of a server that ends gRPC may take a connection and never answer on it: another one is made.
+                attempt_s=self._patience.lost_after_s,
             )
             if isinstance(answer, Begun):
                 return answer
@@ -200,7 +206,7 @@ class CoordinatorClient:
         job, self._generation = self._job, begun.generation
         self.recovers |= begun.is_trial
         ask = asks.Join(
-            job.name, self._life, job.digest, address, layout, job.shared_settings, length, begun.generation
+            job.name, self._life, job.digest, address, layout, job.shared_settings, length, begun.generation, FORM
         )
         try:
             with telling_who_is_awaited(self.awaited):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -19,6 +18,7 @@ from taihu.core.coordination.plans.planning import Planning
 from taihu.core.model.layout import Layout
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
+from taihu.core.system.threads import Condition, Event, Lock, Thread, spawn
 from taihu.core.wire.base.clock import Clock
 
 __all__ = ["Coordinator"]
@@ -51,11 +51,11 @@ class Coordinator:
         self._membership = membership
         self._make_planning = make_planning
         self._planning: Planning | None = None
-        self._changed = threading.Condition()
-        self._reporting = threading.Lock()
+        self._changed = Condition()
+        self._reporting = Lock()
         self._keep_end = keep_end
-        self._conclusion: threading.Thread | None = None
-        self._closed = threading.Event()
+        self._conclusion: Thread | None = None
+        self._closed = Event()
 
     def close(self, timeout_s: float) -> None:
         """Nobody asks any more: the end is not kept later. Waits so long for a disk that is being written to."""
@@ -83,10 +83,7 @@ class Coordinator:
         with self._changed:
             conclusion = self._membership.outcome.conclusion
             if conclusion is not None and self._conclusion is None:
-                self._conclusion = threading.Thread(
-                    target=self._conclude, args=(conclusion,), name="conclusion", daemon=True
-                )
-                self._conclusion.start()
+                self._conclusion = spawn("conclusion", self._conclude, conclusion)
 
     def _conclude(self, parameters_sha256: str) -> None:
         told = False

@@ -20,6 +20,7 @@ from taihu.core.coordination.control.looking import AgentStatus, GetStatus, Memb
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
 from taihu.core.coordination.plans.plan import Plan
+from taihu.core.wire.frames.format import FORM
 from taihu.core.wire.serving.refusal_log import RefusalLog
 
 __all__ = ["Desk"]
@@ -109,6 +110,11 @@ class Desk:
         """Admit the member, and hold a worker until everybody is there whom it exchanges with."""
         member, incarnation = ask.member.member, ask.member.incarnation
         with self._refusals_told(call):
+            if ask.frames != FORM:
+                raise ConfigError(
+                    f"{member} is of another version of taihu, whose frames have another form (number {ask.frames}, "
+                    f"expected {FORM}); install the same version everywhere"
+                )
             with self.coordinator.changing() as (membership, now):
                 membership.admission.join(
                     member,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, TypeVar
@@ -22,6 +21,15 @@ from typing import Literal, TypeVar
 from taihu.core.base.errors import ConfigError, PeerUnreachableError
 from taihu.core.job import Job
 from taihu.core.job.environment import rank_from_environment
+from taihu.core.system.sockets import (
+    AF_INET,
+    AF_INET6,
+    SOCK_STREAM,
+    AddressFamily,
+    getaddrinfo,
+    gethostbyaddr,
+    gethostname,
+)
 from taihu.core.wire.base.address import join_address, split_address
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.base.host_names import check_host, names_may_come
@@ -89,21 +97,21 @@ def find_coordinator(job: Job) -> Job:
 
 def resolve(name: str) -> Collection[str]:
     """The IPv4 addresses of a name, or else its IPv6 addresses; none while it is not known."""
-    return _addresses(name, socket.AF_INET) or _addresses(name, socket.AF_INET6)
+    return _addresses(name, AF_INET) or _addresses(name, AF_INET6)
 
 
 def own_addresses() -> Collection[str]:
     """The addresses of this machine's own name."""
-    own = socket.gethostname()
-    return _addresses(own, socket.AF_INET) | _addresses(own, socket.AF_INET6)
+    own = gethostname()
+    return _addresses(own, AF_INET) | _addresses(own, AF_INET6)
 
 
 def given_names() -> Collection[str]:
     """Names that an engine gave this container beside its own; none where it does not say."""
-    own, found = socket.gethostname(), set[str]()
+    own, found = gethostname(), set[str]()
     for address in own_addresses():
         with suppress(OSError):
-            name, others, _ = socket.gethostbyaddr(address)
+            name, others, _ = gethostbyaddr(address)
             found |= {name, *others}
     # Who numbers hosts by their own names may count from 0.
     return {name for name in found if name.partition(".")[0] != own.partition(".")[0]}
@@ -147,9 +155,9 @@ def _firsts(names: Collection[str], service: str) -> Iterator[str]:
             yield f"{group[: end + 1]}{service}{between}1"
 
 
-def _addresses(name: str, family: socket.AddressFamily) -> set[str]:
+def _addresses(name: str, family: AddressFamily) -> set[str]:
     try:
-        return {str(info[4][0]) for info in socket.getaddrinfo(name, None, family, socket.SOCK_STREAM)}
+        return {str(info[4][0]) for info in getaddrinfo(name, None, family, SOCK_STREAM)}
     except (OSError, UnicodeError):
         return set()
 

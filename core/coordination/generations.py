@@ -7,8 +7,6 @@ and asks the coordinator for the next one. A process that was started in the pla
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -39,6 +37,8 @@ from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.job.chosen import table_of, with_compression
 from taihu.core.process.entry import LeavingError
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.core.system.memory import collect_garbage
 from taihu.core.wire.serving.server import RpcServer
 
 __all__ = ["ONLY", "Generation", "in_generations"]
@@ -140,11 +140,11 @@ def in_generations(
             leave_memory(memory)
             return result
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
-        gc.collect()
+        collect_garbage()
         # Machines that join, leave or are lost are no failures that come again.
         have_changed = agents.settle()
         if hosts and not generation.begun.is_trial and not have_changed:
-            time.sleep(restarts.pause_s(time.monotonic(), generation.step) or 0.0)
+            sleep(restarts.pause_s(monotonic(), generation.step) or 0.0)
 
 
 def _next_chosen(
@@ -196,7 +196,7 @@ def _next_hosted(job: Job, restarts: Restarts, prepare: Callable[[Job], None]) -
             if job.checkpoint.resume is None:
                 raise
     step = 0 if found is None else found.step
-    return job, Generation(Begun(new_incarnation(), step), restarts.left(time.monotonic()) > 0)
+    return job, Generation(Begun(new_incarnation(), step), restarts.left(monotonic()) > 0)
 
 
 def _asked_for(job: Job, member: MemberId, agent: int) -> tuple[Job, Generation]:

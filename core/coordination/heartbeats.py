@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Final, Self
 
@@ -16,6 +14,8 @@ from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.membership.members import Progress, RunState
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
+from taihu.core.system.queues import Empty, SimpleQueue
+from taihu.core.system.threads import make_thread
 from taihu.core.wire.base.clock import SystemClock
 
 __all__ = ["HeartbeatThread"]
@@ -51,7 +51,7 @@ class HeartbeatThread:
         self._wait_s = self._interval_s
         # Unlike an event, a queue may be put to from a signal handler.
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = make_thread("heartbeat", self._run)
 
     def __enter__(self) -> Self:
         self._stop.on_wish = lambda: self._wakes.put(None)

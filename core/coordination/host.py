@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -27,6 +26,7 @@ from taihu.core.coordination.plans.planning import Planning
 from taihu.core.coordination.service import CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
+from taihu.core.system.threads import Event, spawn
 from taihu.core.wire.base.address import is_loopback
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.server import RpcServer
@@ -52,7 +52,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
     )
     membership = Membership.of(job, terms, generation.number, generation.pending)
     # The planner is needed for the first time after some steps, in which its kernels can be compiled.
-    threading.Thread(target=group_search.warm_up, name="warm-up", daemon=True).start()
+    spawn("warm-up", group_search.warm_up)
     clock = SystemClock()
     checkpointing = Checkpointing.of(job, clock)
     coordinator = Coordinator(
@@ -66,11 +66,8 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
     agents = generation.agents
     desk = Desk(coordinator, generation.begun, agents=agents)
     CoordinatorServicer(desk).register(rpc.grpc_server)
-    closed = threading.Event()
-    watch = threading.Thread(
-        target=_let_time_pass, args=(coordinator, agents, closed), name="membership", daemon=True
-    )
-    watch.start()
+    closed = Event()
+    watch = spawn("membership", _let_time_pass, coordinator, agents, closed)
     try:
         yield desk
     finally:
@@ -127,7 +124,7 @@ def _on_one_host(membership: Membership) -> bool:
     return addresses is not None and all(map(is_loopback, addresses))
 
 
-def _let_time_pass(coordinator: Coordinator, agents: Agents | None, closed: threading.Event) -> None:
+def _let_time_pass(coordinator: Coordinator, agents: Agents | None, closed: Event) -> None:
     said = ""
     if agents is not None:
         agents.opens(coordinator)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.coordination.control.control import Answering
 from taihu.core.coordination.control.looking_ways import COORDINATOR_SERVICE, Way
 from taihu.core.coordination.control.ways import WAYS
+from taihu.core.system.chance import random_bits
 from taihu.core.wire.base.address import host_of_peer
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.serving.server import remaining_s
@@ -26,7 +26,7 @@ _BY_NAME: Final = MappingProxyType({way.name: way for way in WAYS.values()})
 
 def new_incarnation() -> int:
     """A number for this life of a process; 63 bits, never 0."""
-    return secrets.randbits(62) + 1
+    return random_bits(62) + 1
 
 
 class _RemoteCall:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.history.records import Begin, Record
+from taihu.core.system.threads import Lock
 
 __all__ = ["HistoryFile", "read_histories"]
 
@@ -44,7 +44,7 @@ class HistoryFile:
             raise ConfigError(f"run.history {folder}: {error.strerror}; name a folder that can be written") from None
         self._path = path
         self._say = say
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._is_broken = False
         # Who was killed in this place may have left half a line.
         self._write(b"\n")

@@ -16,25 +16,7 @@ from taihu.core.job import Job, job_to_toml, load_job
 from taihu.core.job.loggers import check_loggers
 from taihu.core.process.results import as_json, check_writable
 from taihu.core.settings import RunSettings
-
-__all__ = [
-    "CHAOS",
-    "CHECKPOINTS",
-    "EPOCHS",
-    "EVENTS",
-    "SETTINGS",
-    "STEPS",
-    "RunFiles",
-    "add_events",
-    "describe_run",
-    "note_failure",
-    "prepare_run",
-    "run_files",
-    "run_folder",
-    "run_name",
-    "stopped_model",
-    "usual_results",
-]
+from taihu.core.system.clocks import local_now
 
 _NONE = Path("none")
 _MODEL = "model.safetensors"
@@ -150,7 +132,7 @@ def prepare_run(
         ConfigError: the folder holds something, a file could not be written, or what `run.loggers` needs is missing.
         WriteError: nothing can be written into the folder.
     """
-    folder = run_folder(job, datetime.now(), default)
+    folder = run_folder(job, local_now(), default)
     _check_loggers(job.run.loggers, folder)
     files = run_files(job.run, folder)
     files.check_writable()

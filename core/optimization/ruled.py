@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,6 +13,7 @@ from taihu.core.base.errors import ConfigError, FrameError, GivenUpError
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.optimization.rules import Constants
 from taihu.core.optimization.shard import OptimizerShard, OptimizerState
+from taihu.core.system.threads import Lock
 
 __all__ = ["RuledShard", "StepRates"]
 
@@ -81,7 +81,7 @@ class _Turns:
     """
 
     def __init__(self, optimizers: int) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._last = [0] * optimizers
         self._made = [0] * optimizers
 

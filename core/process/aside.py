@@ -6,10 +6,8 @@ them read elsewhere, and stays as it was.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
@@ -17,6 +15,9 @@ from typing import Any, Final, NoReturn
 from taihu.core.base import errors
 from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.process.forking import can_fork, end_as_program
+from taihu.core.system.memory import c_library
+from taihu.core.system.processes import fork
+from taihu.core.system.signals import SIG_DFL, SIGINT, SIGKILL, Signals, set_handler
 
 __all__ = ["asked_aside"]
 
@@ -37,7 +38,7 @@ def asked_aside(question: Callable[[], Any], what: str) -> Any:
     if not can_fork():
         return question()
     read, write = os.pipe()
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         os.close(read)
         _answer(question, write)
@@ -46,12 +47,12 @@ def asked_aside(question: Callable[[], Any], what: str) -> Any:
         with os.fdopen(read, "rb") as pipe:
             told = pipe.read()
     except BaseException:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, SIGKILL)
         raise
     finally:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if not told:
-        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        end = f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise RunError(f"a process of taihu {end} while {what}")
     name, answer = json.loads(told)
     if name:
@@ -64,7 +65,7 @@ def _answer(question: Callable[[], Any], write: int) -> NoReturn:
 
     def tell() -> None:
         with suppress(AttributeError, OSError):  # elsewhere than on Linux it may outlive who asked by a moment
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            c_library().prctl(_PR_SET_PDEATHSIG, SIGKILL)
         try:
             told = ["", question()]
         except TaihuError as error:
@@ -73,5 +74,5 @@ def _answer(question: Callable[[], Any], write: int) -> NoReturn:
         with os.fdopen(write, "wb") as pipe:
             pipe.write(json.dumps(told).encode())
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # at a terminal it is for the asking process, too, which tells of it
+    set_handler(SIGINT, SIG_DFL)  # at a terminal it is for the asking process, too, which tells of it
     end_as_program(tell)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
 
 from taihu.core.base.errors import RunError, TaihuError
+from taihu.core.system.queues import SimpleQueue
+from taihu.core.system.threads import Event, Thread, make_thread, spawn
 
 __all__ = ["TaskThread", "in_background"]
 
 
 @contextmanager
-def in_background(work: Callable[[threading.Event], None], name: str) -> Iterator[threading.Thread]:
+def in_background(work: Callable[[Event], None], name: str) -> Iterator[Thread]:
     """Run `work(over)` in a daemon thread during the block; `over` is set at its end, and the thread waited for."""
-    over = threading.Event()
-    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
-    thread.start()
+    over = Event()
+    thread = spawn(name, work, over)
     try:
         yield thread
     finally:
@@ -35,7 +34,7 @@ class TaskThread:
         self._name = name
         self._fail = fail
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = make_thread(name, self._run)
 
     def start(self) -> None:
         """Begin with what is put."""
@@ -48,7 +47,7 @@ class TaskThread:
     def drain(self) -> None:
         """Return when everything that was put before has been carried out, or failed."""
         if self._thread.is_alive():
-            done = threading.Event()
+            done = Event()
             self._tasks.put(done.set)
             while self._thread.is_alive() and not done.wait(0.1):
                 pass

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from queue import SimpleQueue
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -24,6 +21,9 @@ from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.base.words import one_line
 from taihu.core.process.streams import ReaderGoneError
 from taihu.core.process.unheard import wake_for_signals
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.queues import SimpleQueue
+from taihu.core.system.signals import SIG_DFL, SIGINT, SIGTERM, Signals, set_handler
 
 __all__ = [
     "EXIT_INTERRUPTED",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 EXIT_INTERRUPTED = 130
-_NUMBERS: Final = (signal.SIGTERM, signal.SIGINT)
+_NUMBERS: Final = (SIGTERM, SIGINT)
 _LACKING: Final = frozenset(
     {
         errno.ENOSPC,
@@ -73,7 +73,7 @@ class Interrupts:
 
     def __init__(self, *, tells_signal: bool = False) -> None:
         self.reason = ""
-        self.number = signal.SIGINT
+        self.number = SIGINT
         self._tells_signal = tells_signal
         self.leaves = False
         self._raised = ""
@@ -91,7 +91,7 @@ class Interrupts:
         """
         self.leaves = leaves
         for number in _NUMBERS:
-            signal.signal(number, self.arrived)
+            set_handler(number, self.arrived)
 
     def are_heard(self) -> None:
         """Have the main thread, which calls this, hear every signal, although it waits for others without end."""
@@ -133,25 +133,25 @@ class Interrupts:
         """Interrupt the main thread as a second signal does; may be called by any thread."""
         self._take = None
         self._taken_s = -_ECHO_S
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), SIGTERM)
 
     def arrived(self, number: int, frame: FrameType | None = None) -> None:
         """Handle a signal; the same one within a moment of the first is its echo."""
         if os.getpid() != self._pid:
-            signal.signal(number, signal.SIG_DFL)
+            set_handler(number, SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self.number = signal.Signals(number)
+        self.number = Signals(number)
         reason = f"interrupted by {self.number.name}"
-        self.leaves = self.leaves and number == signal.SIGTERM
+        self.leaves = self.leaves and number == SIGTERM
         if self._ends is not None:
             self._ends.put(number)  # a handler may do that: it waits for no lock
             return
-        if self._ignores or (reason == self.reason and time.monotonic() - self._taken_s < _ECHO_S):
+        if self._ignores or (reason == self.reason and monotonic() - self._taken_s < _ECHO_S):
             return
         if not self.reason and self._take is not None and self._take(reason):
             self.reason = reason
-            self._taken_s = time.monotonic()
+            self._taken_s = monotonic()
             return
         self._raised = reason
         raise self.error(reason)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import builtins
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from taihu.core.process.ending import note_end
+from taihu.core.system.threads import current_thread, main_thread
 
 __all__ = ["note_exit_codes"]
 
@@ -57,5 +57,5 @@ class _End:
             is_caught = sys._getframe(1) is not None
         except ValueError:
             is_caught = False
-        if not is_caught and threading.current_thread() is threading.main_thread():
+        if not is_caught and current_thread() is main_thread():
             note_end(SystemExit(self._code))

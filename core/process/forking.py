@@ -11,14 +11,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
-import gc
 import importlib
 import os
-import signal
-import subprocess
 import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +21,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Final, NoReturn, Self
+
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.core.system.memory import freeze_objects
+from taihu.core.system.processes import TimeoutExpired, fork
+from taihu.core.system.signals import (
+    SIG_BLOCK,
+    SIG_DFL,
+    SIG_SETMASK,
+    SIG_UNBLOCK,
+    SIGINT,
+    SIGKILL,
+    SIGTERM,
+    default_int_handler,
+    pthread_sigmask,
+    set_handler,
+)
+from taihu.core.system.threads import active_count, end_threads
 
 __all__ = [
     "ForkedProcess",
@@ -37,7 +49,7 @@ __all__ = [
     "fork_command",
 ]
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS: Final = (SIGTERM, SIGINT)
 _POLL_S = 0.005
 _MOST_FILES = 1 << 16
 _STDERR: Final = 2
@@ -61,7 +73,7 @@ def can_fork(own_files: Collection[int] = ()) -> bool:
 
     Threads that are not Python's are not seen from here. Of files, those with the numbers `own_files` may be open.
     """
-    return threading.active_count() == 1 and not files_of_libraries(own_files)
+    return active_count() == 1 and not files_of_libraries(own_files)
 
 
 def files_of_libraries(own: Collection[int] = ()) -> list[int]:
@@ -100,14 +112,14 @@ def fork_command(
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = pthread_sigmask(SIG_BLOCK, _SIGNALS)
     try:
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             live = partial(_live, module, arguments, streams, environment, folder, new_session=new_session)
             end_as_program(live)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        pthread_sigmask(SIG_SETMASK, before)
     return pid
 
 
@@ -156,11 +168,11 @@ class ForkedProcess:
         Raises:
             subprocess.TimeoutExpired: there was none after `timeout` seconds.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else monotonic() + timeout
         while (code := self._wait(0 if deadline is None else os.WNOHANG)) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            time.sleep(_POLL_S)
+            if deadline is not None and monotonic() > deadline:
+                raise TimeoutExpired(str(self.pid), timeout or 0.0)
+            sleep(_POLL_S)
         return code
 
     def send_signal(self, number: int) -> None:
@@ -170,7 +182,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        self.send_signal(signal.SIGKILL)
+        self.send_signal(SIGKILL)
 
     def _wait(self, options: int) -> int | None:
         if self.returncode is None:
@@ -187,7 +199,7 @@ def end_as_program(main: Callable[[], object]) -> NoReturn:
     """
     code, is_interrupted = 1, False
     try:
-        gc.freeze()
+        freeze_objects()
         for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
             each.atexit = False
         code, is_interrupted = _code_of(main)
@@ -218,7 +230,7 @@ def _end(code: int, *, is_interrupted: bool) -> NoReturn:
     Nothing but imports may have come before the fork: these handlers are those that modules, and the fork, asked for.
     """
     try:
-        for step in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        for step in (end_threads, atexit._run_exitfuncs):
             try:
                 step()
             except BaseException:  # a signal's, as hooks tell their own
@@ -229,8 +241,8 @@ def _end(code: int, *, is_interrupted: bool) -> NoReturn:
             except (OSError, ValueError):
                 code = code or _NOT_FLUSHED
         if is_interrupted:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
+            set_handler(SIGINT, SIG_DFL)
+            os.kill(os.getpid(), SIGINT)
     finally:
         os._exit(code & 0xFF)
 
@@ -296,9 +308,9 @@ def close_files_from(first: int) -> None:
 
 def _ready_for_signals() -> None:
     """Handle signals as a new process does, whatever the process before the fork did."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    set_handler(SIGTERM, SIG_DFL)
+    set_handler(SIGINT, default_int_handler)
+    pthread_sigmask(SIG_UNBLOCK, _SIGNALS)
 
 
 def _show_command_line(text: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import time
-from threading import Lock, Timer
 
 from taihu.core.base.errors import RecoveringError, TaihuError
 from taihu.core.base.words import one_line
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.signals import SIGKILL
+from taihu.core.system.threads import Lock, Timer
 
 __all__ = ["LastWill"]
 
@@ -32,7 +32,7 @@ class LastWill:
         with self._lock:
             if self._is_cancelled or self._timer is not None:
                 return
-            self._begun_s = time.monotonic()
+            self._begun_s = monotonic()
             self._timer = Timer(self._after_s, self._end, (error,))
             self._timer.daemon = True
             self._timer.start()
@@ -40,7 +40,7 @@ class LastWill:
     @property
     def is_near(self) -> bool:
         """Whether half of the time is over: who may still hope for an answer of the others ends that now."""
-        return self._timer is not None and time.monotonic() - self._begun_s >= self._after_s / 2
+        return self._timer is not None and monotonic() - self._begun_s >= self._after_s / 2
 
     def cancel(self) -> None:
         """This process goes on."""
@@ -55,5 +55,5 @@ class LastWill:
             f"error: this process has been stuck for {self._after_s:g} s: {line}", file=sys.stderr, flush=True
         )
         if isinstance(error, RecoveringError):
-            os.kill(os.getpid(), signal.SIGKILL)  # as a process that was lost, which another one replaces
+            os.kill(os.getpid(), SIGKILL)  # as a process that was lost, which another one replaces
         os._exit(error.exit_code)

@@ -7,17 +7,17 @@ the nearest ancestor that said it takes such (`PR_SET_CHILD_SUBREAPER`, prctl(2)
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import os
-import signal
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn, Self
 
 from taihu.core.process.forking import ForkedProcess, Streams, close_files_from, fork_command
+from taihu.core.system.memory import c_library, freeze_objects
+from taihu.core.system.processes import fork
+from taihu.core.system.signals import SIG_DFL, SIGTERM, set_handler
+from taihu.core.system.sockets import AF_UNIX, SOCK_SEQPACKET, Socket, recv_fds, send_fds, socketpair
 
 __all__ = ["SpareProcess"]
 
@@ -28,17 +28,17 @@ _LARGEST_REQUEST: Final = 1 << 20
 class SpareProcess:
     """Starts commands in forks of a process that was forked from this one, which had one thread then."""
 
-    def __init__(self, pid: int, requests: socket.socket) -> None:
+    def __init__(self, pid: int, requests: Socket) -> None:
         self._pid = pid
         self._requests = requests
 
     @classmethod
     def stand_by(cls) -> Self | None:
         """Fork it; None where the system does not give its children to this process."""
-        if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        if c_library().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
+        ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        pid = fork()
         if pid == 0:
             ours.close()
             _serve(theirs)
@@ -63,7 +63,7 @@ class SpareProcess:
         ours, write = os.pipe() if stdout is None else (None, os.dup(stdout))
         request = json.dumps([module, list(arguments), dict(environment)]).encode()
         try:
-            socket.send_fds(self._requests, [request], [read, write, stderr])
+            send_fds(self._requests, [request], [read, write, stderr])
             answer = self._requests.recv(64)
         finally:
             os.close(read)
@@ -82,16 +82,16 @@ class SpareProcess:
             os.waitpid(self._pid, 0)
 
 
-def _serve(requests: socket.socket) -> NoReturn:
+def _serve(requests: Socket) -> NoReturn:
     """The whole life of the spare process; it ends when nobody can ask any more."""
     try:
         # Ctrl-C at a terminal is for the process that watches, as are the ends of pipes that it had opened.
         os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        set_handler(SIGTERM, SIG_DFL)
         requests = _alone_with(requests)
-        gc.freeze()
+        freeze_objects()
         while True:
-            message, streams, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
+            message, streams, _, _ = recv_fds(requests, _LARGEST_REQUEST, 3)
             if not message:
                 break
             module, arguments, environment = json.loads(message)
@@ -102,20 +102,20 @@ def _serve(requests: socket.socket) -> NoReturn:
         os._exit(0)
 
 
-def _alone_with(requests: socket.socket) -> socket.socket:
+def _alone_with(requests: Socket) -> Socket:
     """Close all files but the socket."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nothing, number)
     kept = os.dup2(requests.detach(), 3)
     close_files_from(4)
-    return socket.socket(fileno=kept)
+    return Socket(fileno=kept)
 
 
 def _fork_orphan(module: str, arguments: Sequence[str], streams: Streams, environment: Mapping[str, str]) -> int:
     """Fork a command whose parent has ended when this returns; its pid."""
     told, tell = os.pipe()
-    between = os.fork()
+    between = fork()
     if between == 0:
         try:
             pid = fork_command(module, arguments, streams, environment=environment, new_session=True)

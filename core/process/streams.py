@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import io
 import os
-import select
 import sys
 from typing import TYPE_CHECKING, Final, TextIO
 
 from taihu.core.base.errors import WriteError
+from taihu.core.system.polls import is_writable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -62,7 +62,7 @@ class _Output(io.FileIO):
         while view:
             written = super().write(view)
             if written is None:  # another program has made the terminal a file that does not wait
-                select.select([], [self._number], [])
+                is_writable(self._number)
             view = view[written or 0 :]
 
     def _fail(self, error: OSError) -> None:

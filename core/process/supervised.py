@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import select
-import signal
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
+
+from taihu.core.system.clocks import sleep
+from taihu.core.system.polls import POLLIN, poll
+from taihu.core.system.signals import ITIMER_REAL, SIGKILL, setitimer
+from taihu.core.system.threads import spawn
 
 __all__ = ["END_GRACE_S", "end_with_supervisor", "kill_self"]
 
@@ -36,25 +37,25 @@ def end_with_supervisor(pid: int, end: Callable[[], object], grace_s: float = EN
     def wait() -> None:
         _wait_for_end(pid, stdin)
         # No thread runs any more while the interpreter is taken apart: the system's own clock ends that.
-        signal.setitimer(signal.ITIMER_REAL, 2 * grace_s)
+        setitimer(ITIMER_REAL, 2 * grace_s)
         end()
-        time.sleep(grace_s)
+        sleep(grace_s)
         _end_hard(grace_s)
 
-    threading.Thread(target=wait, name="supervisor", daemon=True).start()
+    spawn("supervisor", wait)
 
 
 def kill_self() -> None:
     """End this process at once."""
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), SIGKILL)
 
 
 def _wait_for_end(pid: int, stdin: int) -> None:
     """Return when the process has ended, or stdin is closed, which is all that older systems tell."""
-    watched = select.poll()
-    watched.register(stdin, select.POLLIN)
+    watched = poll()
+    watched.register(stdin, POLLIN)
     try:
-        watched.register(os.pidfd_open(pid), select.POLLIN)
+        watched.register(os.pidfd_open(pid), POLLIN)
     except ProcessLookupError:
         return
     except (OSError, AttributeError):

@@ -8,33 +8,34 @@ be waited for as long as a run takes. So the main thread is woken a moment later
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Collection
 from typing import Final
+
+from taihu.core.system.clocks import sleep
+from taihu.core.system.signals import SIGURG, pthread_kill, set_handler, set_wakeup_fd
+from taihu.core.system.threads import main_thread, spawn
 
 __all__ = ["wake_for_signals"]
 
 _MOMENT_S: Final = 0.1
 _MANY: Final = 4096
 # Of no use to anybody here, and ignored by default: no socket has urgent data.
-_WAKES: Final = signal.SIGURG
+_WAKES: Final = SIGURG
 
 
 def wake_for_signals(numbers: Collection[int]) -> None:
     """From now on wake the main thread, which calls this, behind each of these signals; those of forks do no harm."""
     read, write = os.pipe()
     os.set_blocking(write, False)
-    signal.signal(_WAKES, lambda *_: None)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    main = threading.main_thread().ident
+    set_handler(_WAKES, lambda *_: None)
+    set_wakeup_fd(write, warn_on_full_buffer=False)
+    main = main_thread().ident
     assert main is not None  # noqa: S101 - it runs
 
     def wake() -> None:
         while came := os.read(read, _MANY):
             if not set(came).isdisjoint(numbers):
-                time.sleep(_MOMENT_S)
-                signal.pthread_kill(main, _WAKES)
+                sleep(_MOMENT_S)
+                pthread_kill(main, _WAKES)
 
-    threading.Thread(target=wake, name="signals", daemon=True).start()
+    spawn("signals", wake)

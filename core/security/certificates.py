@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, Self
@@ -18,18 +18,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.whole_file import replaced
 from taihu.core.security.identity import Identity, identity_among
 from taihu.core.security.token import read_secret
-
-__all__ = [
-    "Authority",
-    "Issued",
-    "Validity",
-    "check_time",
-    "identity_in",
-    "is_good",
-    "load_authority",
-    "write_certificate",
-    "write_pair",
-]
+from taihu.core.system.clocks import utc_now
 
 _SLACK: Final = timedelta(minutes=5)
 """Clocks of hosts differ: a certificate is good from a little before it was made."""
@@ -47,7 +36,7 @@ class Validity:
     @classmethod
     def of_days(cls, days: float) -> Self:
         """Days that begin now, or a little before."""
-        now = datetime.now(UTC)
+        now = utc_now()
         return cls(now - _SLACK, now + timedelta(days=days))
 
 
@@ -124,7 +113,7 @@ def identity_in(path: Path) -> Identity:
 
 def check_time(path: Path) -> None:
     """Raise ConfigError where a certificate is not good yet, or not any more."""
-    certificate, now = _read(path), datetime.now(UTC)
+    certificate, now = _read(path), utc_now()
     if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
         raise ConfigError(
             f"security.certificate {path}: good from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} to "
@@ -142,7 +131,7 @@ def is_good(path: Path, authority: Authority, identity: Identity, names: Iterabl
     known = _alternatives(certificate, x509.DNSName) + list(map(str, _alternatives(certificate, x509.IPAddress)))
     return (
         authority.has_signed(certificate)
-        and datetime.now(UTC) < end - _OLD * (end - start)
+        and utc_now() < end - _OLD * (end - start)
         and _alternatives(certificate, x509.UniformResourceIdentifier) == [identity.uri]
         and sorted(known) == sorted(names)
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import structlog
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.security.token import read_secret
+from taihu.core.system.threads import Lock
 
 __all__ = ["CertificateFiles", "RenewedCertificates"]
 
@@ -85,7 +85,7 @@ class RenewedCertificates:
     def __init__(self, files: CertificateFiles, on_handshake: Callable[[], None]) -> None:
         self._files = files
         self._on_handshake = on_handshake
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._stamp = _stamp_of(files)
         self._first = files.server_configuration()
 

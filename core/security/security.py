@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +10,7 @@ from taihu.core.security.access import Access
 from taihu.core.security.files import CertificateFiles
 from taihu.core.security.identity import COORDINATOR, dns_name
 from taihu.core.security.token import Token
+from taihu.core.system.threads import Lock
 
 __all__ = ["Refusals", "Security"]
 
@@ -19,7 +19,7 @@ class Refusals:
     """Calls that were refused, by method and reason, and handshakes: begun, or come to nothing. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._calls: Counter[tuple[str, str]] = Counter()
         self._handshakes = self._refused_handshakes = 0
 

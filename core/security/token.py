@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -15,17 +14,7 @@ from typing import Final
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.process.lives import LIFE, is_over, own_life
-
-__all__ = [
-    "TOKEN_VARIABLE",
-    "Token",
-    "find_token",
-    "forget_token",
-    "keep_token",
-    "kept_token",
-    "new_token",
-    "read_secret",
-]
+from taihu.core.system.chance import random_text
 
 TOKEN_VARIABLE: Final = "TAIHU_TOKEN"  # noqa: S105 - a name
 _BYTES: Final = 32
@@ -63,7 +52,7 @@ class Token:
 
 def new_token() -> Token:
     """A token that nobody can guess."""
-    return Token(secrets.token_urlsafe(_BYTES))
+    return Token(random_text(_BYTES))
 
 
 def find_token(environment: Mapping[str, str], file: Path | None) -> Token | None:

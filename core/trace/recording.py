@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 
 from taihu.core.base.errors import ConfigError
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.threads import Lock
 from taihu.core.trace.parts import NS_PER_S, Event, TracePart, write_part
 
 __all__ = ["Tracer"]
@@ -36,7 +36,7 @@ class Tracer:
 
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
         *,
         limit: int = 1_000_000,
         first_step: int = 0,
@@ -51,7 +51,7 @@ class Tracer:
         self._last_step = math.inf if last_step is None else last_step
         self._events: list[tuple[str, str, float, float, int | None, int | None, int | None]] = []
         self._dropped = 0
-        self._dropping = threading.Lock()
+        self._dropping = Lock()
 
     @classmethod
     def off(cls) -> Tracer:

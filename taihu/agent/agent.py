@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,8 +15,9 @@ from taihu.core.coordination.membership.members import RunState
 from taihu.core.job import Job
 from taihu.core.process.background import in_background
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.local.processes import DaemonFailedError, LocalProcesses
-from taihu.local.replacing import Replacing
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes.replacing import Replacing
 
 __all__ = ["Agent"]
 
@@ -67,8 +67,8 @@ class Agent:
             StaleError, ConfigError, RefusedError: it answers that this is another job, or takes no agents.
         """
         with self._interrupts.offered_to(self.leave), in_background(self._attending.work, "attending"):
-            while (code := self.look(self._attending.answer, time.monotonic())) is None:
-                time.sleep(_LOOK_S)
+            while (code := self.look(self._attending.answer, monotonic())) is None:
+                sleep(_LOOK_S)
             return code
 
     def leave(self, reason: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +13,8 @@ from taihu.core.coordination.control.control import Control
 from taihu.core.coordination.control.remote import RemoteControl
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.job import Job
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.threads import Event
 
 __all__ = ["Answer", "Attending"]
 
@@ -59,9 +59,9 @@ class Attending:
         self._peer = f"coordinator at {self._address}"
         self.runs: Iterable[int] = ()
         self.leaves = False
-        self.answer = Answer(error=PeerUnreachableError(f"{self._peer}: no answer yet"), heard_s=time.monotonic())
+        self.answer = Answer(error=PeerUnreachableError(f"{self._peer}: no answer yet"), heard_s=monotonic())
 
-    def work(self, over: threading.Event) -> None:
+    def work(self, over: Event) -> None:
         """Ask until it is `over`."""
         while not over.is_set():
             try:
@@ -92,4 +92,4 @@ class Attending:
             if isinstance(error, StaleError | ConfigError) and not isinstance(error, PeerUnreachableError):
                 raise
             raise PeerUnreachableError(str(error)) from None
-        return Answer(told.ranks, told.state, told.reason, told.awaited, None, time.monotonic())
+        return Answer(told.ranks, told.state, told.reason, told.awaited, None, monotonic())

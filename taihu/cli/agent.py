@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import Interrupts
 from taihu.core.process.options import (
     AdvertiseOption,
@@ -22,12 +21,13 @@ from taihu.core.process.options import (
 )
 from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.streams import outlive_output
+from taihu.core.system.sockets import gethostname
 from taihu.core.wire.base.address import host_of
 
 __all__ = ["agent"]
 
 
-@takes_job_flags
+@takes_options
 def agent(
     job_file: JobArgument = None,
     *,
@@ -80,7 +80,7 @@ def agent(
     check_trains(job)
     interrupts.install()
     job = find_coordinator(job)
-    name = f"{socket.gethostname()}:{os.getpid()}"
+    name = f"{gethostname()}:{os.getpid()}"
     configure_logs(log_format, verbose=verbose, role="agent", agent=name)
     options = AgentOptions(name, host_of(bind), advertise, log_format, verbose=verbose)
     return live(job, options, interrupts)

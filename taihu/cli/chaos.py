@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -15,6 +14,7 @@ from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.words import counted
 from taihu.core.chaos.faults import ANY, GRAMMAR, Fault, FaultKind, fault_from, is_member
 from taihu.core.chaos.schedule import drawn, named
+from taihu.core.system.clocks import local_now, monotonic, sleep
 from taihu.local.disturbing import Disturbance
 
 __all__ = ["chaos"]
@@ -96,27 +96,27 @@ def _kinds(text: str) -> list[FaultKind]:
 def _do_all(disturbance: Disturbance, faults: Sequence[Fault]) -> None:
     for fault in faults:
         disturbance.check(fault)
-    start = time.monotonic()
+    start = monotonic()
     for fault in sorted(faults, key=lambda each: each.after_s or 0.0):
-        time.sleep(max(0.0, start + (fault.after_s or 0.0) - time.monotonic()))
+        sleep(max(0.0, start + (fault.after_s or 0.0) - monotonic()))
         _do(disturbance, fault)
 
 
 def _do_drawn(disturbance: Disturbance, faults: Iterator[Fault]) -> None:
     """Do faults at their times, until the run has ended; a member that does not live then is passed over."""
-    start, done = time.monotonic(), 0
+    start, done = monotonic(), 0
     for fault in faults:
         disturbance.check(fault)
-        while time.monotonic() - start < (fault.after_s or 0.0):
+        while monotonic() - start < (fault.after_s or 0.0):
             if not disturbance.members():
                 typer.echo(f"the run has ended after {counted(done, 'fault')}")
                 return
-            time.sleep(_WAITS_S)
+            sleep(_WAITS_S)
         try:
             _do(disturbance, fault)
             done += 1
         except RunError as error:
-            typer.echo(f"{time.strftime('%H:%M:%S')} not done: {error}")
+            typer.echo(f"{local_now():%H:%M:%S} not done: {error}")
     typer.echo(f"{counted(done, 'fault')} done")
 
 
@@ -124,4 +124,4 @@ def _do(disturbance: Disturbance, fault: Fault) -> None:
     assert fault.member != ANY  # noqa: S101
     disturbance.do(fault)
     lasts = f" for {fault.lasts_s:g} s" if fault.lasts_s else ""
-    typer.echo(f"{time.strftime('%H:%M:%S')} {fault.kind.value} {fault.member}{lasts}")
+    typer.echo(f"{local_now():%H:%M:%S} {fault.kind.value} {fault.member}{lasts}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from taihu.core.base.errors import ConfigError
 from taihu.core.job.environment import resolve_job
 from taihu.core.process.options import BindOption, CoordinatorOption, JobArgument, JsonOption, SetOption, refuse
+from taihu.core.system.threads import Event
 
 if TYPE_CHECKING:
     from taihu.core.job import Job
@@ -170,7 +170,7 @@ def _listen(bind: str) -> None:
     with suppress(InterruptedRunError), ListeningDoctor(bind) as listening:
         host, _ = split_address(bind)
         typer.echo(f"listening on {join_address(host or '0.0.0.0', listening.port)} for an hour")  # noqa: S104
-        threading.Event().wait(_LISTEN_S)
+        Event().wait(_LISTEN_S)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,13 @@ import typer
 from taihu.core.base.errors import RunError
 from taihu.core.base.words import counted
 from taihu.core.process.results import write_json
+from taihu.core.system.chance import random_below
 from taihu.explore.campaign.campaign import Summary, explore, explored
 from taihu.explore.campaign.shrinking import shrunk
 from taihu.explore.campaign.work import Found, Smaller, Work
 from taihu.explore.carriers import CARRIERS
 from taihu.explore.coverage import table_of
-from taihu.local.progress import Progress
-
-__all__ = ["explore_command"]
+from taihu.local.display.progress import Progress
 
 _ENDLESS: Final = 10**9
 
@@ -64,7 +62,7 @@ def explore_command(
     if seed is not None:
         _one(seed, work, trace=trace, shrink=shrink)
         return
-    begin = secrets.randbelow(2**40) if first is None else first
+    begin = random_below(2**40) if first is None else first
     many = replace(work, first=begin, count=seeds or _ENDLESS)
     summary = _many(many, processes, keep_going=keep_going)
     if json_file is not None:

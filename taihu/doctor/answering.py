@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, TaihuError
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Lock, spawn
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
@@ -42,7 +42,7 @@ class AnsweredExchange:
         self._origin = Origin("who measures", identity.sender, "this doctor", patience)
         out = Outbox(self._origin.name)
         self._stream = StreamPipe(out, Inbox(self._origin, self._sink(out, Gradients, Question, Farewell)))
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._moved_bytes = 0
         self._closed = False
         self._connection: SocketPipe | None = None
@@ -51,13 +51,13 @@ class AnsweredExchange:
 
     def messages(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """The answers of the stream until it ends; raises the TaihuError that it ends with."""
-        threading.Thread(target=self._read, args=(requests,), name="doctor-read", daemon=True).start()
+        spawn("doctor-read", self._read, requests)
         try:
             yield from self._stream.out.messages()
         finally:
             self.close()
 
-    def connect(self, connection: socket.socket) -> None:
+    def connect(self, connection: Socket) -> None:
         """Answer on a connection, too, one in all."""
         with self._lock:
             if self._closed or self._connection is not None:

@@ -7,14 +7,14 @@ import platform
 import re
 import resource
 import shutil
-import socket
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.process.free_memory import free_bytes
+from taihu.core.process.memory.free import free_bytes
+from taihu.core.system.sockets import SOCK_DGRAM, SOCK_STREAM, Socket, getaddrinfo, gethostname
 from taihu.doctor.facts import Interface, MachineFacts
 from taihu.launch.interfaces import named_interfaces, own_interfaces
 
@@ -52,7 +52,7 @@ _MEGABIT: Final = 1e6
 
 def machine_facts(names: Sequence[str] = ()) -> MachineFacts:
     """The facts of this machine; what its own name and `names` resolve to is among them."""
-    host = socket.gethostname()
+    host = gethostname()
     return MachineFacts(
         host,
         _versions(),
@@ -70,7 +70,7 @@ def machine_facts(names: Sequence[str] = ()) -> MachineFacts:
 def resolved(name: str) -> tuple[str, ...]:
     """The addresses of a host's name; none where nobody knows it."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = getaddrinfo(name, None, type=SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
     return tuple(dict.fromkeys(str(info[4][0]) for info in found))
@@ -88,8 +88,8 @@ def free_disk_bytes(folder: Path) -> int:
 def interface_towards(host: str, system: Path = Path("/sys/class/net")) -> Interface:
     """The interface of the route to `host`; one without a name where there is no route, or it cannot be told."""
     try:
-        family, _, _, _, target = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        family, _, _, _, target = getaddrinfo(host, 1, type=SOCK_DGRAM)[0]
+        with Socket(family, SOCK_DGRAM) as probe:
             probe.connect(target)
             address = str(probe.getsockname()[0])
     except (OSError, UnicodeError):

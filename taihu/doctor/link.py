@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from queue import Empty, SimpleQueue
 from statistics import median
 from typing import Final
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
 from taihu.core.coordination.service import new_incarnation
+from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.wire.base.address import split_address
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.base.patience import Patience

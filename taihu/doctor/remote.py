@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Final, Self
@@ -12,6 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from taihu.core.base.errors import PeerUnreachableError
+from taihu.core.system.sockets import create_connection, gaierror
 from taihu.core.trace.clock_offset import ClockOffset
 from taihu.core.wire.base.address import split_address
 from taihu.core.wire.base.clock import WallClock
@@ -36,8 +36,8 @@ def look_at_port(address: str, seen_from: str, wait_s: float = _CONNECT_S) -> Po
     """Connect to `address`, and ask what is open who it is."""
     host, number = split_address(address)
     try:
-        socket.create_connection((host, number), timeout=wait_s).close()
-    except (socket.gaierror, UnicodeError):
+        create_connection((host, number), timeout=wait_s).close()
+    except (gaierror, UnicodeError):
         return PortFacts(address, Port.UNKNOWN, seen_from)
     except TimeoutError:
         return PortFacts(address, Port.DROPPED, seen_from, wait_s)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
 
 from taihu.core.base.errors import ConfigError, RunError, StaleError, TaihuError
+from taihu.core.system.threads import Lock, Timer
 from taihu.core.wire.base.address import host_of_peer, split_address
 from taihu.core.wire.base.clock import WallClock
 from taihu.core.wire.base.patience import Patience
@@ -53,7 +53,7 @@ class ListeningDoctor:
         self._facts = facts
         self._clock = clock or WallClock()
         self._patience = Patience()
-        self._measuring = threading.Lock()
+        self._measuring = Lock()
         self._exchange: AnsweredExchange | None = None
         self._rpc = RpcServer.create(threads=_THREADS, patience=self._patience)
         self.port = self._rpc.listen(bind)
@@ -104,7 +104,7 @@ class ListeningDoctor:
         except TaihuError as error:
             abort(context, error)
         late = RunError(f"a measurement of more than {_EXCHANGE_S:g} s: a doctor answers no longer")
-        alarm = threading.Timer(_EXCHANGE_S, exchange.end, (late,))
+        alarm = Timer(_EXCHANGE_S, exchange.end, (late,))
         alarm.daemon = True
         self._exchange = exchange
         context.add_callback(exchange.end)

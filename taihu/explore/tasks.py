@@ -80,7 +80,6 @@ class Task:
         "interruptions",
         "is_daemon",
         "joiners",
-        "local",
         "name",
         "number",
         "process",
@@ -108,7 +107,6 @@ class Task:
         # What signals have it do in the place of its next step.
         self.takes_interruptions = True
         self.interruptions: list[Callable[[], None]] = []
-        self.local: dict[object, dict[str, Any]] = {}
         # The thread that it is, to code that asks.
         self.thread: object = None
         # What carries it: a greenlet, or an OS thread with its baton.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from queue import Empty, SimpleQueue
 from typing import IO, Any, Final, Protocol
 
 from taihu.core.base.errors import ConfigError, RunError
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.processes import PIPE, Popen, TimeoutExpired
+from taihu.core.system.queues import Empty, SimpleQueue
+from taihu.core.system.threads import Event, Lock, Thread, spawn
 from taihu.hosts.client import command_of_ssh, refusal
 from taihu.hosts.frames import BEAT_S, Lines, bytes_in, frame
 from taihu.hosts.likeness import HostFacts
@@ -59,16 +59,16 @@ class Connection:
         self._facts: SimpleQueue[HostFacts] = SimpleQueue()
         self._answers: dict[int, SimpleQueue[dict[str, Any]]] = {}
         self._numbers = count(1)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._words = b""
-        self._over = threading.Event()
+        self._over = Event()
         try:
             # A terminal's Ctrl-C is the launcher's, who tells the hosts.
-            self._ssh = subprocess.Popen(  # noqa: S603
+            self._ssh = Popen(
                 command_of_ssh(client, host, python),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
                 start_new_session=True,
             )
         except OSError as error:
@@ -88,7 +88,7 @@ class Connection:
         while True:
             with suppress(Empty):
                 return self._facts.get(timeout=_POLL_S)
-            if self.is_over or time.monotonic() > until_s:
+            if self.is_over or monotonic() > until_s:
                 raise ConfigError(self._refusal())
 
     def listen(self, listener: Listener) -> None:
@@ -107,14 +107,14 @@ class Connection:
         number, queue = next(self._numbers), SimpleQueue[dict[str, Any]]()
         self._answers[number] = queue
         self.order(what, answer=number, **words)
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = monotonic() + _ANSWER_S
         while True:
             with suppress(Empty):
                 answer = queue.get(timeout=_POLL_S)
                 if (error := answer.get("error")) is not None:
                     raise RunError(f"{self.host}: {error}")
                 return answer["value"]
-            if self.is_over or time.monotonic() > deadline:
+            if self.is_over or monotonic() > deadline:
                 raise RunError(f"{self.host}: {self._end_in_words()}")
 
     def close(self, grace_s: float) -> None:
@@ -124,7 +124,7 @@ class Connection:
             _stream(self._ssh.stdin).close()
         try:
             self._ssh.wait(grace_s)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._ssh.kill()
         self._ssh.wait()
         self._over.set()
@@ -133,10 +133,8 @@ class Connection:
         for stream in (self._ssh.stdout, self._ssh.stderr):
             _stream(stream).close()
 
-    def _thread(self, work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=work, name=f"ssh {self.host}", daemon=True)
-        thread.start()
-        return thread
+    def _thread(self, work: Callable[[], None]) -> Thread:
+        return spawn(f"ssh {self.host}", work)
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +15,8 @@ from taihu.core.job.security import security_of
 from taihu.core.job.variables import variable_of
 from taihu.core.security.security import Security
 from taihu.core.security.token import Token
+from taihu.core.system.chance import random_hex
+from taihu.core.system.clocks import monotonic
 from taihu.hosts.client import CONNECT_S
 from taihu.hosts.connection import Connection
 from taihu.hosts.likeness import HostFacts, check_alike
@@ -104,7 +104,7 @@ class Hosts:
     def shares(self, folder: Path) -> bool:
         """Whether all hosts find `folder` of this machine at the same place: a file of a moment is seen by all."""
         if folder not in self._here:
-            probe = folder.absolute() / f".taihu-{secrets.token_hex(8)}"
+            probe = folder.absolute() / f".taihu-{random_hex(8)}"
             try:
                 probe.touch()
                 self._here[folder] = all(each.ask("is_there", path=str(probe)) for each in self._connections)
@@ -163,7 +163,7 @@ class Hosts:
         if self._connections[index].is_over:
             connection = self._launching.begin(self._connections[index].host)
             self._connections[index] = connection
-            connection.facts(time.monotonic() + _BEGIN_S)
+            connection.facts(monotonic() + _BEGIN_S)
         return self._connections[index]
 
     def _meeting(self, port: int) -> Meeting:
@@ -186,7 +186,7 @@ def reached(launching: Launching, placement: Placement) -> Iterator[Hosts]:
     Raises:
         ConfigError: one is not reached, or lacks something; names it, and the remedy.
     """
-    until_s = time.monotonic() + _BEGIN_S
+    until_s = monotonic() + _BEGIN_S
     connections: list[Connection] = []
     try:
         connections += (launching.begin(host.name) for host in placement.hosts)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +11,14 @@ from typing import Any, Final, Self
 
 from taihu.core.base.whole_file import write_bytes
 from taihu.core.process.entry import EXIT_INTERRUPTED
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.core.system.signals import SIGKILL, Signals
+from taihu.core.system.threads import Lock
 from taihu.hosts.connection import Connection
 from taihu.hosts.frames import FOLDER, SUPERVISOR
 from taihu.hosts.placement import Placement
-from taihu.local.causes import Ended
-from taihu.local.processes import failure_of, last_words_of
+from taihu.local.processes.causes import Ended
+from taihu.local.processes.processes import failure_of, last_words_of
 
 __all__ = ["HostedProcesses"]
 
@@ -74,7 +74,7 @@ class HostedProcesses:
         self._folder = folder
         self._run_folder = run_folder
         self._carried = dict(carried)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._members: dict[str, _Member] = {}
         self._run_before: set[str] = set()
         self._connections: dict[int, Connection] = {}
@@ -150,7 +150,7 @@ class HostedProcesses:
         self._of(name).ask("dismiss", name=name) if not self._of(name).is_over else None
         del self._members[name]
 
-    def signal(self, name: str, number: signal.Signals) -> None:
+    def signal(self, name: str, number: Signals) -> None:
         """Send a signal to a process, if it has not ended."""
         self._of(name).order("signal", name=name, number=int(number))
 
@@ -182,9 +182,9 @@ class HostedProcesses:
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             connection.order("stop", grace_s=grace_s)
-        until_s = time.monotonic() + grace_s + _PART_S
-        while time.monotonic() < until_s and not all(connection.is_over for connection in connections):
-            time.sleep(_POLL_S)
+        until_s = monotonic() + grace_s + _PART_S
+        while monotonic() < until_s and not all(connection.is_over for connection in connections):
+            sleep(_POLL_S)
         for connection in connections:
             connection.close(0.0)
 
@@ -209,7 +209,7 @@ class HostedProcesses:
         with self._lock:
             for each in self._members.values():
                 if self._placement.hosts[each.host].name == host and each.code is None:
-                    each.code, each.given_up = -signal.SIGKILL, f"is lost with its host {host}: {words}"
+                    each.code, each.given_up = -SIGKILL, f"is lost with its host {host}: {words}"
 
     def _begin(self, name: str, *, is_script: bool) -> Connection:
         """A process is about to be started: its log is there, and its host has the job."""
@@ -240,6 +240,6 @@ class HostedProcesses:
         return [word.replace(str(self._folder), FOLDER) for word in words]
 
     def _wait_while(self, timeout_s: float, goes_on: Callable[[_Member], Any]) -> None:
-        until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s and any(goes_on(each) for each in list(self._members.values())):
-            time.sleep(_POLL_S)
+        until_s = monotonic() + timeout_s
+        while monotonic() < until_s and any(goes_on(each) for each in list(self._members.values())):
+            sleep(_POLL_S)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from signal import Signals
 from typing import Any, Final
 
 from taihu.core.base.errors import TaihuError
@@ -21,15 +20,13 @@ from taihu.core.base.whole_file import make_folder
 from taihu.core.process.entry import InterruptedRunError, raise_on_terminate
 from taihu.core.process.lives import passing_folder
 from taihu.core.security.token import Token
+from taihu.core.system.signals import Signals
 from taihu.core.wire.base.address import free_port
 from taihu.hosts.frames import FOLDER, SUPERVISOR
 from taihu.hosts.leavings import Leavings
 from taihu.hosts.looking import facts_of
 from taihu.hosts.streams import LauncherGoneError, Streams
-from taihu.local.processes import LocalProcesses
-
-__all__ = ["main"]
-
+from taihu.local.processes.processes import LocalProcesses
 
 _LOOK_S: Final = 0.05
 _LAST_S: Final = 2.0

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
-import time
 from collections import deque
 from contextlib import suppress
 from typing import Any, Final
 
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.polls import POLLIN, POLLOUT, is_writable, poll
 from taihu.hosts.frames import SILENCE_S, Lines, frame, text_of
 
 __all__ = ["LauncherGoneError", "Streams"]
@@ -38,7 +38,7 @@ class Streams:
         self._lines = Lines()
         self._waiting = bytearray()
         self._orders: deque[dict[str, Any]] = deque()
-        self._heard_s = time.monotonic()
+        self._heard_s = monotonic()
 
     @property
     def is_full(self) -> bool:
@@ -61,21 +61,21 @@ class Streams:
         return self._orders.popleft() if self._orders else None
 
     def _listen(self, timeout_s: float) -> None:
-        watched = select.poll()
-        watched.register(_STDIN, select.POLLIN)
+        watched = poll()
+        watched.register(_STDIN, POLLIN)
         for read in self._shown.values() if not self.is_full else ():
-            watched.register(read, select.POLLIN)
+            watched.register(read, POLLIN)
         if self._waiting:
-            watched.register(self._words, select.POLLOUT)
+            watched.register(self._words, POLLOUT)
         ready = {number for number, _ in watched.poll(timeout_s * 1000)}
         self._flush()
         if _STDIN in ready:
             piece = os.read(_STDIN, _PIECE)
             if not piece:
                 raise LauncherGoneError
-            self._heard_s = time.monotonic()
+            self._heard_s = monotonic()
             self._orders.extend(self._lines.add(piece))
-        elif time.monotonic() - self._heard_s > SILENCE_S:
+        elif monotonic() - self._heard_s > SILENCE_S:
             raise LauncherGoneError
 
     def pass_on(self) -> None:
@@ -87,9 +87,9 @@ class Streams:
 
     def end(self, timeout_s: float) -> None:
         """Wait until the launcher has read everything, but no longer than that."""
-        deadline = time.monotonic() + timeout_s
-        while self._waiting and (left_s := deadline - time.monotonic()) > 0:
-            select.select([], [self._words], [], left_s)
+        deadline = monotonic() + timeout_s
+        while self._waiting and (left_s := deadline - monotonic()) > 0:
+            is_writable(self._words, left_s)
             self._flush()
 
     def complain(self, words: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import socket
 import struct
 from pathlib import Path
 from typing import Final
+
+from taihu.core.system.sockets import AF_INET, SOCK_DGRAM, Socket, if_nameindex, inet_ntoa
 
 __all__ = ["named_interfaces", "own_interfaces"]
 
@@ -24,20 +25,20 @@ def own_interfaces(if_inet6: Path = Path("/proc/net/if_inet6")) -> list[str]:
 
 def named_interfaces(if_inet6: Path = Path("/proc/net/if_inet6")) -> list[tuple[str, str]]:
     """Name, and address and prefix, of every interface of global scope and of loopback; IPv4 first."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        found = [(name, _ipv4(probe, name)) for _, name in socket.if_nameindex()]
+    with Socket(AF_INET, SOCK_DGRAM) as probe:
+        found = [(name, _ipv4(probe, name)) for _, name in if_nameindex()]
     lines = if_inet6.read_text().splitlines() if if_inet6.exists() else []
     found += [(line.split()[5], _ipv6(line)) for line in lines]
     return [(name, text) for name, text in found if text is not None]
 
 
-def _ipv4(probe: socket.socket, name: str) -> str | None:
+def _ipv4(probe: Socket, name: str) -> str | None:
     request = struct.pack("256s", name.encode()[:15])
     try:
         address, mask = (fcntl.ioctl(probe, number, request)[20:24] for number in (_ADDRESS, _NETMASK))
     except OSError:
         return None  # an interface without an IPv4 address
-    return f"{socket.inet_ntoa(address)}/{int.from_bytes(mask).bit_count()}"
+    return f"{inet_ntoa(address)}/{int.from_bytes(mask).bit_count()}"
 
 
 def _ipv6(line: str) -> str | None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
-
-__all__ = ["gather"]
+from taihu.core.system.processes import TimeoutExpired, run
 
 _LARGEST_BYTES: Final = 4096
 _LIBRARIES: Final = ("libmpi.so.40", "libmpi.so")
@@ -32,7 +30,7 @@ def gather(record: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
         ConfigError: Open MPI's library is not there, or does not answer within `timeout_s`.
     """
     try:
-        done = subprocess.run(
+        done = run(
             [sys.executable, "-P", "-m", "taihu.launch.mpi"],
             input=json.dumps(record).encode(),
             capture_output=True,
@@ -40,7 +38,7 @@ def gather(record: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
             check=False,
             env={**_PLAIN, **os.environ},
         )
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         raise _unknown(f"the other ranks are silent for {timeout_s:g} s") from None
     if done.returncode:
         words = done.stderr.decode(errors="replace").strip().splitlines()

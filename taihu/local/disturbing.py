@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ from taihu.core.chaos.acts import SIGNALS, send_signal
 from taihu.core.chaos.faults import ANY, Fault
 from taihu.core.chaos.memory import ChaosMemory
 from taihu.core.job.run_folder import CHAOS
+from taihu.core.system.clocks import monotonic, sleep
 from taihu.local.finding import held, processes_of
 
 __all__ = ["Disturbance"]
@@ -35,8 +35,8 @@ class Disturbance:
         folder: Path,
         logs: Path | None = None,
         *,
-        wait: Callable[[float], None] = time.sleep,
-        now: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = sleep,
+        now: Callable[[], float] = monotonic,
     ) -> None:
         self._folder = folder
         self._logs = logs or folder / "logs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,11 +16,10 @@ from taihu.core.job.run_folder import RunFiles, note_failure, prepare_run, usual
 from taihu.core.model.caffe_net import notes_on_model
 from taihu.core.process.aside import asked_aside
 from taihu.core.process.results import write_json
-from taihu.local.display import Display
+from taihu.core.system.clocks import utc_now
+from taihu.local.display.display import Display
 from taihu.local.training import LocalTraining
 from taihu.worker.preflight import check_inputs
-
-__all__ = ["RUN_FOLDER", "LocalRun", "check_job", "prepare"]
 
 RUN_FOLDER: Final = Path("runs/{name}-{time}")
 
@@ -51,7 +49,7 @@ class LocalRun:
             results = self.training.run(display)
         except TaihuError as error:
             if self.files.folder is not None:
-                note_failure(self.files.folder, one_line(str(error)), datetime.now(UTC))
+                note_failure(self.files.folder, one_line(str(error)), utc_now())
             raise
         for file in self.files.results:
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job.run_folder import EPOCHS, EVENTS, SETTINGS, STEPS, usual_results
+from taihu.core.system.clocks import wall_s
 from taihu.local.finding import processes_of
 
 __all__ = ["LOGS", "RunEntry", "entry_of", "find_run", "logs_of", "runs_in"]
@@ -93,7 +93,7 @@ def entry_of(folder: Path) -> RunEntry:
     """A run, by its folder."""
     events = list(_events(folder / EVENTS))
     begun_s = (folder / SETTINGS).stat().st_mtime
-    state = _state(events, is_alive=bool(processes_of(folder / LOGS)), is_new=time.time() - begun_s < _NEW_S)
+    state = _state(events, is_alive=bool(processes_of(folder / LOGS)), is_new=wall_s() - begun_s < _NEW_S)
     begun: Mapping[str, Any] = next((event for event in reversed(events) if event.get("event") == "training"), {})
     row, tested = _last_row(folder / STEPS), _last_row(folder / EPOCHS)
     results = _results(usual_results(folder))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 
 from taihu.core.planner.profile import Profile
+from taihu.core.system.chance import Random
 from taihu.simulation.machines import Machines
 
 __all__ = ["Compute", "Pace", "Segments", "of_measured", "of_modelled"]
@@ -107,5 +107,5 @@ class Pace:
         """The factor of one step."""
         if not self._jitter:
             return self._slowdown
-        chance = Random(f"pace {self._seed} {self._rank} {step}")  # noqa: S311 - no secret
+        chance = Random(f"pace {self._seed} {self._rank} {step}")
         return self._slowdown * chance.lognormvariate(0.0, self._jitter)

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from random import Random
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.system.chance import Random
 from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
 from taihu.simulation.events import EventQueue, WorkQueue
 from taihu.simulation.machines import Machines, Network
@@ -213,8 +213,8 @@ class Fabric:
         self._cores = Cores(queue, machines) if machines.shared_cores else None
         self._ports = SharedPorts(queue)
         self.network = network
-        self._random = Random(f"network {seed}")  # noqa: S311 - no secret
-        self._random_arrays = np.random.default_rng(Random(f"arrays {seed}").getrandbits(64))  # noqa: S311 - no secret
+        self._random = Random(f"network {seed}")
+        self._random_arrays = np.random.default_rng(Random(f"arrays {seed}").getrandbits(64))
         self._up: dict[int, tuple[WorkQueue, Port]] = {}
         self._down: dict[int, tuple[WorkQueue, Port]] = {}
 

@@ -18,7 +18,6 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import atexit
 import sys
-import threading
 from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ from taihu.core.base.words import blamed, one_line
 from taihu.core.coordination.client import LOSSES
 from taihu.core.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
 from taihu.core.process.exit_codes import note_exit_codes
+from taihu.core.system.threads import before_threads_end
 from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.backend import register
 from taihu.torch.hook import ExchangeState, exchange_hook
@@ -104,7 +104,7 @@ def init(job: str | Path | Mapping[str, object] | None = None, **settings: Mappi
     _present.world = World(place, is_first=former is None)
     _tell_of_errors(_present.world)
     # What the atexit module is told comes too late: the threads that answer other workers have ended then.
-    threading._register_atexit(_present.leave)  # type: ignore[attr-defined]
+    before_threads_end(_present.leave)
     atexit.register(_end_with_failure, _present.world)
 
 

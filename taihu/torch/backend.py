@@ -6,18 +6,18 @@ Scripts for CPUs run as they do with gloo (docs/torch_backend.md).
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
 import torch.distributed as dist
 
 from taihu.core.process.ending import log_of_script
+from taihu.core.system.threads import Timer
 from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.group.built_in_hooks import run_in_python
-from taihu.torch.group.devices import Devices, kinds_here
 from taihu.torch.group.ending import Present
-from taihu.torch.group.place import GroupPlace
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.devices import Devices, kinds_here
 from taihu.torch.group.process_group import TaihuGroup
 from taihu.torch.steps.reports import begin_results, options_of
 
@@ -42,7 +42,7 @@ class Groups:
         self._kinds = kinds
         self._present = Present()
         self._kept: Any = None
-        self._timer: threading.Timer | None = None
+        self._timer: Timer | None = None
 
     def create(self, options: Any, _: Any = None) -> TaihuGroup:
         """A connected group; `options` are c10d's DistributedBackendOptions.
@@ -74,7 +74,7 @@ class Groups:
     def _keep(self, store: Any) -> None:
         self._let_go()
         self._kept = store
-        self._timer = threading.Timer(_KEPT_S, self._let_go)
+        self._timer = Timer(_KEPT_S, self._let_go)
         self._timer.daemon = True
         self._timer.start()
 

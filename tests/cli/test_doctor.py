@@ -20,7 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Exit code, output and errors of `taihu doctor`, on a machine whose own name others can reach."""
-    monkeypatch.setattr("socket.gethostname", lambda: "127.0.0.1")
+    monkeypatch.setattr("taihu.doctor.collecting.gethostname", lambda: "127.0.0.1")
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:

@@ -28,6 +28,7 @@ from taihu.core.coordination.membership.members import Begun, Life, MemberId, Pr
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.frames.format import FORM
 
 JOB = make_job(1, 2)
 PATIENCE_S = 60.0
@@ -81,6 +82,11 @@ SCENARIOS = {
         worker 1 joins 3 -> peers here:1
         worker 0 hears -> peers here:1
     """,
+    "another version of taihu, whose frames nobody here can read": """
+        server 0 joins -> peers here:1
+        worker 0 upgrades 3 -> ConfigError: worker 0 is of another version of taihu, * (number 3, expected 2); *
+        onlooker asks -> waiting, 1 of 3
+    """,
     "a run that is stopped behind a step that all know": """
         server 0 joins -> peers here:1
         worker 0 later joins 3
@@ -123,10 +129,11 @@ def ask_of(who: str, verb: str, words: str) -> tuple[Ask[object], float]:
     if who == "onlooker":
         return (GetStatus() if verb == "asks" else Stop(JOB.name, words)), PATIENCE_S
     me, job = member_of(who), JOB.name
-    if verb in ("joins", "waits"):
+    if verb in ("joins", "waits", "upgrades"):
         layout = None if me.member.role is Role.SERVER else layout_of(3 if verb == "waits" else int(words), 5)
         address = "here:1" if me.member.role is Role.SERVER else ""
-        join = asks.Join(job, me, JOB.digest, address, layout, JOB.shared_settings)
+        form = FORM + (verb == "upgrades")
+        join = asks.Join(job, me, JOB.digest, address, layout, JOB.shared_settings, frames=form)
         return join, float(words) if verb == "waits" else PATIENCE_S
     made: dict[str, Callable[[], Ask[object]]] = {
         "plans": lambda: asks.GetPlan(job, me),

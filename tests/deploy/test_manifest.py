@@ -21,7 +21,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
 from taihu.core.job.environment import environment_overrides, rank_from_environment
 from taihu.core.job.variables import check_variables
-from taihu.core.process.mapped_files import SHARED_MEMORY
+from taihu.core.process.memory.mapped_files import SHARED_MEMORY
 from taihu.launch.kubernetes.manifest import manifest, object_name
 from taihu.launch.kubernetes.options import ManifestOptions, Resources
 

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 from prometheus_client.parser import text_string_to_metric_families
 from support.daemons import Process, Start, free_port, listening, page, wait_for
 
-from taihu.core.process.memory_limit import memory_limit_bytes
+from taihu.core.process.memory.limit import memory_limit_bytes
 
 FLAGS = ("--servers", "1", "--workers", "1", "--set", "train.evaluate=false", "--set", "cluster.threads=1")
 PARAMETER_SERVER = "taihu.v1.ParameterServerService"

@@ -28,7 +28,7 @@ from taihu.explore.disk.modules import DiskStandIns, provide_disk
 from taihu.explore.line_switches import LineSwitches
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import RUNNING, Scheduler
-from taihu.explore.stand_ins.modules import python_modules
+from taihu.explore.stand_ins.modules import source_modules
 from taihu.explore.stand_ins.threads import Thread
 from taihu.explore.tasks import Process
 
@@ -313,7 +313,7 @@ def main(seeds: int) -> None:
         if not (pid := os.fork()):
             structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
             changes = changes_of([world.change for world in WORLDS.values()] if is_missing else [])
-            Simulation({**python_modules(), **STAND_INS.modules}, STAND_INS.builtins, changes).install()
+            Simulation({**source_modules(), **STAND_INS.modules}, STAND_INS.builtins, changes).install()
             for name, world in WORLDS.items():
                 told = {"world": name, "missing": is_missing, "wrong": first_wrong(world, seeds)}
                 sys.stdout.write(json.dumps(told) + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Collection
 from ipaddress import IPv4Address
 
@@ -171,7 +170,7 @@ def test_containers_that_are_told_no_names_go_by_addresses() -> None:
 def test_names_of_hosts_own_are_no_numbers(
     own: str, told: tuple[str, list[str]], given: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: own)
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", ("10.0.0.1", 0))])
-    monkeypatch.setattr(socket, "gethostbyaddr", lambda _: (*told, ["10.0.0.1"]))
+    monkeypatch.setattr("taihu.core.coordination.discovery.gethostname", lambda: own)
+    monkeypatch.setattr("taihu.core.coordination.discovery.getaddrinfo", lambda *_: [(0, 0, 0, "", ("10.0.0.1", 0))])
+    monkeypatch.setattr("taihu.core.coordination.discovery.gethostbyaddr", lambda _: (*told, ["10.0.0.1"]))
     assert given_names() == given

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -61,7 +60,7 @@ def test_a_signal_whose_error_was_swallowed_is_not_forgotten(interrupts: Interru
 
 def test_the_echo_of_a_signal_is_no_second_one(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr("taihu.core.process.entry.monotonic", lambda: now)
     with interrupts.offered_to(lambda reason: True):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)

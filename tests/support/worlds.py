@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import queue
 import random
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +12,12 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from taihu.core.system import clocks, pools, queues, sockets, threads
 from taihu.explore.carriers import CARRIERS
 from taihu.explore.network import Network, modules
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import Scheduler
-from taihu.explore.stand_ins.modules import python_modules
+from taihu.explore.stand_ins.modules import source_modules
 from taihu.explore.tasks import Process
 
 __all__ = ["GUARD_S", "SERVICE", "World", "everywhere", "real_world", "simulated"]
@@ -37,11 +33,11 @@ class World:
     """The modules of one world; tests take nothing else that waits or connects."""
 
     grpc: Any
-    socket: Any
-    threading: Any
-    queue: Any
-    time: Any
-    futures: Any
+    sockets: Any
+    threads: Any
+    queues: Any
+    clocks: Any
+    pools: Any
 
     @contextmanager
     def serving(
@@ -55,7 +51,7 @@ class World:
         most_calls: int | None = None,
     ) -> Iterator[tuple[Any, int]]:
         """A server of `handlers` by their names, and its port."""
-        pool = self.futures.ThreadPoolExecutor(threads)
+        pool = self.pools.ThreadPoolExecutor(threads)
         server = self.grpc.server(
             pool,
             interceptors=list(interceptors),
@@ -86,28 +82,27 @@ class World:
 
     def start(self, act: Callable[..., object], *args: Any) -> Any:
         """A thread that has begun."""
-        thread = self.threading.Thread(target=act, args=args, daemon=True)
+        thread = self.threads.Thread(target=act, args=args, daemon=True)
         thread.start()
         return thread
 
     def until(self, holds: Callable[[], bool], what: str = "it") -> None:
         """Wait until `holds`."""
-        end_s = self.time.monotonic() + GUARD_S
+        end_s = self.clocks.monotonic() + GUARD_S
         while not holds():
-            assert self.time.monotonic() < end_s, f"{what} has not come about"
-            self.time.sleep(0.001)
+            assert self.clocks.monotonic() < end_s, f"{what} has not come about"
+            self.clocks.sleep(0.001)
 
 
 def real_world() -> World:
     """This machine's modules."""
-    return World(grpc, socket, threading, queue, time, concurrent.futures)
+    return World(grpc, sockets, threads, queues, clocks, pools)
 
 
 def simulated_world() -> World:
     """The stand-ins, for use under a scheduler."""
-    found: dict[str, ModuleType] = python_modules() | modules()
-    names = ("grpc", "socket", "threading", "queue", "time", "concurrent.futures")
-    return World(*(found[name] for name in names))
+    found: dict[str, ModuleType] = source_modules() | modules()
+    return World(*(found[each.__name__] for each in (grpc, sockets, threads, queues, clocks, pools)))
 
 
 def simulated(test: Callable[[World], None], carrier: str, seed: int = 1) -> Scheduler:

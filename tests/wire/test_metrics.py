@@ -8,18 +8,19 @@ import socket
 import socketserver
 import threading
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable
 from http.client import HTTPConnection
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.wire.serving.metrics import MetricsPage, ServerMetrics, WorkerMetrics
+from taihu.core.wire.serving.metrics import SECONDS, MetricsPage, ServerMetrics, WorkerMetrics
 
 UNITS = ("_seconds", "_bytes", "_total", "_ratio")
 DIMENSIONLESS = {
@@ -136,6 +137,26 @@ def test_the_page_shows_what_was_measured(times: list[float], sent: int, loss: f
     buckets = {s.labels["le"]: s.value for s in families["taihu_wait_seconds"].samples if "le" in s.labels}
     for bound, below in buckets.items():
         assert below == sum(seconds <= float(bound) for seconds in times)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(0, 100) | st.sampled_from(SECONDS), max_size=20), st.integers(0, 10**12))
+def test_updates_of_a_server_are_counted_as_a_histogram_counts_them(times: list[float], received: int) -> None:
+    metrics, registry = ServerMetrics(0), CollectorRegistry()
+    oracle = Histogram("taihu_update_seconds", "An oracle.", ("role", "rank"), registry=registry, buckets=SECONDS)
+    counts = metrics.frames
+    counts.received_bytes = received
+    for seconds in times:
+        oracle.labels(role="server", rank="0").observe(seconds)
+        counts.updates[bisect_left(SECONDS, seconds)] += 1
+        counts.update_seconds += seconds
+    oracle.labels(role="server", rank="0")
+    families = families_of(metrics.registry)
+    name = "taihu_update_seconds"
+    seen = {(s.name, s.labels.get("le")): s.value for s in families[name].samples}
+    expected = {(s.name, s.labels.get("le")): s.value for s in families_of(registry)[name].samples}
+    assert seen == pytest.approx(expected)
+    assert samples(families)["taihu_received_bytes_total"] == received
 
 
 def test_every_score_of_a_test_has_its_label() -> None:

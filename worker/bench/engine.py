@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from taihu.core.model.model_defaults import usual_input
+from taihu.core.system.clocks import perf_counter
 from taihu.kernels.optim import SgdRule, sgd_momentum
 from taihu.worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
 
@@ -115,9 +115,9 @@ def _add_time(layer: Layer, method: str, row: LayerTime, field: str) -> None:
     call: Callable[..., Array] = getattr(layer, method)
 
     def timed(*arguments: Any) -> Array:
-        begin = time.perf_counter()
+        begin = perf_counter()
         result = call(*arguments)
-        setattr(row, field, getattr(row, field) + time.perf_counter() - begin)
+        setattr(row, field, getattr(row, field) + perf_counter() - begin)
         return result
 
     setattr(layer, method, timed)

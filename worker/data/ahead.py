@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.core.system.pools import Future, ThreadPoolExecutor
 from taihu.worker.data.base.dataset import Targets
 from taihu.worker.data.batches import Batches
-
-__all__ = ["LoadAhead"]
 
 Batch = tuple[NDArray[np.float32], Targets]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +25,7 @@ from taihu.core.job import Job
 from taihu.core.optimization import LossScale
 from taihu.core.process.background import TaskThread
 from taihu.core.process.programs.preparation import give_back_freed_memory
+from taihu.core.system.threads import Condition
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At
@@ -110,7 +110,7 @@ class Exchange:
         self._on_failure = on_failure
         self._recording = recording or Recording(Recorder.off(), arenas)
         # The one lock: of the protocol, the times and the failure, and of memory that is given back.
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._failure: TaihuError | None = None
         # The group that the training thread waits for; -1 for none.
         self._awaited = -1

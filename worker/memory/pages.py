@@ -6,12 +6,20 @@ stage. What is given back reads as zeros until it is written again.
 
 from __future__ import annotations
 
-import mmap
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from taihu.core.system.mappings import (
+    MADV_DONTNEED,
+    MADV_HUGEPAGE,
+    MAP_ANONYMOUS,
+    MAP_PRIVATE,
+    PAGE_BYTES,
+    MappedMemory,
+)
 
 __all__ = ["Pages", "private_memory"]
 
@@ -29,23 +37,22 @@ class Pages:
 
         A page that also holds other elements stays.
         """
-        first = -(-start * self._itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+        first = -(-start * self._itemsize // PAGE_BYTES) * PAGE_BYTES
         end = stop * self._itemsize
         if stop < len(self.values):
-            end -= end % mmap.PAGESIZE
+            end -= end % PAGE_BYTES
         if first < end:
-            self._memory.madvise(mmap.MADV_DONTNEED, first, end - first)
+            self._memory.madvise(MADV_DONTNEED, first, end - first)
 
 
-def private_memory(size_bytes: int) -> mmap.mmap:
+def private_memory(size_bytes: int) -> MappedMemory:
     """`size_bytes` zeros, at least a page of them; `madvise(MADV_DONTNEED)` gives pages back.
 
     They come back as huge pages where the system has such: one by one, pages take several times as long to come as
     they take to write.
     """
     # Private, because shared anonymous memory stays when it is given back.
-    memory = mmap.mmap(-1, max(mmap.PAGESIZE, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = MappedMemory(-1, max(PAGE_BYTES, size_bytes), flags=MAP_PRIVATE | MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without them
+        memory.madvise(MADV_HUGEPAGE)
     return memory

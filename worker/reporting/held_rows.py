@@ -14,10 +14,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from taihu.core.process.mapped_files import OPEN_FLAGS, make_mapped, map_file
+from taihu.core.process.memory.mapped_files import OPEN_FLAGS, make_mapped, map_file
 from taihu.worker.reporting.run_rows import STEP_COLUMNS, Scalars
-
-__all__ = ["HeldRows"]
 
 _ROWS: Final = 2048
 _WHOLE: Final = frozenset({"step", "epoch", "sent_bytes", "received_bytes"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +16,7 @@ import structlog
 from taihu.core.base.errors import WriteError
 from taihu.core.base.whole_file import writing
 from taihu.core.job.run_folder import add_events
+from taihu.core.system.threads import Event, Lock, make_thread
 from taihu.core.wire.base.clock import WallClock
 from taihu.worker.reporting.held_rows import HeldRows
 from taihu.worker.reporting.run_rows import (
@@ -242,9 +242,9 @@ class RunLog:
         self._wall = wall or WallClock()
         self._notes: deque[StepNote | Scalars | Evaluation | OwnNote | EventNote] = deque()
         self._step = 0
-        self._ends = threading.Event()
-        self._writing = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="run-log", daemon=True)
+        self._ends = Event()
+        self._writing = Lock()
+        self._thread = make_thread("run-log", self._run)
 
     def __enter__(self) -> Self:
         if self._writers:

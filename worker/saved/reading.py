@@ -17,15 +17,13 @@ from taihu.core.base.errors import ConfigError, ModelError
 from taihu.core.checkpoint.places import Place, RemotePath
 from taihu.core.checkpoint.store import newest_in
 from taihu.core.model.names import MODEL_NAMES
-from taihu.core.process.memory_limit import memory_limit_bytes
+from taihu.core.process.memory.limit import memory_limit_bytes
 from taihu.worker.engine import Conv2d, Model, build_from_definition, build_model
 from taihu.worker.engine.base.layer import row_blocks
 from taihu.worker.engine.base.loss import make_loss
 from taihu.worker.saved.exporting import export_model
 from taihu.worker.saved.metadata import SavedModel, parse_metadata
 from taihu.worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
-
-__all__ = ["ModelFile", "StoredModel", "load_model", "open_model"]
 
 _VALUE_BYTES: Final = 4
 _NOT_OURS: Final = "not written by `taihu train --save`"

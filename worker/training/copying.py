@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from taihu.core.checkpoint.files import part_bytes
 from taihu.core.checkpoint.held_steps import Label
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.process.background import TaskThread
+from taihu.core.system.threads import Semaphore
 
 __all__ = ["Copying", "copying"]
 
@@ -35,7 +35,7 @@ class Copying:
         self._generation = generation
         self._bring = bring
         self._tasks = tasks
-        self._idle = threading.Semaphore()
+        self._idle = Semaphore()
         self._is_done = False
 
     def hold(self, step: int, state: State) -> None:

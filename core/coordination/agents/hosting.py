@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -16,6 +15,7 @@ from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.job import Job
+from taihu.core.system.threads import Event, Lock, spawn
 
 __all__ = ["Agents"]
 
@@ -34,7 +34,7 @@ class Agents:
         self._attendance = attendance
         self.digest = digest
         self.copies = Copies()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @classmethod
     def of(cls, job: Job) -> Self:
@@ -68,7 +68,7 @@ class Agents:
     @contextmanager
     def watched(self, coordinator: SharedMembership) -> Iterator[None]:
         """Look at them during the block, in which no generation goes on."""
-        closed = threading.Event()
+        closed = Event()
 
         def let_time_pass() -> None:
             self.opens(coordinator)
@@ -76,8 +76,7 @@ class Agents:
                 with coordinator.changing() as (membership, now):
                     self.look(membership, now)
 
-        watch = threading.Thread(target=let_time_pass, name="agents", daemon=True)
-        watch.start()
+        watch = spawn("agents", let_time_pass)
         try:
             yield
         finally:

@@ -111,6 +111,7 @@ class Join(Ask[Peers]):
         settings: those behind the digest by key, each as JSON: to tell which differ.
         length: of the run by a worker's data; None where there are none.
         generation: that `Begin` told; 0 in a run that does not recover.
+        frames: the number of the form of its frames; 0 of a process that tells none.
     """
 
     job: str
@@ -121,6 +122,7 @@ class Join(Ask[Peers]):
     settings: Mapping[str, str] = field(default_factory=dict)
     length: RunLength | None = None
     generation: int = 0
+    frames: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ threads, which never shrink then. Shells let a process open few files. Some loca
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import io
 import os
 import resource
@@ -18,6 +16,8 @@ import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from taihu.core.system.memory import c_library, go_on_collecting, is_collecting, stop_collecting
 
 __all__ = [
     "allow_open_files",
@@ -85,13 +85,13 @@ def allow_open_files(most: int = 1 << 16) -> None:
 @contextmanager
 def importing_much() -> Iterator[None]:
     """Collect no garbage during the block: imports leave none, and a fifth of their time is looking for it."""
-    collects = gc.isenabled()
-    gc.disable()
+    collects = is_collecting()
+    stop_collecting()
     try:
         yield
     finally:
         if collects:
-            gc.enable()
+            go_on_collecting()
 
 
 def prefer_widest_vectors(environment: MutableMapping[str, str], cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
@@ -109,7 +109,7 @@ def keep_freed_memory() -> None:
     Comes before there are threads, or some have heaps of their own already.
     """
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        mallopt = c_library().mallopt
     except (AttributeError, OSError, TypeError):
         return
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
@@ -126,7 +126,7 @@ def give_back_freed_memory() -> None:
     For the end of a start, whose buffers are larger than any that come later.
     """
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        trim = c_library().malloc_trim
     except (AttributeError, OSError, TypeError):
         return
     trim(0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import secrets
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Final
 from urllib.parse import unquote
 
 from taihu.core.base.errors import ConfigError
+from taihu.core.system.chance import random_below
+from taihu.core.system.sockets import SOCK_DGRAM, Socket, family_of, getaddrinfo
 
 __all__ = [
     "advertised_host",
@@ -56,12 +56,12 @@ def _own_ports() -> list[int]:
     """Ports at random that the system does not give to connections."""
     # Not `random`, whose state forks of one process share.
     span = _first_given_port() - _FIRST_PORT
-    return [_FIRST_PORT + secrets.randbelow(span) for _ in range(_TRIES)] if span > 0 else []
+    return [_FIRST_PORT + random_below(span) for _ in range(_TRIES)] if span > 0 else []
 
 
 def _bound(host: str, port: int) -> int:
     """`port`, or one that the system chose for 0; OSError where it cannot be listened on."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+    with Socket(family_of(host)) as probe:
         probe.bind((host, port))
         return int(probe.getsockname()[1])
 
@@ -120,8 +120,8 @@ def advertised_host(bound: str, coordinator: str | None) -> str:
         return "127.0.0.1"
     host, port = split_address(coordinator)
     try:
-        family, _, _, _, target = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        family, _, _, _, target = getaddrinfo(host, port or 1, type=SOCK_DGRAM)[0]
+        with Socket(family, SOCK_DGRAM) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:

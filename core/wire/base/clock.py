@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import Protocol
+
+from taihu.core.system.clocks import monotonic, sleep, wall_s
 
 __all__ = ["Clock", "SystemClock", "WallClock"]
 
@@ -16,21 +17,16 @@ class Clock(Protocol):
         """Seconds since an arbitrary start; never goes back."""
         ...
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, /) -> None:
         """Return after `seconds`."""
         ...
 
 
 class SystemClock:
-    """The machine's monotonic clock."""
+    """The machine's monotonic clock; its functions are the system's own, called without one of ours between."""
 
-    def now(self) -> float:
-        """Seconds since some instant, never falling."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Do nothing for so long."""
-        time.sleep(seconds)
+    now = staticmethod(monotonic)
+    sleep = staticmethod(sleep)
 
 
 class WallClock:
@@ -41,7 +37,7 @@ class WallClock:
 
     def now(self) -> float:
         """Seconds since 1970."""
-        return time.time() + self._ahead_s
+        return wall_s() + self._ahead_s
 
     def utc(self) -> datetime:
         """The same as a date."""

@@ -6,19 +6,19 @@ when that one has been started. `dns:NAME:port` is waited for everywhere, see `t
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from taihu.core.base.errors import ConfigError
+from taihu.core.system.sockets import EAI_NODATA, EAI_NONAME, SOCK_STREAM, getaddrinfo
 from taihu.core.wire.base.address import split_address
 
 __all__ = ["check_host", "is_known", "names_may_come"]
 
 Look = Callable[[str], object]
 
-_UNKNOWN: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+_UNKNOWN: Final = {EAI_NONAME, EAI_NODATA}
 _MARKS: Final = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
@@ -46,4 +46,4 @@ def names_may_come(environment: Mapping[str, str], marks: tuple[Path, ...] = _MA
 
 
 def _look(host: str) -> object:
-    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return getaddrinfo(host, None, type=SOCK_STREAM)

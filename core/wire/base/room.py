@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
+from taihu.core.system.threads import Condition, Thread, spawn
 from taihu.core.wire.base.clock import Clock, SystemClock
 
 __all__ = ["SILENT_PLACES", "Room"]
@@ -29,11 +29,11 @@ class Room:
         self._within_s = within_s
         self._at_least_s = at_least_s
         self._clock = clock or SystemClock()
-        self._changed = threading.Condition()
+        self._changed = Condition()
         # By number, the oldest one first: when it came, and what sends it away.
         self._waiting: dict[int, tuple[float, Callable[[], object]]] = {}
         self._number = 0
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._closed = False
 
     @contextmanager
@@ -75,9 +75,7 @@ class Room:
         if len(self._waiting) > self._places and self._left_s() <= 0.0:
             _, leaving = self._waiting.pop(next(iter(self._waiting)))
         if self._thread is None:
-            thread = threading.Thread(target=self._watch, name="silence", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._thread = spawn("silence", self._watch)
         if len(self._waiting) in (1, self._places + 1):
             self._changed.notify()
         return leaving

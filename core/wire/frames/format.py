@@ -21,6 +21,7 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import KINDS, UNION_BYTES, Encoding
 
 __all__ = [
+    "FORM",
     "HEADER_BYTES",
     "Opening",
     "checksum_of_all",
@@ -31,6 +32,8 @@ __all__ = [
     "same_content",
 ]
 
+FORM: Final = 2
+"""The number of this form; members of a run have one. Number 1 was a message of protobuf in streams."""
 _MAGIC: Final = 0x74616869
 # magic, kind, data type, encoding, number, plan, step, attempt, group, offset, count, selected, payload bytes
 _COMMON: Final = "<IBBBBIQIIQQQQ"

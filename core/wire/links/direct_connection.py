@@ -9,10 +9,6 @@ port through), values stay in the gRPC stream.
 from __future__ import annotations
 
 import math
-import secrets
-import socket
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +19,29 @@ import grpc
 import structlog
 
 from taihu.core.base.errors import ConfigError, ExchangeError
+from taihu.core.system.chance import random_bytes
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.sockets import (
+    AF_INET6,
+    IPPROTO_TCP,
+    MSG_DONTWAIT,
+    MSG_PEEK,
+    MSG_WAITALL,
+    SHUT_RDWR,
+    SO_KEEPALIVE,
+    SOL_SOCKET,
+    TCP_KEEPIDLE,
+    TCP_KEEPINTVL,
+    TCP_NODELAY,
+    TCP_NOTSENT_LOWAT,
+    TCP_USER_TIMEOUT,
+    Socket,
+    create_connection,
+    create_server,
+    family_of,
+    has_dualstack_ipv6,
+)
+from taihu.core.system.threads import Event, Lock, Thread, spawn
 from taihu.core.wire.base.address import is_every_host, join_address, split_address
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.base.room import SILENT_PLACES, Room
@@ -48,7 +67,7 @@ _PAUSE_S: Final = 0.2
 _WELCOME: Final = b"\x01"
 
 
-OnConnection = Callable[[socket.socket], None]
+OnConnection = Callable[[Socket], None]
 
 
 class DirectListener:
@@ -69,22 +88,20 @@ class DirectListener:
     ) -> None:
         self._host = host
         self.patience = patience or Patience()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._expected: dict[bytes, tuple[int, OnConnection]] = {}
-        self._socket: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
+        self._socket: Socket | None = None
+        self._thread: Thread | None = None
+        self._closed = Event()
         self._strangers = Room(SILENT_PLACES, self.patience.answer_s)
         if is_closed:
             self._closed.set()
         elif port:
             self._listen(port)
 
-    def _listen(self, port: int) -> socket.socket:
+    def _listen(self, port: int) -> Socket:
         listening = self._socket = _bound(self._host, port)
-        thread = threading.Thread(target=self._accept, args=(listening,), name="direct-accept", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._thread = spawn("direct-accept", self._accept, listening)
         return listening
 
     def expect(self, rank: int, on_connection: OnConnection) -> tuple[int, bytes]:
@@ -96,7 +113,7 @@ class DirectListener:
             ExchangeError: it is closed.
             ConfigError: it cannot listen.
         """
-        token = secrets.token_bytes(TOKEN_BYTES)
+        token = random_bytes(TOKEN_BYTES)
         with self._lock:
             if self._closed.is_set():
                 raise ExchangeError("no connections are taken any more")
@@ -112,12 +129,12 @@ class DirectListener:
             self._closed.set()
         if self._socket is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(SHUT_RDWR)
             self._socket.close()
         if self._thread is not None:
             self._thread.join()
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listening: Socket) -> None:
         while not self._closed.is_set():
             try:
                 connection, _ = listening.accept()
@@ -126,15 +143,14 @@ class DirectListener:
                 self._closed.wait(_PAUSE_S)
                 continue
             # A stranger that says nothing must not keep others waiting.
-            greeting = threading.Thread(target=self._greet, args=(connection,), name="direct-greet", daemon=True)
             try:
-                greeting.start()
+                spawn("direct-greet", self._greet, connection)
             except RuntimeError:  # out of threads
                 connection.close()
 
-    def _greet(self, connection: socket.socket) -> None:
+    def _greet(self, connection: Socket) -> None:
         on_connection = None
-        with suppress(OSError), self._strangers.place(partial(connection.shutdown, socket.SHUT_RDWR)):
+        with suppress(OSError), self._strangers.place(partial(connection.shutdown, SHUT_RDWR)):
             on_connection = self._claim(_hear_token(connection, self.patience.answer_s))
         if on_connection is None:
             connection.close()
@@ -159,7 +175,7 @@ def open_connection(
     *,
     for_ring: bool = False,
     track: Callable[[grpc.Call], None] = lambda _: None,
-) -> socket.socket | None:
+) -> Socket | None:
     """A connection to the host of `service`, which `channel` reaches at `address`; None where there cannot be one.
 
     It takes frames, or is `for_ring`. `track` is told of the call that asks for it, so that it can be cut.
@@ -183,10 +199,10 @@ def open_connection(
         return None
 
 
-def connect_directly(host: str, port: int, token: bytes, patience: Patience | None = None) -> socket.socket:
+def connect_directly(host: str, port: int, token: bytes, patience: Patience | None = None) -> Socket:
     """A connection on which `token` has been said and taken; raises OSError when it cannot be opened."""
     patience = patience or Patience()
-    connection = socket.create_connection((host, port), timeout=patience.answer_s)
+    connection = create_connection((host, port), timeout=patience.answer_s)
     try:
         connection.sendall(token)
         if connection.recv(len(_WELCOME)) != _WELCOME:
@@ -198,17 +214,17 @@ def connect_directly(host: str, port: int, token: bytes, patience: Patience | No
     return connection
 
 
-def is_open(connection: socket.socket) -> bool:
+def is_open(connection: Socket) -> bool:
     """Whether the other side has neither ended the connection nor cut it."""
     try:
-        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
     except OSError:
         return False
 
 
-def receive_into(connection: socket.socket, places: Sequence[memoryview]) -> bool:
+def receive_into(connection: Socket, places: Sequence[memoryview]) -> bool:
     """Fill `places` one after another; False when the connection ended before the first byte.
 
     Raises:
@@ -217,7 +233,7 @@ def receive_into(connection: socket.socket, places: Sequence[memoryview]) -> boo
     rest = [place for place in places if len(place)]
     begun = False
     while rest:
-        count = connection.recvmsg_into(rest[:MOST_PIECES], 0, socket.MSG_WAITALL)[0]
+        count = connection.recvmsg_into(rest[:MOST_PIECES], 0, MSG_WAITALL)[0]
         if not count:
             if begun:
                 raise ConnectionResetError("the connection ended within a frame")
@@ -230,12 +246,12 @@ def receive_into(connection: socket.socket, places: Sequence[memoryview]) -> boo
     return True
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int) -> Socket:
     every = is_every_host(host)
-    both = every and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    both = every and has_dualstack_ipv6()
+    family = AF_INET6 if both else family_of(host)
     try:
-        return socket.create_server(("" if every else host, port), family=family, dualstack_ipv6=both, backlog=64)
+        return create_server(("" if every else host, port), family=family, dualstack_ipv6=both, backlog=64)
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(
@@ -244,11 +260,11 @@ def _bound(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _hear_token(connection: socket.socket, within_s: float) -> bytes:
+def _hear_token(connection: Socket, within_s: float) -> bytes:
     """The token that a stranger says first, in a time that it cannot stretch."""
-    deadline = time.monotonic() + within_s
+    deadline = monotonic() + within_s
     said = b""
-    while len(said) < TOKEN_BYTES and (left := deadline - time.monotonic()) > 0:
+    while len(said) < TOKEN_BYTES and (left := deadline - monotonic()) > 0:
         connection.settimeout(left)
         part = connection.recv(TOKEN_BYTES - len(said))
         if not part:
@@ -257,18 +273,16 @@ def _hear_token(connection: socket.socket, within_s: float) -> bytes:
     return said
 
 
-def _make_ready(connection: socket.socket, patience: Patience) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _make_ready(connection: Socket, patience: Patience) -> None:
+    connection.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
     # An idle connection says that it is alive, or some firewall forgets it; bytes that nobody takes break it.
-    times = {
-        "TCP_KEEPIDLE": math.ceil(patience.ping_s),
-        "TCP_KEEPINTVL": math.ceil(patience.ping_s),
-        "TCP_USER_TIMEOUT": math.ceil(1000.0 * patience.still_after_s),
+    options = {
+        TCP_KEEPIDLE: math.ceil(patience.ping_s),
+        TCP_KEEPINTVL: math.ceil(patience.ping_s),
+        TCP_USER_TIMEOUT: math.ceil(1000.0 * patience.still_after_s),
+        TCP_NODELAY: 1,
+        TCP_NOTSENT_LOWAT: MOST_UNSENT_BYTES,
     }
-    for option, value in times.items():
-        if hasattr(socket, option):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MOST_UNSENT_BYTES)
+    for option, value in options.items():
+        connection.setsockopt(IPPROTO_TCP, option, value)
     connection.settimeout(None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +13,8 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import MemberLostError, RunError, TaihuError
 from taihu.core.security.security import Security
+from taihu.core.system.sockets import Socket
+from taihu.core.system.threads import Event, Lock, Thread, spawn
 from taihu.core.wire.base.status import error_class, error_from_rpc
 from taihu.core.wire.frames.frame_faults import FrameFaults, NoFrameFaults
 from taihu.core.wire.frames.headers import FrameHeader
@@ -85,15 +85,15 @@ class FrameLink:
         self._faults = faults
         self._stream = StreamPipe(Outbox(end.origin.name, faults=faults), Inbox(end.origin, sink))
         self._connection: SocketPipe | None = None
-        self._opening: threading.Thread | None = None
+        self._opening: Thread | None = None
         # Guards what a connection that has been opened meets: a link that is there, or has ended.
-        self._ending = threading.Lock()
+        self._ending = Lock()
         self._out = self._stream.out
         # What frames took before, until it has read all of them.
         self._former: Outbox | None = None
-        self._watcher: threading.Thread | None = None
+        self._watcher: Thread | None = None
         # The stream is open, or never will be.
-        self._past_opening = threading.Event()
+        self._past_opening = Event()
         self._calls: list[_Call] = []
         # Those by which a connection is asked for: the other side may be gone, and never answer.
         self._questions: list[_Call] = []
@@ -123,9 +123,8 @@ class FrameLink:
         metadata = identity_to_metadata(self._identity)
         answers = exchange(self._messages(), metadata=metadata, wait_for_ready=True)
         self.track(answers)
-        watcher = threading.Thread(target=self._watch, args=(answers,), name="link", daemon=True)
-        watcher.start()
-        self._watcher = watcher  # others wait for it from here on, which they cannot before it has begun
+        # Others wait for it from here on, which they cannot before it has begun.
+        self._watcher = spawn("link", self._watch, answers)
         self._past_opening.set()
 
     def _messages(self) -> Iterator[bytes]:
@@ -158,9 +157,7 @@ class FrameLink:
         """
         if carrier == "grpc" or self._end.security.encrypts or self._opening is not None or self._closed:
             return
-        opening = threading.Thread(target=self._connect, name="link-connect", daemon=True)
-        opening.start()
-        self._opening = opening
+        self._opening = spawn("link-connect", self._connect)
 
     def settle(self) -> None:
         """Return when it is known whether there is a connection, if `prepare` began to open one."""
@@ -190,7 +187,7 @@ class FrameLink:
             out, inbox = Outbox(name, faults=self._faults), Inbox(self._end.origin, self._sink)
             self._connection = SocketPipe(opened, out, inbox, events)
 
-    def open_for_ring(self) -> socket.socket | None:
+    def open_for_ring(self) -> Socket | None:
         """A connection to the other side beside this link, which takes no frames; None where there cannot be one.
 
         There is none under TLS, through a firewall, which is waited for, or where frames have faults. The caller

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from taihu.core.base.errors import MemberLostError, TaihuError
+from taihu.core.system.threads import spawn
 from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -44,7 +43,7 @@ class MemoryPipe:
 def join_by_memory(first: MemoryPipe, second: MemoryPipe) -> None:
     """Let the frames of each end come to the other one, by a thread for each direction."""
     for sending, receiving in ((first, second), (second, first)):
-        threading.Thread(target=_carry, args=(sending, receiving), name="memory-pipe", daemon=True).start()
+        spawn("memory-pipe", _carry, sending, receiving)
 
 
 def _carry(sending: MemoryPipe, receiving: MemoryPipe) -> None:

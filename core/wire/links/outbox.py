@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import MemberLostError, TaihuError
+from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.wire.frames.format import HEADER_BYTES, checksum_of_all, pack_header
 from taihu.core.wire.frames.frame_faults import FrameFault, FrameFaults, NoFrameFaults, turned
 from taihu.core.wire.frames.headers import Address, At, FrameHeader, payload_of

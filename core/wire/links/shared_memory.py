@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from taihu.core.base.errors import SharedMemoryError
 from taihu.core.process.lives import LIFE, is_over, own_life
-from taihu.core.process.mapped_files import OPEN_FLAGS, SHARED_MEMORY, boot_id, is_own, make_mapped, map_file
+from taihu.core.process.memory.mapped_files import OPEN_FLAGS, SHARED_MEMORY, boot_id, is_own, make_mapped, map_file
+from taihu.core.system.chance import is_same_secret, random_bytes
 from taihu.protos import parameter_server_pb2 as pb
 
 __all__ = [
@@ -82,7 +82,7 @@ class SharedBuffer:
             raise ValueError(f"shared buffer of {size_bytes} bytes: expected 0 or more")
         try:
             remove_leftovers()
-            token = secrets.token_bytes(_TOKEN_BYTES)
+            token = random_bytes(_TOKEN_BYTES)
             path = SHARED_MEMORY / f"taihu-{own_life()}-{token.hex()}"
             descriptor = SharedDescriptor(boot_id(), str(path), token, size_bytes)
             memory = make_mapped(path, _HEADER_BYTES + size_bytes)
@@ -180,7 +180,7 @@ def open_shared(descriptor: SharedDescriptor) -> SharedBuffer:
         memory = _open(path, descriptor.size_bytes)
     except (OSError, ValueError) as error:
         raise SharedMemoryError(f"shared buffer {descriptor.path!r} cannot be opened: {error}") from error
-    if not secrets.compare_digest(memory[:_TOKEN_BYTES].tobytes(), descriptor.token):
+    if not is_same_secret(memory[:_TOKEN_BYTES].tobytes(), descriptor.token):
         raise SharedMemoryError(f"shared buffer {descriptor.path!r} holds another token than its creator announced")
     return SharedBuffer(descriptor, memory, creator=False)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
 from taihu.core.base.errors import MemberLostError, RunError, TaihuError
+from taihu.core.system.sockets import SHUT_RDWR, SHUT_WR, Socket
+from taihu.core.system.threads import current_thread, make_thread
 from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 from taihu.core.wire.links.direct_connection import MOST_PIECES, receive_into
@@ -28,7 +28,7 @@ class SocketPipe:
         events: are told until `close`.
     """
 
-    def __init__(self, connection: socket.socket, out: Outbox, inbox: Inbox, events: PipeEvents) -> None:
+    def __init__(self, connection: Socket, out: Outbox, inbox: Inbox, events: PipeEvents) -> None:
         self.out = out
         self.inbox = inbox
         self._closed = self._stopped = self._has_ended = False
@@ -37,8 +37,8 @@ class SocketPipe:
         self._connection = connection
         # Each direction closes a descriptor of its own.
         self._outgoing = connection.dup()
-        self._sending = threading.Thread(target=self._send, name="direct-send", daemon=True)
-        self._receiving = threading.Thread(target=self._receive, name="direct-receive", daemon=True)
+        self._sending = make_thread("direct-send", self._send)
+        self._receiving = make_thread("direct-receive", self._receive)
         self._sending.start()
         self._receiving.start()
 
@@ -54,7 +54,7 @@ class SocketPipe:
         if self._sending.is_alive():
             self._stopped = True
             with suppress(OSError):
-                self._outgoing.shutdown(socket.SHUT_RDWR)
+                self._outgoing.shutdown(SHUT_RDWR)
             self._sending.join()
 
     def drain(self) -> None:
@@ -66,8 +66,8 @@ class SocketPipe:
         self._closed = True
         self.stop()
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        if self._receiving is not threading.current_thread():
+            self._connection.shutdown(SHUT_RDWR)
+        if self._receiving is not current_thread():
             self._receiving.join()
         self.finish()
 
@@ -82,14 +82,14 @@ class SocketPipe:
         except TaihuError as error:
             # Before anybody is told, who may wait for the other side's word. It ends the way back.
             with suppress(OSError):
-                self._outgoing.shutdown(socket.SHUT_WR)
+                self._outgoing.shutdown(SHUT_WR)
             self._cannot_send(error)
         except BaseException as error:
             self._lost(RunError(f"internal error while sending to {name}: {error!r}"))
             raise
         finally:
             with suppress(OSError):
-                self._outgoing.shutdown(socket.SHUT_WR)
+                self._outgoing.shutdown(SHUT_WR)
             self._outgoing.close()
             self.out.over()
 
@@ -132,7 +132,7 @@ class SocketPipe:
             self._lost(error)
 
 
-def _write(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+def _write(connection: Socket, buffers: Sequence[bytes | memoryview]) -> None:
     sent = connection.sendmsg(buffers)
     for buffer in buffers:
         if sent < len(buffer):

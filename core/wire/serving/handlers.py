@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
+
+from taihu.core.system.pools import ThreadPoolExecutor
 
 __all__ = ["Answer", "answered_by", "behaviour_of"]
 

@@ -6,13 +6,13 @@ is counted, and told of.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
 from taihu.core.security.security import Refusals
+from taihu.core.system.threads import RLock
 from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.base.room import SILENT_PLACES, Room
 from taihu.core.wire.serving.refusal_log import RefusalLog
@@ -38,7 +38,7 @@ class Handshakes:
         self._log = log or RefusalLog(clock)
         self._room = Room(SILENT_PLACES, within_s, clock)
         # Whoever takes the last place sends the first one away, by the same thread.
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._number = 0
         self._waiting: OrderedDict[int, ExitStack] = OrderedDict()
         self._peers: OrderedDict[str, None] = OrderedDict()

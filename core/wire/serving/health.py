@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final
+
+from taihu.core.system.threads import Lock
 
 __all__ = ["ALIVE", "READY", "Health", "with_health"]
 
@@ -21,7 +22,7 @@ class Health:
     """Whether a process is alive, and its services ready; thread-safe. At first it is neither."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._alive = self._ready = False
 
     def serve(self) -> None:

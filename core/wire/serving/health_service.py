@@ -6,7 +6,6 @@ that all its calls need: one watcher that takes nothing keeps all others, and th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import grpc
 from grpc_health.v1 import health
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from taihu.core.system.threads import Condition
 from taihu.core.wire.base.room import Room
 
 __all__ = ["WATCH_PLACES", "HealthService"]
@@ -30,7 +30,7 @@ class HealthService:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._serving = {"": True}
         self._watchers = Room(WATCH_PLACES, _LONGEST_WATCH_S)
 

@@ -6,9 +6,6 @@ Every daemon owns a `Metrics` with its own registry; nothing is registered globa
 from __future__ import annotations
 
 import math
-import socket
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -27,8 +24,11 @@ from typing_extensions import override
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.scores import ACCURACY
 from taihu.core.process.entry import InterruptedRunError
-from taihu.core.process.memory_limit import memory_limit_bytes
+from taihu.core.process.memory.limit import memory_limit_bytes
 from taihu.core.security.security import Refusals
+from taihu.core.system.clocks import sleep
+from taihu.core.system.sockets import SHUT_RDWR, has_dualstack_ipv6
+from taihu.core.system.threads import Lock, Thread
 from taihu.core.wire.serving.health import Health
 from taihu.core.wire.serving.page_server import serve_page
 
@@ -196,7 +196,7 @@ class FrameCounts(Collector):
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = labels
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.received_bytes = self.sent_bytes = self.step = 0
         self.updates = [0] * (len(SECONDS) + 1)
         self.update_seconds = 0.0
@@ -273,7 +273,7 @@ class MetricsPage:
         self.lingers = True
         if not 0 <= port <= 65535:
             raise ConfigError(f"metrics port {port}: expected a number from 0 to 65535")
-        everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
+        everywhere = "::" if has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104
         try:
             self._server, self._thread = serve_page(
                 registry, health or Health(), host or everywhere, port, refusals or Refusals()
@@ -293,16 +293,16 @@ class MetricsPage:
     ) -> None:
         if self.lingers and not isinstance(value, (InterruptedRunError, KeyboardInterrupt)):
             with suppress(InterruptedRunError, KeyboardInterrupt):
-                time.sleep(self._linger_s)
+                sleep(self._linger_s)
         self.close()
 
     def close(self) -> None:
         """Close the port at once."""
-        ending = threading.Thread(target=self._server.shutdown, name="metrics-end")
+        ending = Thread(target=self._server.shutdown, name="metrics-end")
         ending.start()
         # The server looks twice a second whether it is to end, unless its port tells it something.
         with suppress(OSError):
-            self._server.socket.shutdown(socket.SHUT_RDWR)
+            self._server.socket.shutdown(SHUT_RDWR)
         ending.join()
         self._server.server_close()
         self._thread.join()

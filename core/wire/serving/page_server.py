@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from contextlib import suppress
 from functools import partial
 from socketserver import ThreadingMixIn
@@ -14,6 +12,17 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from typing_extensions import override
 
 from taihu.core.security.security import Refusals
+from taihu.core.system.sockets import (
+    AF_INET6,
+    IPPROTO_IPV6,
+    IPV6_V6ONLY,
+    MSG_PEEK,
+    SHUT_RDWR,
+    SO_REUSEADDR,
+    SOL_SOCKET,
+    family_of,
+)
+from taihu.core.system.threads import Thread, spawn
 from taihu.core.wire.base.room import Room
 from taihu.core.wire.serving.health import Health, with_health
 from taihu.core.wire.serving.refusal_log import RefusalLog
@@ -38,17 +47,17 @@ class PageServer(ThreadingMixIn, WSGIServer):
     def __init__(self, address: Any, handler: type[WSGIRequestHandler], refusals: Refusals) -> None:
         self.refusals = refusals
         self.refusal_log = RefusalLog()
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.address_family = family_of(address[0])
         self._room = Room(_PLACES, _LONGEST_S)
         super().__init__(address, handler)
 
     @override
     def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6 and hasattr(socket, "IPV6_V6ONLY"):
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if self.address_family == AF_INET6:
+            self.socket.setsockopt(IPPROTO_IPV6, IPV6_V6ONLY, 0)
         # WSGIServer asks for the host's name, which may take seconds, and needs it for nothing here.
         with suppress(OSError):
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
@@ -56,7 +65,7 @@ class PageServer(ThreadingMixIn, WSGIServer):
 
     @override
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        with self._room.place(partial(request.shutdown, socket.SHUT_RDWR)):
+        with self._room.place(partial(request.shutdown, SHUT_RDWR)):
             super().process_request_thread(request, client_address)
 
     @override
@@ -76,7 +85,7 @@ class _Handler(WSGIRequestHandler):
     @override
     def handle(self) -> None:
         # A handshake has no end of a line, for which a request would be waited for.
-        if self.connection.recv(1, socket.MSG_PEEK) != _TLS:
+        if self.connection.recv(1, MSG_PEEK) != _TLS:
             super().handle()
             return
         self.server.refusals.add("metrics", "tls")
@@ -96,10 +105,9 @@ class _Handler(WSGIRequestHandler):
 
 def serve_page(
     registry: CollectorRegistry, health: Health, host: str, port: int, refusals: Refusals
-) -> tuple[PageServer, threading.Thread]:
+) -> tuple[PageServer, Thread]:
     """Serve `registry` and `health` at `host`, an address, from now on; raises OSError where it cannot listen."""
     server = PageServer((host, port), _Handler, refusals)
     server.set_app(with_health(make_wsgi_app(registry), health))
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
+    thread = spawn("metrics", server.serve_forever)
     return server, thread

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from collections.abc import Hashable
 from typing import Final
 
 import structlog
 
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
 
 __all__ = ["FewOfEach", "RefusalLog"]
@@ -41,7 +41,7 @@ class RefusalLog:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._few = FewOfEach()
 
     def tell(self, event: str, kind: str, **fields: object) -> None:

@@ -7,7 +7,6 @@ streams of its connection, nor 20 KB. So bytes come through gRPC as they are.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing_extensions import override
 from taihu.core.base.errors import FrameError
 from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.security.security import Refusals
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.serving.handlers import answered_by, behaviour_of
 from taihu.core.wire.serving.refusal_log import RefusalLog
@@ -84,7 +84,7 @@ class RequestInterceptor(grpc.ServerInterceptor):
 
     refusals: Refusals
     log: RefusalLog
-    _one: threading.Lock = field(default_factory=threading.Lock)
+    _one: Lock = field(default_factory=Lock)
 
     @override
     def intercept_service(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from taihu.core.base.errors import ConfigError
 from taihu.core.security.files import RenewedCertificates
 from taihu.core.security.security import Security
+from taihu.core.system.pools import ThreadPoolExecutor
 from taihu.core.wire.base.address import free_ports, is_loopback, join_address, split_address
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.base.room import SILENT_PLACES, Room

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +10,7 @@ import grpc
 from typing_extensions import override
 
 from taihu.core.base.errors import FrameError
+from taihu.core.system.pools import ThreadPoolExecutor
 from taihu.core.wire.base.room import Room
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.serving.handlers import answered_by, behaviour_of

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Protocol, get_args
@@ -20,9 +19,10 @@ from taihu.core.base.measure import spread
 from taihu.core.base.words import counted
 from taihu.core.process.options import JsonOption, SupervisorOption
 from taihu.core.process.results import check_writable, write_json
+from taihu.core.system.clocks import perf_counter
 from taihu.kernels.nn.peak import multiply_add_rate
-from taihu.local.display import waiting
-from taihu.local.processes import LocalProcesses
+from taihu.local.display.display import waiting
+from taihu.local.processes.processes import LocalProcesses
 from taihu.worker.bench.engine import EngineStep, LayerTime
 
 __all__ = ["engine"]
@@ -135,9 +135,9 @@ def _timed(step: Callable[[], object], count: int) -> list[float]:
     """Seconds of each of `count` steps; one before them finds the caches as the other contestants left them."""
     seconds = []
     for _ in range(1 + count):
-        begin = time.perf_counter()
+        begin = perf_counter()
         step()
-        seconds.append(time.perf_counter() - begin)
+        seconds.append(perf_counter() - begin)
     return seconds[1:]
 
 

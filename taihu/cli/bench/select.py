@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -20,9 +18,11 @@ from taihu.core.base.measure import spread
 from taihu.core.compression.methods import kept_elements
 from taihu.core.process.options import JsonOption
 from taihu.core.process.results import check_writable, write_json
+from taihu.core.system.clocks import perf_counter
+from taihu.core.system.pools import ThreadPoolExecutor
 from taihu.kernels.packing.pack import pack, packed_bound
 from taihu.kernels.selection.select import accumulate_select, kth_largest_magnitude
-from taihu.local.display import waiting
+from taihu.local.display.display import waiting
 
 __all__ = ["select"]
 
@@ -153,9 +153,9 @@ def _alternate(
     for _ in range(1 + rounds):
         for name, call in timed.items():
             np.copyto(residual, initial)
-            begin = time.perf_counter()
+            begin = perf_counter()
             call()
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append(perf_counter() - begin)
     return {name: values[1:] for name, values in seconds.items()}
 
 

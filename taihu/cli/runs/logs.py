@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import told
+from taihu.core.system.clocks import sleep
 from taihu.local.finding import processes_of
 from taihu.local.runs import LOGS, find_run, logs_of
 
@@ -80,7 +80,7 @@ def logs(
             typer.echo(line)
         if not is_alive:
             return
-        time.sleep(_LOOK_S)
+        sleep(_LOOK_S)
 
 
 def _chosen(folder: Path, members: Sequence[str]) -> list[_Log]:

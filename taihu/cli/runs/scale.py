@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,8 +9,9 @@ import typer
 
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.words import counted
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.local.display.progress import Progress
 from taihu.local.finding import processes_of
-from taihu.local.progress import Progress
 from taihu.local.runs import LOGS, find_run
 from taihu.local.scripts.lives import refused
 
@@ -44,13 +44,13 @@ def scale(
     if not living:
         remedy = f"taihu run --workers {workers} --resume {folder} goes on with it"
         raise RunError(f"{folder}: no process of it lives on this machine; {remedy}")
-    until_s, tell = time.monotonic() + timeout, Progress()
+    until_s, tell = monotonic() + timeout, Progress()
 
     def pause() -> None:
-        if time.monotonic() > until_s:
+        if monotonic() > until_s:
             raise RunError(f"{folder}: no answer within {timeout:g} s; is it a run of taihu run?")
         tell(f"waiting for {folder}")
-        time.sleep(_LOOK_S)
+        sleep(_LOOK_S)
 
     if (why := refused(folder, workers, pause)) is not None:
         raise ConfigError(f"{folder}: does not go on with {counted(workers, 'worker')}: {why}")

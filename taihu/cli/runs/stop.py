@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
@@ -12,8 +10,10 @@ import typer
 
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.process.options import JobOption, SetOption
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.core.system.signals import SIGTERM, pidfd_send_signal
+from taihu.local.display.progress import Progress
 from taihu.local.finding import held, processes_of
-from taihu.local.progress import Progress
 from taihu.local.runs import LOGS, entry_of, find_run
 
 __all__ = ["stop"]
@@ -73,16 +73,16 @@ def stop(
         asked.touch()
         for member in members:
             with suppress(ProcessLookupError), held(member, folder / LOGS) as descriptor:
-                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+                pidfd_send_signal(descriptor, SIGTERM)
     _wait(folder, timeout)
     typer.echo(f"{folder}: {_state_at_the_end(folder)}")
 
 
 def _state_at_the_end(folder: Path) -> str:
     """The state that the run ended with, which is noted by the process that started its members, behind them."""
-    until_s = time.monotonic() + _NOTE_S
-    while (state := entry_of(folder).state) == "died" and time.monotonic() < until_s:
-        time.sleep(_LOOK_S)
+    until_s = monotonic() + _NOTE_S
+    while (state := entry_of(folder).state) == "died" and monotonic() < until_s:
+        sleep(_LOOK_S)
     return state
 
 
@@ -96,13 +96,13 @@ def _tell_of_none(folder: Path) -> None:
 
 def _wait(folder: Path, timeout_s: float) -> None:
     """Return when no process of the run lives any more; raises RunError when time is up."""
-    until_s, tell = time.monotonic() + timeout_s, Progress()
+    until_s, tell = monotonic() + timeout_s, Progress()
     while living := list(processes_of(folder / LOGS)):
-        if time.monotonic() > until_s:
+        if monotonic() > until_s:
             names = ", ".join(living)
             raise RunError(f"{folder}: {names} did not end within {timeout_s:g} s; --now ends them at once")
         tell(f"waiting for {', '.join(living)}")
-        time.sleep(_LOOK_S)
+        sleep(_LOOK_S)
 
 
 def _ask(address: str, timeout_s: float, reason: str, job_file: Path | None, assignments: list[str] | None) -> None:

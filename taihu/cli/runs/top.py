@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +23,9 @@ from taihu.core.process.entry import raise_on_terminate
 from taihu.core.process.options import JobOption, SetOption
 from taihu.core.process.results import check_writable, json_lines
 from taihu.core.security.security import Security
+from taihu.core.system.clocks import sleep
 from taihu.core.wire.base.host_names import check_host
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 
 __all__ = ["render", "top"]
 
@@ -81,7 +81,7 @@ def top(
             write(view.to_json())
             if number == looks or view.state.is_final:
                 return
-            time.sleep(every)
+            sleep(every)
             view = _look_again(address, timeout, security)
     console.print("the run has ended, its coordinator is gone", markup=False)
 

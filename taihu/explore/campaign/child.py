@@ -18,7 +18,7 @@ from taihu.explore import network
 from taihu.explore.campaign.loading import Simulation, changes_of
 from taihu.explore.campaign.work import Work
 from taihu.explore.disk.modules import DiskStandIns
-from taihu.explore.stand_ins.modules import python_modules
+from taihu.explore.stand_ins.modules import source_modules
 
 __all__ = ["main"]
 
@@ -29,7 +29,7 @@ def main(text: str, write: Callable[[str], object]) -> None:
     """Do what `text`, a `Work` as JSON, asks for; each line of the results is given to `write`."""
     work = Work.from_json(text)
     disk = DiskStandIns()
-    stand_ins = python_modules() | network.modules() | disk.modules
+    stand_ins = source_modules() | network.modules() | disk.modules
     Simulation(stand_ins, disk.builtins, changes_of(work.changes)).install()
     structlog.configure(processors=[_into_story], wrapper_class=structlog.make_filtering_bound_logger(20))
 

@@ -15,8 +15,15 @@ from taihu.core.base.errors import ConfigError
 
 __all__ = ["Simulation", "SourceChange", "changes_of"]
 
-# They are never simulated: the simulation itself, and arithmetic.
-_REAL: Final = ("taihu.explore", "taihu.core.base.errors", "taihu.core.base.words", "taihu.kernels", "taihu.protos")
+# They are never simulated: the simulation itself, arithmetic, and the source that others have stand-ins for.
+_REAL: Final = (
+    "taihu.explore",
+    "taihu.core.base.errors",
+    "taihu.core.base.words",
+    "taihu.core.system",
+    "taihu.kernels",
+    "taihu.protos",
+)
 # What makes the daemons' objects and hands them paths lives in their world.
 _SIMULATED: Final = "taihu.explore.world"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import io
-import mmap
 import os
 import random
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 import safetensors
 from pydantic_core import core_schema
 
+from taihu.core.system import mappings
 from taihu.explore.disk import shared_memory
 from taihu.explore.disk.copies import Copies
 from taihu.explore.disk.descriptors import Descriptors
@@ -65,7 +65,7 @@ class DiskStandIns:
             "glob": copies.load("glob"),
             "shutil": copies.load("shutil"),
             "tempfile": temporary,
-            "mmap": like(mmap, mmap=shared_memory.map_file),
+            mappings.__name__: like(mappings, MappedMemory=shared_memory.map_file),
             "safetensors": like(safetensors, safe_open=safe_open),
             "taihu.kernels.futex": like(
                 futex,

@@ -7,7 +7,7 @@ from types import FunctionType, ModuleType
 from typing import Final
 
 from taihu.explore.disk import numbers, paths, process
-from taihu.explore.stand_ins.modules import like
+from taihu.explore.stand_ins.modules import like, not_simulated
 
 __all__ = ["os_module"]
 
@@ -45,7 +45,7 @@ def os_module() -> ModuleType:
         supports_dir_fd=set(),
         supports_fd=set(),
         supports_follow_symlinks=set(),
-        **dict.fromkeys(_NOT_SIMULATED, process.not_simulated),
+        **dict.fromkeys(_NOT_SIMULATED, not_simulated),
     )
     for name in _MADE_OF_OTHERS:
         real = vars(os).get(name)

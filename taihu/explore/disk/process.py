@@ -11,7 +11,7 @@ from taihu.explore.ending import Endings
 from taihu.explore.scheduler import RUNNING
 from taihu.explore.tasks import Ended
 
-__all__ = ["environment", "exit_process", "getcwd", "getpid", "kill", "not_simulated", "processors", "sysconf"]
+__all__ = ["environment", "exit_process", "getcwd", "getpid", "kill", "processors", "sysconf"]
 
 _PROCESSORS: Final = 2
 _PAGES: Final = 4 << 20
@@ -47,11 +47,6 @@ def exit_process(code: int) -> NoReturn:
     scheduler.find(Endings).starter.exit(scheduler.current.process, code)
     scheduler.point("exit")
     raise Ended(code)
-
-
-def not_simulated(*_: object, **__: object) -> NoReturn:
-    """A call that no simulated process makes."""
-    raise OSError(errno.ENOSYS, "not simulated")
 
 
 def processors(pid: int = 0) -> set[int]:

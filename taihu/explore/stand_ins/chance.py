@@ -1,4 +1,4 @@
-"""Stand-ins for what a machine draws at random: `secrets`."""
+"""Stand-ins for what a machine draws at random."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from random import Random
 
 from taihu.explore.scheduler import RUNNING
 
-__all__ = ["randbelow", "randbits", "token_bytes", "token_hex", "token_urlsafe"]
+__all__ = ["random_below", "random_bits", "random_bytes", "random_hex", "random_text"]
 
 
 def _chance() -> Random:
     return RUNNING().secrets
 
 
-def randbits(k: int) -> int:
+def random_bits(k: int) -> int:
     """`secrets.randbits`."""
     return _chance().getrandbits(k)
 
 
-def randbelow(exclusive_upper_bound: int) -> int:
+def random_below(exclusive_upper_bound: int) -> int:
     """`secrets.randbelow`."""
     return _chance().randrange(exclusive_upper_bound)
 
 
-def token_bytes(nbytes: int | None = None) -> bytes:
+def random_bytes(nbytes: int | None = None) -> bytes:
     """`secrets.token_bytes`."""
     return _chance().randbytes(32 if nbytes is None else nbytes)
 
 
-def token_hex(nbytes: int | None = None) -> str:
+def random_hex(nbytes: int | None = None) -> str:
     """`secrets.token_hex`."""
-    return token_bytes(nbytes).hex()
+    return random_bytes(nbytes).hex()
 
 
-def token_urlsafe(nbytes: int | None = None) -> str:
+def random_text(nbytes: int | None = None) -> str:
     """`secrets.token_urlsafe`."""
-    return urlsafe_b64encode(token_bytes(nbytes)).rstrip(b"=").decode()
+    return urlsafe_b64encode(random_bytes(nbytes)).rstrip(b"=").decode()

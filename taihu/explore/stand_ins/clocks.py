@@ -1,37 +1,38 @@
-"""Stand-ins for the clocks of `time` and `datetime`."""
+"""Stand-ins for clocks, and for sleep."""
 
 from __future__ import annotations
 
-import time as real_time
-from datetime import datetime, tzinfo
-from typing import Self
+from datetime import UTC, datetime
 
 from taihu.explore.scheduler import RUNNING
 
-__all__ = ["DateTime", "monotonic", "monotonic_ns", "sleep", "strftime", "wall", "wall_ns"]
+__all__ = ["local_now", "monotonic", "perf_counter", "sleep", "utc_now", "wall_s"]
 
 # The wall clock of all runs, whatever the day: 2023-11-14 22:13:20 UTC less the seconds before a run begins.
 _WALL_S = 1_700_000_000.0
 
 
 def monotonic() -> float:
-    """`time.monotonic` and `time.perf_counter`: virtual seconds."""
+    """`time.monotonic`: virtual seconds."""
     return RUNNING().read_clock()
 
 
-def monotonic_ns() -> int:
-    """`time.monotonic_ns` and `time.perf_counter_ns`."""
-    return int(monotonic() * 1e9)
+perf_counter = monotonic
 
 
-def wall() -> float:
+def wall_s() -> float:
     """`time.time`: seconds since 1970 by the wall clock of the running task's process."""
     return _WALL_S + monotonic() + RUNNING().current.process.wall_ahead_s
 
 
-def wall_ns() -> int:
-    """`time.time_ns`."""
-    return int(wall() * 1e9)
+def utc_now() -> datetime:
+    """The time of day of the running task's process."""
+    return datetime.fromtimestamp(wall_s(), UTC)
+
+
+def local_now() -> datetime:
+    """The same here, without a time zone."""
+    return datetime.fromtimestamp(wall_s())
 
 
 def sleep(seconds: float) -> None:
@@ -43,17 +44,3 @@ def sleep(seconds: float) -> None:
     scheduler.block("time to pass", until_s)
     while scheduler.now < until_s:  # a signal came
         scheduler.block("time to pass", until_s)
-
-
-def strftime(form: str, moment: real_time.struct_time | None = None) -> str:
-    """`time.strftime`."""
-    return real_time.strftime(form, real_time.gmtime(wall()) if moment is None else moment)
-
-
-class DateTime(datetime):
-    """`datetime.datetime`, whose `now` is that of the running task's process."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> Self:
-        """As `datetime.datetime.now`."""
-        return cls.fromtimestamp(wall(), tz)

@@ -1,23 +1,21 @@
-"""The modules that simulated code gets in place of Python's."""
+"""The modules that simulated code gets in place of `taihu.core.system`, the source of what comes from outside."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import ctypes
-import datetime
-import gc
-import queue
-import secrets
-import threading
-import time
+import errno
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-from taihu.explore.stand_ins import chance, clocks, locks, threads
+from taihu.core.system import chance, clocks, memory, pools, processes, queues, threads
+from taihu.explore.stand_ins import chance as drawn
+from taihu.explore.stand_ins import clocks as virtual
+from taihu.explore.stand_ins import locks
+from taihu.explore.stand_ins import threads as tasks
 from taihu.explore.stand_ins.futures import Future, ThreadPoolExecutor
 from taihu.explore.stand_ins.queues import Queue, SimpleQueue
 
-__all__ = ["like", "python_modules"]
+__all__ = ["like", "not_simulated", "source_modules"]
 
 
 def like(real: ModuleType, **own: Any) -> ModuleType:
@@ -28,55 +26,42 @@ def like(real: ModuleType, **own: Any) -> ModuleType:
     return module
 
 
-def _no_library(name: str | None, *_: object, **__: object) -> ctypes.CDLL:
-    raise OSError(f"{name or 'libc'}: a simulated process loads no library")
+def not_simulated(*_: object, **__: object) -> NoReturn:
+    """A call that no simulated process makes."""
+    raise OSError(errno.ENOSYS, "not simulated")
 
 
-def python_modules() -> dict[str, ModuleType]:
-    """Stand-ins for threads, clocks and randomness, by the names of the modules whose places they take."""
+def _no_library() -> ctypes.CDLL:
+    raise OSError("libc: a simulated process loads no library")
+
+
+def source_modules() -> dict[str, ModuleType]:
+    """Stand-ins for threads, clocks, chance and memory, by the names of the modules whose places they take."""
     modules = [
         like(
-            threading,
+            threads,
             Lock=locks.Lock,
             RLock=locks.RLock,
             Condition=locks.Condition,
             Event=locks.Event,
             Semaphore=locks.Semaphore,
             BoundedSemaphore=locks.BoundedSemaphore,
-            Thread=threads.Thread,
-            Timer=threads.Timer,
-            local=threads.Local,
-            current_thread=threads.current_thread,
-            main_thread=threads.main_thread,
-            get_ident=threads.get_ident,
-            get_native_id=threads.get_ident,
-            active_count=threads.active_count,
+            **{name: vars(tasks)[name] for name in tasks.__all__},
         ),
+        like(clocks, **{name: vars(virtual)[name] for name in virtual.__all__}),
+        like(queues, Queue=Queue, SimpleQueue=SimpleQueue),
+        like(pools, Future=Future, ThreadPoolExecutor=ThreadPoolExecutor),
+        like(chance, **{name: vars(drawn)[name] for name in drawn.__all__}),
         like(
-            time,
-            monotonic=clocks.monotonic,
-            monotonic_ns=clocks.monotonic_ns,
-            perf_counter=clocks.monotonic,
-            perf_counter_ns=clocks.monotonic_ns,
-            time=clocks.wall,
-            time_ns=clocks.wall_ns,
-            sleep=clocks.sleep,
-            strftime=clocks.strftime,
+            memory,
+            # What a daemon gives back to the system, the next run would ask for again.
+            c_library=_no_library,
+            # Collections in the middle of a run would come at other points in each run, and finalizers pass points.
+            collect_garbage=lambda: 0,
+            freeze_objects=lambda: None,
+            go_on_collecting=lambda: None,
+            stop_collecting=lambda: None,
         ),
-        like(datetime, datetime=clocks.DateTime),
-        like(queue, Queue=Queue, SimpleQueue=SimpleQueue),
-        like(concurrent.futures, Future=Future, ThreadPoolExecutor=ThreadPoolExecutor),
-        like(
-            secrets,
-            randbits=chance.randbits,
-            randbelow=chance.randbelow,
-            token_bytes=chance.token_bytes,
-            token_hex=chance.token_hex,
-            token_urlsafe=chance.token_urlsafe,
-        ),
-        # No library of C: what a daemon gives back to the system, the next run would ask for again.
-        like(ctypes, CDLL=_no_library),
-        # Collections in the middle of a run would come at other points in each run, and finalizers pass points.
-        like(gc, collect=lambda *_: 0, freeze=lambda: None, enable=lambda: None, disable=lambda: None),
+        like(processes, fork=not_simulated, run=not_simulated),
     ]
     return {module.__name__: module for module in modules}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
@@ -9,7 +10,17 @@ from taihu.explore.scheduler import RUNNING
 from taihu.explore.stand_ins.locks import Event
 from taihu.explore.tasks import Task
 
-__all__ = ["Local", "Thread", "Timer", "active_count", "current_thread", "get_ident", "main_thread"]
+__all__ = [
+    "Thread",
+    "Timer",
+    "active_count",
+    "before_threads_end",
+    "current_thread",
+    "end_threads",
+    "main_thread",
+    "make_thread",
+    "spawn",
+]
 
 
 class Thread:
@@ -109,28 +120,6 @@ class Timer(Thread):
         self.finished.set()
 
 
-class Local:
-    """`threading.local`: attributes of each task's own."""
-
-    def _own(self) -> dict[str, Any]:
-        return RUNNING().current.local.setdefault(self, {})
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._own()[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._own()[name] = value
-
-    def __delattr__(self, name: str) -> None:
-        try:
-            del self._own()[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
 def current_thread() -> Thread:
     """The thread that the running task is."""
     return Thread.of(RUNNING().current)
@@ -142,12 +131,29 @@ def main_thread() -> Thread:
     return Thread.of(scheduler.main_task(scheduler.current.process) or scheduler.current)
 
 
-def get_ident() -> int:
-    """The number of the running task."""
-    return RUNNING().current.number
-
-
 def active_count() -> int:
     """The number of threads of the running task's process."""
     scheduler = RUNNING()
     return len(scheduler.living(scheduler.current.process))
+
+
+def make_thread(name: str, do: Callable[..., object], *args: Any) -> Thread:
+    """A daemon thread that calls `do(*args)` when somebody starts it."""
+    return Thread(target=do, args=args, name=name, daemon=True)
+
+
+def spawn(name: str, do: Callable[..., object], *args: Any) -> Thread:
+    """Start a daemon thread that calls `do(*args)`."""
+    thread = make_thread(name, do, *args)
+    thread.start()
+    return thread
+
+
+def before_threads_end(do: Callable[[], object]) -> None:
+    """No simulated process ends as Python does."""
+    raise OSError(errno.ENOSYS, f"not simulated: {do}")
+
+
+def end_threads() -> None:
+    """No simulated process ends as Python does."""
+    raise OSError(errno.ENOSYS, "not simulated")

@@ -6,24 +6,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
 from typing import Protocol
 
 from taihu.core.job import Job
 from taihu.core.job.machine import share_of_threads
 from taihu.core.security.security import Security
 from taihu.core.security.token import Token
+from taihu.core.system.signals import Signals
 from taihu.core.wire.base.address import free_port
 from taihu.local.own_token import security_of_run
-from taihu.local.processes import LocalProcesses
-
-__all__ = ["Ground", "OneMachine", "ScriptProcesses", "WorkerPlace", "words_of_torch"]
+from taihu.local.processes.processes import LocalProcesses
 
 _HERE = "127.0.0.1"
 
 
 class ScriptProcesses(Protocol):
-    """Processes of a run, as `taihu.local.processes.LocalProcesses` has them."""
+    """Processes of a run, as `taihu.local.processes.processes.LocalProcesses` has them."""
 
     @property
     def names(self) -> list[str]:

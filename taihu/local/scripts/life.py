@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,13 +18,14 @@ from taihu.core.process.entry import Interrupts
 from taihu.core.process.results import read_json
 from taihu.core.security.security import Security
 from taihu.core.settings import CheckpointSettings
-from taihu.local.display import Display
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.local.display.display import Display
+from taihu.local.display.watching import StatusWatch
 from taihu.local.own_token import kept_for_commands
-from taihu.local.process_files import ProcessFiles
-from taihu.local.processes import DaemonFailedError
+from taihu.local.processes.process_files import ProcessFiles
+from taihu.local.processes.processes import DaemonFailedError
 from taihu.local.scripts.ground import Ground, ScriptProcesses
 from taihu.local.scripts.lives import ScriptLives
-from taihu.local.watching import StatusWatch
 
 __all__ = ["GRACE_S", "SCRIPT", "Members", "Script", "ScriptLife"]
 
@@ -150,17 +150,17 @@ class ScriptLife:
         self._names.forget()
 
     def _watch(self, status: StatusWatch) -> int | None:
-        looked, processes = time.monotonic(), self._processes
+        looked, processes = monotonic(), self._processes
         try:
             while not processes.check():
                 if self._script.interrupts.reason:
                     self._stop()
-                time.sleep(_LOOK_S)
+                sleep(_LOOK_S)
                 if set(processes.living) <= set(self._names.servers) and not self._names.used():
                     for name in processes.living:  # they would wait for workers that never come
                         processes.settle(name)
-                if time.monotonic() - looked > _STATUS_S:
-                    looked = time.monotonic()
+                if monotonic() - looked > _STATUS_S:
+                    looked = monotonic()
                     self._look(status)
                     if (asked := self._lives.asked()) is not None:
                         return asked
@@ -205,8 +205,8 @@ class ScriptLife:
         try:
             for name in self._names.workers:
                 processes.signal(name, number)
-            until_s = time.monotonic() + grace_s
-            while time.monotonic() < until_s:
+            until_s = monotonic() + grace_s
+            while monotonic() < until_s:
                 processes.wait(_LOOK_S)
                 if set(processes.living) <= set(self._names.servers):
                     end = "all processes of the script have ended"

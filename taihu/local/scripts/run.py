@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +11,10 @@ from taihu.core.job import Job, revised
 from taihu.core.job.run_folder import CHECKPOINTS, RunFiles
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
-from taihu.local.display import Display
-from taihu.local.process_files import ProcessFiles, log_folder
-from taihu.local.processes import DaemonFailedError
+from taihu.core.system.clocks import monotonic, sleep
+from taihu.local.display.display import Display
+from taihu.local.processes.process_files import ProcessFiles, log_folder
+from taihu.local.processes.processes import DaemonFailedError
 from taihu.local.results import results_of
 from taihu.local.scripts.ground import Ground, OneMachine
 from taihu.local.scripts.life import SCRIPT, Members, Script, ScriptLife
@@ -102,7 +102,7 @@ class ScriptRun:
         try:
             asked = life.run()
         except DaemonFailedError as error:
-            pause_s = lives.pause_s(error, time.monotonic())
+            pause_s = lives.pause_s(error, monotonic())
             fewer = "" if lives.workers == before else f"with {counted(lives.workers, 'worker')}, "
             display.say(
                 f"{error.end}; all processes of the script are started again, {fewer}and go on from their state"
@@ -118,11 +118,11 @@ class ScriptRun:
 
     def _pause(self, pause_s: float) -> None:
         """Wait so long; raises InterruptedRunError where a signal comes first."""
-        until_s, interrupts = time.monotonic() + pause_s, self.script.interrupts
-        while time.monotonic() < until_s:
+        until_s, interrupts = monotonic() + pause_s, self.script.interrupts
+        while monotonic() < until_s:
             if interrupts.reason:
                 raise interrupts.error(interrupts.reason)
-            time.sleep(_LOOK_S)
+            sleep(_LOOK_S)
 
     @property
     def _kept_in(self) -> Path | None:

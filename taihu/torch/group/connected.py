@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Final
 
 from taihu.core.base.errors import MemberLostError
-from taihu.torch.group.callers import Callers
-from taihu.torch.group.exchange import GroupExchange
-from taihu.torch.group.messages import Messages
-from taihu.torch.group.order import Order
-from taihu.torch.group.place import GroupPlace
+from taihu.core.system.threads import Lock
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.callers import Callers
+from taihu.torch.group.operations.exchange import GroupExchange
+from taihu.torch.group.operations.messages import Messages
+from taihu.torch.group.operations.order import Order
 
 __all__ = ["Connected"]
 
@@ -35,7 +35,7 @@ class Connected:
         self._callers = Callers(f"taihu-{place.name}-callback")
         self.messages = Messages(exchange, explain, self._callers)
         self.order = Order(f"taihu-{place.name}", explain, self._callers)
-        self._leaving = threading.Lock()
+        self._leaving = Lock()
         self._has_left = False
 
     def give_up(self, reason: str) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
 import weakref
 from typing import Protocol
 
 from taihu.core.process.ending import words_of_end
+from taihu.core.system.threads import before_threads_end
 
 __all__ = ["Leaving", "Present"]
 
@@ -40,8 +39,7 @@ class Present:
         self._groups.add(group)
         if not self._is_known:
             self._is_known = True
-            register = getattr(threading, "_register_atexit", atexit.register)
-            register(self._leave)
+            before_threads_end(self._leave)
 
     def _leave(self) -> None:
         why = words_of_end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,13 +12,14 @@ from typing import Any, Final
 import torch.distributed as dist
 
 from taihu.core.base.errors import ConfigError, TaihuError
-from taihu.torch.group.calls import Words
+from taihu.core.system.threads import Lock, spawn
 from taihu.torch.group.connected import Connected
-from taihu.torch.group.exchange import GroupExchange
-from taihu.torch.group.handles import Handles, Invitation
-from taihu.torch.group.meeting import Meeting, meet
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.work import GroupWork
+from taihu.torch.group.meeting.handles import Handles, Invitation
+from taihu.torch.group.meeting.meeting import Meeting, meet
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.calls import Words
+from taihu.torch.group.operations.exchange import GroupExchange
+from taihu.torch.group.operations.work import GroupWork
 
 __all__ = ["Members"]
 
@@ -53,7 +53,7 @@ class Members:
         self.name = place.name
         self._global_ranks = tuple(global_ranks) or tuple(range(place.size))
         self._process = os.getpid()
-        self._changing = threading.Lock()
+        self._changing = Lock()
         self._has_left = False
         self._handles = Handles(store) if is_reconfigurable else None
         self._connected: Connected | None = None
@@ -113,9 +113,7 @@ class Members:
         invitation = self._own_handles().use(uuid, handles, replace(self.place, timeout_s=timeout_s))
         work = GroupWork("reconfigure", [])
         former, self._connected = self._connected, None
-        threading.Thread(
-            target=self._change, args=(former, invitation, work), name="taihu-reconfigure", daemon=True
-        ).start()
+        spawn("taihu-reconfigure", self._change, former, invitation, work)
         return work
 
     def _change(self, former: Connected | None, invitation: Invitation, work: GroupWork) -> None:

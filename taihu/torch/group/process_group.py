@@ -5,7 +5,6 @@ Names and arguments of methods are PyTorch's, of which some have several names f
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,9 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from taihu.torch.group import moves, sparse, sums
-from taihu.torch.group.calls import MOST_TAG, Words, call_of
-from taihu.torch.group.checks import (
+from taihu.core.system.threads import Lock
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.members import Members
+from taihu.torch.group.operations import moves, sparse, sums
+from taihu.torch.group.operations.calls import MOST_TAG, Words, call_of
+from taihu.torch.group.operations.checks import (
     check_cpu,
     check_dense,
     check_one,
@@ -27,11 +29,9 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
-from taihu.torch.group.devices import Devices, Stage
-from taihu.torch.group.exchange import Turn
-from taihu.torch.group.members import Members
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.work import GroupWork
+from taihu.torch.group.operations.devices import Devices, Stage
+from taihu.torch.group.operations.exchange import Turn
+from taihu.torch.group.operations.work import GroupWork
 
 __all__ = ["TaihuGroup"]
 
@@ -78,7 +78,7 @@ class TaihuGroup(dist.ProcessGroup):
         self._description = ""
         self._timeout_s = place.timeout_s
         self._on_end = on_end
-        self._leaving = threading.Lock()
+        self._leaving = Lock()
         self._closed = False
 
     @property

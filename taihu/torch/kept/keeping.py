@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,8 @@ from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.places import Place, write_durably
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.process.mapped_files import boot_id
+from taihu.core.process.memory.mapped_files import boot_id
+from taihu.core.system.threads import Thread
 from taihu.core.wire.base.clock import SystemClock
 from taihu.torch.kept.offers import Held, Offer
 
@@ -70,7 +70,7 @@ class Keeping:
         self._generation = 0
         self._held: dict[str, HeldSteps] = {}
         self._forms: dict[str, _Form] = {}
-        self._writing: threading.Thread | None = None
+        self._writing: Thread | None = None
         self._clock = SystemClock()
         self.written = 0
         """The last step whose part has been begun to be written here."""
@@ -160,7 +160,7 @@ class Keeping:
             return
         state = State(own=arrays).copy()
         self.written = step
-        self._writing = threading.Thread(target=self._write, args=(self._store, step, state), name="checkpoint")
+        self._writing = Thread(target=self._write, args=(self._store, step, state), name="checkpoint")
         self._writing.start()
 
     def write_last(self, step: int, arrays: Arrays) -> None:
@@ -209,7 +209,3 @@ class Keeping:
 
 def _member(rank: int) -> str:
     return f"worker {rank}"
-
-
-def _state(arrays: Iterable[Arrays]) -> State:
-    return State(own={name: each for some in arrays for name, each in some.items()})

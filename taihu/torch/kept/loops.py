@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
+from taihu.core.system.chance import script_generator, set_script_generator
 from taihu.torch.kept.elastic_sampler import ElasticSampler
 
 __all__ = ["Loops", "Position", "drawn_from", "generators", "sampler_of"]
@@ -21,7 +21,7 @@ _NUMPY: Final = "MT19937"
 
 def generators() -> dict[str, Any]:
     """The states of the generators that scripts draw from: Python's, NumPy's, PyTorch's and its devices'."""
-    version, numbers, gauss = random.getstate()
+    version, numbers, gauss = script_generator()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
         "python": [version, torch.from_numpy(np.array(numbers, dtype=np.int64)), gauss],
@@ -36,7 +36,7 @@ def generators() -> dict[str, Any]:
 def drawn_from(states: dict[str, Any]) -> None:
     """Have all generators go on from these states."""
     version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers.tolist()), gauss))
+    set_script_generator((version, tuple(numbers.tolist()), gauss))
     keys, position, has_gauss, cached = states["numpy"]
     np.random.set_state((_NUMPY, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(states["torch"])

@@ -24,7 +24,7 @@ from taihu.core.job import Job, load_job
 from taihu.core.job.environment import number_from_environment
 from taihu.core.job.run_folder import SETTINGS, RunFiles, describe_run, prepare_run
 from taihu.core.job.variables import variable_of
-from taihu.core.process.memory_use import MemoryGrowth
+from taihu.core.process.memory.use import MemoryGrowth
 from taihu.core.process.notices import Notices
 from taihu.core.process.options import make_tracer
 from taihu.core.process.results import RESULTS_FORMAT, write_json
@@ -36,8 +36,6 @@ from taihu.worker.reporting.loggers.opening import open_loggers
 from taihu.worker.reporting.observer import Observer
 from taihu.worker.reporting.run_log import RunLog, open_writers
 from taihu.worker.training.step_record import StepRecord
-
-__all__ = ["ReportOptions", "Reports", "begin_results", "options_of"]
 
 
 @dataclass(frozen=True)

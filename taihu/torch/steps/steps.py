@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -17,6 +16,7 @@ from taihu.core.base.errors import RunError
 from taihu.core.coordination.membership.hashes import checksums_in_words
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
+from taihu.core.system.memory import collect_garbage
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.torch.gradients.coded import CodedGradients, Codes
 from taihu.torch.gradients.exchanged import ExchangedSet, Optimized, Watch
@@ -39,8 +39,6 @@ from taihu.worker.exchange.session import Session
 from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_driver import Wait
 from taihu.worker.training.step_record import StepRecord
-
-__all__ = ["Apart", "BackwardSteps", "Open"]
 
 _USUAL_CHECKS: Final = 128
 
@@ -448,7 +446,7 @@ class BackwardSteps:
         """Leave out optimizers that no worker has any more, and have all that the others train."""
         if len({each.was_exchanged for each in self._watch.optimized}) > 1:
             # Of optimizers that others follow: schedulers and they hold each other.
-            gc.collect()
+            collect_garbage()
         alive = self._calls.sums(np.array([float(not each.is_dead) for each in self._watch.optimized]))
         self._watch.optimized = [each for each, lives in zip(self._watch.optimized, alive, strict=True) if lives]
         former = self._set

@@ -21,7 +21,7 @@ from taihu.explore.disk.disk import SHARED, Disk
 from taihu.explore.disk.modules import DiskStandIns, provide_disk
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import Scheduler
-from taihu.explore.stand_ins.modules import python_modules
+from taihu.explore.stand_ins.modules import source_modules
 from taihu.explore.tasks import Process, Task
 
 STAND_INS = DiskStandIns()
@@ -143,7 +143,7 @@ def changed(name: str) -> dict[str, SourceChange]:
 
 def explore(seeds: int, *changes: str) -> None:
     made = {name: change for each in changes for name, change in changed(each).items()}
-    Simulation({**python_modules(), **STAND_INS.modules}, STAND_INS.builtins, made).install()
+    Simulation({**source_modules(), **STAND_INS.modules}, STAND_INS.builtins, made).install()
     for kind, (act, check) in KINDS.items():
         for seed in range(seeds):
             try:

@@ -21,7 +21,7 @@ from taihu.explore.disk.faults import DiskFault
 from taihu.explore.disk.modules import DiskStandIns, provide_disk
 from taihu.explore.orders import RandomOrder
 from taihu.explore.scheduler import Scheduler
-from taihu.explore.stand_ins.modules import python_modules
+from taihu.explore.stand_ins.modules import source_modules
 from taihu.explore.tasks import Process, Task
 
 STAND_INS = DiskStandIns()
@@ -95,7 +95,7 @@ def gradient(rank: int, call: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def main(first: int, last: int) -> None:
-    Simulation({**python_modules(), **STAND_INS.modules}, STAND_INS.builtins).install()
+    Simulation({**source_modules(), **STAND_INS.modules}, STAND_INS.builtins).install()
     for seed in range(first, last):
         world = World(seed)
         try:

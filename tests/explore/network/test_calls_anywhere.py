@@ -86,7 +86,7 @@ def test_serializers_are_asked_on_both_sides(world: World) -> None:
 
 @everywhere
 def test_a_future_tells_once(world: World) -> None:
-    may = world.threading.Event()
+    may = world.threads.Event()
 
     def answer(request: bytes, _: Any) -> bytes:
         assert may.wait(GUARD_S)
@@ -94,7 +94,7 @@ def test_a_future_tells_once(world: World) -> None:
 
     with world.serving({"One": unary(answer)}) as (_, port), world.channel(port) as channel:
         future = channel.unary_unary(path("One")).future(b"a")
-        told: Any = world.queue.SimpleQueue()
+        told: Any = world.queues.SimpleQueue()
         future.add_done_callback(told.put)
         assert state_of(future) == (True, False, False)
         assert future.is_active()
@@ -141,7 +141,7 @@ def test_metadata_goes_both_ways(world: World) -> None:
 
 @everywhere
 def test_initial_metadata_comes_before_the_first_answer(world: World) -> None:
-    may = world.threading.Event()
+    may = world.threads.Event()
 
     def answer(_: bytes, context: Any) -> Iterator[bytes]:
         context.send_initial_metadata((("first", "1"),))
@@ -189,7 +189,7 @@ def test_an_abort_ends_the_call_with_its_words(world: World) -> None:
 
 @everywhere
 def test_answers_before_an_abort_are_read_by_who_waits_for_them(world: World) -> None:
-    taken = world.threading.Semaphore(0)
+    taken = world.threads.Semaphore(0)
 
     def answer(_: bytes, context: Any) -> Iterator[bytes]:
         yield b"a"
@@ -211,7 +211,7 @@ def test_answers_before_an_abort_are_read_by_who_waits_for_them(world: World) ->
 
 @everywhere
 def test_the_end_waits_until_all_answers_are_taken(world: World) -> None:
-    ended = world.threading.Event()
+    ended = world.threads.Event()
 
     def answer(is_good: bytes, context: Any) -> Iterator[bytes]:
         assert context.add_callback(ended.set)
@@ -224,7 +224,7 @@ def test_the_end_waits_until_all_answers_are_taken(world: World) -> None:
         for is_good in (b"", b"good"):
             call = channel.unary_stream(path("Many"))(is_good)
             assert ended.wait(GUARD_S)
-            world.time.sleep(0.05)
+            world.clocks.sleep(0.05)
             assert call.is_active()
             assert [next(call), next(call)] == [b"a", b"b"]
             if not is_good:
@@ -290,11 +290,11 @@ ROUNDED_S = 0.003
 
 @everywhere
 def test_a_deadline_ends_the_call_on_both_sides(world: World) -> None:
-    ended, remaining = world.threading.Event(), []
+    ended, remaining = world.threads.Event(), []
     after: list[Any] = []
 
     def answer(request: bytes, context: Any) -> bytes:
-        mine, remaining_s = world.threading.Event(), context.time_remaining()
+        mine, remaining_s = world.threads.Event(), context.time_remaining()
         if not context.add_callback(mine.set):
             return request
         remaining.append(remaining_s)
@@ -337,7 +337,7 @@ def test_without_a_deadline_time_remains(world: World) -> None:
 
 @everywhere
 def test_a_deadline_ends_an_iteration(world: World) -> None:
-    may = world.threading.Event()
+    may = world.threads.Event()
 
     def answer(requests: Iterator[bytes], _: Any) -> Iterator[bytes]:
         yield next(requests)
@@ -356,8 +356,8 @@ def test_a_deadline_ends_an_iteration(world: World) -> None:
 
 @everywhere
 def test_a_client_cancels(world: World) -> None:
-    begun, ended, going = (world.threading.Event() for _ in range(3))
-    seen: Any = world.queue.SimpleQueue()
+    begun, ended, going = (world.threads.Event() for _ in range(3))
+    seen: Any = world.queues.SimpleQueue()
 
     def answer(requests: Iterator[bytes], context: Any) -> bytes:
         context.add_callback(ended.set)
@@ -395,7 +395,7 @@ def test_a_client_cancels(world: World) -> None:
 
 @everywhere
 def test_a_client_that_cancels_an_iteration_gets_nothing_more(world: World) -> None:
-    ended, closed = world.threading.Event(), world.threading.Event()
+    ended, closed = world.threads.Event(), world.threads.Event()
 
     def answer(request: bytes, context: Any) -> Iterator[bytes]:
         context.add_callback(ended.set)
@@ -418,7 +418,7 @@ def test_a_client_that_cancels_an_iteration_gets_nothing_more(world: World) -> N
 
 @everywhere
 def test_a_future_that_is_cancelled_calls_back(world: World) -> None:
-    may = world.threading.Event()
+    may = world.threads.Event()
 
     def answer(request: bytes, _: Any) -> bytes:
         assert may.wait(GUARD_S)
@@ -426,7 +426,7 @@ def test_a_future_that_is_cancelled_calls_back(world: World) -> None:
 
     with world.serving({"One": unary(answer)}) as (_, port), world.channel(port) as channel:
         future = channel.unary_unary(path("One")).future(b"")
-        told: Any = world.queue.SimpleQueue()
+        told: Any = world.queues.SimpleQueue()
         future.add_done_callback(told.put)
         assert future.cancel()
         assert told.get(timeout=GUARD_S) is future
@@ -447,7 +447,7 @@ def test_a_server_cancels(world: World) -> None:
             next(requests)
         seen.append(context.is_active())
 
-    may, ended = world.threading.Event(), world.threading.Event()
+    may, ended = world.threads.Event(), world.threads.Event()
     seen: list[bool] = []
 
     def requests() -> Iterator[bytes]:
@@ -479,7 +479,7 @@ def test_answers_go_on_after_the_last_request(world: World) -> None:
 
 @everywhere
 def test_a_server_that_ends_early_ends_the_call(world: World) -> None:
-    may, asked = world.threading.Event(), []
+    may, asked = world.threads.Event(), []
 
     def requests() -> Iterator[bytes]:
         asked.append(1)
@@ -497,7 +497,7 @@ def test_a_server_that_ends_early_ends_the_call(world: World) -> None:
     with world.serving(handlers) as (_, port), world.channel(port) as channel:
         assert list(channel.stream_stream(path("Both"))(requests())) == [b"a"]
         may.set()
-        world.time.sleep(0.05)
+        world.clocks.sleep(0.05)
         # The second one was asked for, perhaps; nobody asks again once it is there.
         assert 3 not in asked
         assert channel.stream_unary(path("Collect"))(iter((b"a", b"b"))) == b"a"
@@ -505,7 +505,7 @@ def test_a_server_that_ends_early_ends_the_call(world: World) -> None:
 
 @everywhere
 def test_who_reads_requests_learns_of_the_end_of_the_call(world: World) -> None:
-    may, seen = world.threading.Event(), world.queue.SimpleQueue()
+    may, seen = world.threads.Event(), world.queues.SimpleQueue()
 
     def answer(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         first = next(requests)
@@ -529,7 +529,7 @@ def test_who_reads_requests_learns_of_the_end_of_the_call(world: World) -> None:
 
 @everywhere
 def test_requests_that_fail_end_the_call(world: World) -> None:
-    begun, ended = world.threading.Event(), world.threading.Event()
+    begun, ended = world.threads.Event(), world.threads.Event()
 
     def answer(requests: Iterator[bytes], context: Any) -> bytes:
         context.add_callback(ended.set)
@@ -572,7 +572,7 @@ def test_messages_have_a_largest_size(world: World) -> None:
 
 @everywhere
 def test_who_does_not_read_holds_up_who_sends(world: World) -> None:
-    sent, may = [0], world.threading.Event()
+    sent, may = [0], world.threads.Event()
     size, count = 100_000, 200
 
     def requests() -> Iterator[bytes]:
@@ -590,7 +590,7 @@ def test_who_does_not_read_holds_up_who_sends(world: World) -> None:
         before = -1
         while before != sent[0]:
             before = sent[0]
-            world.time.sleep(0.1)
+            world.clocks.sleep(0.1)
         assert before < count
         may.set()
         assert future.result() == b"%d" % (size * count)

@@ -39,9 +39,9 @@ class Town:
         self.world: World = simulated_world()
         self.server, self.client = Process("server 0"), Process("worker 0")
         self.told: list[Any] = []
-        self.begun = self.world.threading.Event()
-        self.ended = self.world.threading.Event()
-        self.may = self.world.threading.Event()
+        self.begun = self.world.threads.Event()
+        self.ended = self.world.threads.Event()
+        self.may = self.world.threads.Event()
 
     @property
     def now_s(self) -> float:
@@ -49,7 +49,7 @@ class Town:
 
     def run(self, process: Process, act: Callable[[], object]) -> Any:
         """Have a process do something, and wait for it."""
-        done = self.world.threading.Event()
+        done = self.world.threads.Event()
         results: list[Any] = []
 
         def do() -> None:
@@ -88,7 +88,7 @@ class Town:
                 "One": grpc.unary_unary_rpc_method_handler(one),
                 "Both": grpc.stream_stream_rpc_method_handler(both),
             }
-            server = self.world.grpc.server(self.world.futures.ThreadPoolExecutor(4), options=KEEPALIVE)
+            server = self.world.grpc.server(self.world.pools.ThreadPoolExecutor(4), options=KEEPALIVE)
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
             server.add_insecure_port(f"127.0.0.1:{PORT}")
             server.start()
@@ -171,7 +171,7 @@ def test_the_other_side_of_a_half_open_connection_finds_out(seed: int) -> None:
         future = town.under_way(town.channel())
         before_s = town.now_s
         town.network.half_open(everything)
-        town.world.time.sleep(0.05)
+        town.world.clocks.sleep(0.05)
         assert sorted([future.done(), town.ended.is_set()]) == [False, True]
         assert future.code() is Code.UNAVAILABLE
         assert town.ended.wait(100.0)
@@ -182,8 +182,8 @@ def test_the_other_side_of_a_half_open_connection_finds_out(seed: int) -> None:
 
 def test_who_sends_on_a_half_open_connection_learns_of_it_at_once() -> None:
     def test(town: Town) -> None:
-        listening = town.run(town.server, lambda: town.world.socket.create_server(("127.0.0.1", PORT)))
-        near = town.run(town.client, lambda: town.world.socket.create_connection(("127.0.0.1", PORT)))
+        listening = town.run(town.server, lambda: town.world.sockets.create_server(("127.0.0.1", PORT)))
+        near = town.run(town.client, lambda: town.world.sockets.create_connection(("127.0.0.1", PORT)))
         far = town.run(town.server, lambda: listening.accept()[0])
         town.network.half_open(everything)
         lost: list[int] = []
@@ -196,7 +196,7 @@ def test_who_sends_on_a_half_open_connection_learns_of_it_at_once() -> None:
                     except OSError:
                         lost.append(number)
                         return
-                    town.world.time.sleep(0.01)
+                    town.world.clocks.sleep(0.01)
 
             town.run(process, send)
         told, found_out = sorted(lost)
@@ -285,7 +285,7 @@ def test_a_partition_that_does_not_heal(direction: Any) -> None:
 
         def connect() -> None:
             with pytest.raises(TimeoutError):
-                town.world.socket.create_connection(("127.0.0.1", PORT), timeout=1.0)
+                town.world.sockets.create_connection(("127.0.0.1", PORT), timeout=1.0)
 
         town.run(town.client, connect)
 
@@ -316,7 +316,7 @@ def test_slow_connections(seed: int) -> None:
         before_s = town.now_s
         assert town.call(town.channel(), wait_for_ready=True) == b"a"
         assert town.now_s - before_s > 0.2
-        town.world.time.sleep(3010.0 - town.now_s)
+        town.world.clocks.sleep(3010.0 - town.now_s)
         before_s = town.now_s
         assert town.call(channel) == b"a"
         assert town.now_s - before_s < 1.0
@@ -334,7 +334,7 @@ def test_what_is_under_way_when_a_connection_is_fast_again_comes_soon(seed: int)
         assert town.call(channel) == b"a"
         town.network.slow(everything, 1e6, 2.0)
         calls = [town.run(town.client, lambda: channel.unary_unary(ONE).future(b"a")) for _ in range(3)]
-        town.world.time.sleep(2.0 + 10 * LATE_S)
+        town.world.clocks.sleep(2.0 + 10 * LATE_S)
         assert [call.done() for call in calls] == [True] * 3
 
     in_town(test, seed)
@@ -445,10 +445,10 @@ def test_messages_in_flight_are_lost_and_never_reordered() -> None:
                 list(channel.stream_stream(BOTH)(iter(sent)))
 
         town.begin(town.client, stream)
-        assert town.world.time.sleep(town.network.chance.uniform(0.002, 0.02)) is None
+        assert town.world.clocks.sleep(town.network.chance.uniform(0.002, 0.02)) is None
         town.network.cut(everything)
         town.world.until(town.ended.is_set)
-        town.world.time.sleep(0.1)
+        town.world.clocks.sleep(0.1)
         got = [each for each in town.told if each != "lost"]
         assert got == sent[: len(got)]
         lengths.add(len(got))
@@ -471,9 +471,9 @@ def test_connections_overtake_each_other() -> None:
 
     def test(town: Town) -> None:
         seen: list[bytes] = []
-        listening = town.run(town.server, lambda: town.world.socket.create_server(("127.0.0.1", PORT)))
+        listening = town.run(town.server, lambda: town.world.sockets.create_server(("127.0.0.1", PORT)))
         near = [
-            town.run(town.client, lambda: town.world.socket.create_connection(("127.0.0.1", PORT))) for _ in range(2)
+            town.run(town.client, lambda: town.world.sockets.create_connection(("127.0.0.1", PORT))) for _ in range(2)
         ]
         far = [town.run(town.server, lambda: listening.accept()[0]) for _ in near]
         for each in far:
@@ -538,9 +538,9 @@ def test_a_run_that_was_stopped_in_the_middle_leaves_nothing() -> None:
     def test(town: Town) -> None:
         town.serve()
         town.under_way(town.channel())
-        listening = town.run(town.server, lambda: town.world.socket.create_server(("127.0.0.1", PORT + 1)))
+        listening = town.run(town.server, lambda: town.world.sockets.create_server(("127.0.0.1", PORT + 1)))
         town.begin(town.server, listening.accept)
-        near = town.run(town.client, lambda: town.world.socket.create_connection(("127.0.0.1", PORT + 1)))
+        near = town.run(town.client, lambda: town.world.sockets.create_connection(("127.0.0.1", PORT + 1)))
         town.begin(town.client, lambda: near.recv(1, socket.MSG_WAITALL))
 
     for carrier in CARRIERS:
@@ -558,7 +558,7 @@ def test_a_loss_may_seem_to_be_the_end_of_a_stream() -> None:
     seen = set()
 
     def test(town: Town) -> None:
-        going = town.world.threading.Event()
+        going = town.world.threads.Event()
 
         def requests() -> Iterator[bytes]:
             yield b"a"
@@ -568,10 +568,10 @@ def test_a_loss_may_seem_to_be_the_end_of_a_stream() -> None:
         channel = town.channel()
         call = town.run(town.client, lambda: channel.stream_stream(BOTH)(requests()))
         town.run(town.client, lambda: next(call))
-        town.world.time.sleep(LATE_S)
+        town.world.clocks.sleep(LATE_S)
         town.network.cut(everything)
         assert town.ended.wait(1.0)
-        town.world.time.sleep(0.1)
+        town.world.clocks.sleep(0.1)
         seen.add(tuple(town.told))
 
     for seed in range(20):

@@ -43,10 +43,10 @@ class Conversation:
     def __init__(self, world: World) -> None:
         self.world = world
         self.said: list[Any] = []
-        self._asks: Any = world.queue.SimpleQueue()
-        self._orders: Any = world.queue.SimpleQueue()
-        self._done: Any = world.queue.SimpleQueue()
-        self._ended = world.threading.Event()
+        self._asks: Any = world.queues.SimpleQueue()
+        self._orders: Any = world.queues.SimpleQueue()
+        self._done: Any = world.queues.SimpleQueue()
+        self._ended = world.threads.Event()
         self._number = 0
         self._is_closed = False
 

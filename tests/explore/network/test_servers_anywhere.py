@@ -26,9 +26,9 @@ class Gate:
     """A handler that waits until it may go on, and says when its calls end."""
 
     def __init__(self, world: World) -> None:
-        self.begun = world.threading.Semaphore(0)
-        self.may = world.threading.Event()
-        self.ended = world.threading.Semaphore(0)
+        self.begun = world.threads.Semaphore(0)
+        self.may = world.threads.Event()
+        self.ended = world.threads.Semaphore(0)
 
     def answer(self, request: bytes, context: Any) -> bytes:
         context.add_callback(self.ended.release)
@@ -91,7 +91,7 @@ def test_a_server_that_stops_lets_calls_end(world: World) -> None:
 
 @everywhere
 def test_a_server_that_stops_is_down_once_all_calls_have_ended(world: World) -> None:
-    begun, may = world.threading.Event(), world.threading.Event()
+    begun, may = world.threads.Event(), world.threads.Event()
 
     def answer(request: bytes, _: Any) -> bytes:
         begun.set()
@@ -102,11 +102,11 @@ def test_a_server_that_stops_is_down_once_all_calls_have_ended(world: World) -> 
     with world.serving(handlers) as (server, port), world.channel(port) as channel:
         future = channel.unary_unary(ONE).future(b"a")
         assert begun.wait(GUARD_S)
-        before_s = world.time.monotonic()
+        before_s = world.clocks.monotonic()
         down = server.stop(10 * GUARD_S)
         may.set()
         assert down.wait(GUARD_S)
-        assert world.time.monotonic() - before_s < GUARD_S
+        assert world.clocks.monotonic() - before_s < GUARD_S
         assert future.result() == b"a"
 
 
@@ -137,7 +137,7 @@ def test_a_server_that_stops_without_grace_cuts_calls_at_once(world: World) -> N
 
 @everywhere
 def test_answers_of_a_call_that_has_ended_outlive_the_server(world: World) -> None:
-    ended = world.threading.Event()
+    ended = world.threads.Event()
 
     def answer(_: bytes, context: Any) -> Iterator[bytes]:
         context.add_callback(ended.set)
@@ -149,7 +149,7 @@ def test_answers_of_a_call_that_has_ended_outlive_the_server(world: World) -> No
         call = channel.unary_stream(MANY)(b"")
         assert ended.wait(GUARD_S)
         assert server.stop(None).wait(GUARD_S)
-    world.time.sleep(0.02)
+    world.clocks.sleep(0.02)
     assert list(call) == [b"a", b"b"]
     channel.close()
 
@@ -200,7 +200,7 @@ def test_a_channel_finds_the_next_server(world: World) -> None:
 @everywhere
 def test_a_port_is_taken_once(world: World) -> None:
     with world.serving(echo()) as (_, port):
-        pool = world.futures.ThreadPoolExecutor(1)
+        pool = world.pools.ThreadPoolExecutor(1)
         other = world.grpc.server(pool, options=(("grpc.so_reuseport", 0),))
         with pytest.raises(RuntimeError):
             other.add_insecure_port(f"127.0.0.1:{port}")
@@ -217,7 +217,7 @@ def test_calls_wait_for_a_thread(world: World) -> None:
     with world.serving(gate.handlers, threads=2) as (_, port), world.channel(port) as channel:
         futures = [channel.unary_unary(ONE).future(b"%d" % n) for n in range(5)]
         gate.wait_for_calls(2)
-        world.time.sleep(0.02)
+        world.clocks.sleep(0.02)
         assert not gate.begun.acquire(blocking=False)
         gate.may.set()
         assert [each.result(timeout=GUARD_S) for each in futures] == [b"%d" % n for n in range(5)]
@@ -249,10 +249,10 @@ def test_a_handler_may_have_threads_of_its_own(world: World) -> None:
     gate, names = Gate(world), []
 
     def answer(request: bytes, _: Any) -> bytes:
-        names.append(world.threading.current_thread().name)
+        names.append(world.threads.current_thread().name)
         return request
 
-    own = world.futures.ThreadPoolExecutor(1, thread_name_prefix="own")
+    own = world.pools.ThreadPoolExecutor(1, thread_name_prefix="own")
     answer.experimental_thread_pool = own  # type: ignore[attr-defined]
     handlers = {**gate.handlers, "Own": grpc.unary_unary_rpc_method_handler(answer)}
     with world.serving(handlers, threads=1) as (_, port), world.channel(port) as channel:
@@ -334,7 +334,7 @@ def test_registered_and_generic_handlers(world: World) -> None:
             method = details.method.encode()
             return grpc.unary_unary_rpc_method_handler(lambda *_: method) if b"Any" in method else None
 
-    pool = world.futures.ThreadPoolExecutor(2)
+    pool = world.pools.ThreadPoolExecutor(2)
     server = world.grpc.server(pool, handlers=(Anything(),))
     server.add_registered_method_handlers("test.Registered", echo())
     port = server.add_insecure_port("127.0.0.1:0")

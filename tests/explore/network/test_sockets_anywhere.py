@@ -16,8 +16,8 @@ from support.worlds import GUARD_S, World, everywhere
 @contextmanager
 def connected(world: World) -> Iterator[tuple[Any, Any]]:
     """Both sockets of a connection: of who connected, and of who listened."""
-    with world.socket.create_server(("127.0.0.1", 0)) as listening:
-        near = world.socket.create_connection(listening.getsockname(), timeout=GUARD_S)
+    with world.sockets.create_server(("127.0.0.1", 0)) as listening:
+        near = world.sockets.create_connection(listening.getsockname(), timeout=GUARD_S)
         far, address = listening.accept()
         assert address == near.getsockname()
     # With a timeout, Python asks the kernel for what is there already.
@@ -58,11 +58,11 @@ def test_bytes_come_in_order_both_ways(world: World) -> None:
 
 @everywhere
 def test_both_ends_know_their_names(world: World) -> None:
-    with world.socket.create_server(("", 0)) as listening:
+    with world.sockets.create_server(("", 0)) as listening:
         host, port = listening.getsockname()
         assert ipaddress.ip_address(host).is_unspecified
         assert port > 0
-        near = world.socket.create_connection(("localhost", port))
+        near = world.sockets.create_connection(("localhost", port))
         far, address = listening.accept()
         assert near.getpeername() == ("127.0.0.1", port) == far.getsockname()
         assert near.getsockname() == address == far.getpeername()
@@ -100,7 +100,7 @@ def test_places_are_filled_one_after_another(world: World) -> None:
         def send() -> None:
             for each in (b"ab", b"cde", b"f", b"g!"):
                 near.sendall(each)
-                world.time.sleep(0.002)
+                world.clocks.sleep(0.002)
 
         sending = world.start(send)
         count, ancillary, _, _ = far.recvmsg_into([first, memoryview(second)], 0, socket.MSG_WAITALL)
@@ -166,9 +166,9 @@ def test_timeouts(world: World) -> None:
         with pytest.raises(BlockingIOError):
             far.recv(1)
         far.settimeout(None)
-        world.start(lambda: (world.time.sleep(0.02), near.sendall(b"a")))
+        world.start(lambda: (world.clocks.sleep(0.02), near.sendall(b"a")))
         assert far.recv(1) == b"a"
-    with world.socket.create_server(("127.0.0.1", 0)) as listening:
+    with world.sockets.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.02)
         with pytest.raises(TimeoutError):
             listening.accept()
@@ -215,9 +215,9 @@ def test_half_an_end_leaves_the_other_direction(world: World) -> None:
 @everywhere
 def test_shutting_down_wakes_who_reads(world: World) -> None:
     with connected(world) as (near, far):
-        got: Any = world.queue.SimpleQueue()
+        got: Any = world.queues.SimpleQueue()
         reading = world.start(lambda: got.put(far.recv(1)))
-        world.time.sleep(0.01)
+        world.clocks.sleep(0.01)
         far.shutdown(socket.SHUT_RDWR)
         assert got.get(timeout=GUARD_S) == b""
         reading.join(GUARD_S)
@@ -246,7 +246,7 @@ def test_sending_to_who_has_closed_breaks_the_connection(world: World) -> None:
         def send() -> None:
             for _ in range(1000):
                 near.sendall(b"a")
-                world.time.sleep(0.002)
+                world.clocks.sleep(0.002)
 
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             send()
@@ -280,7 +280,7 @@ def test_what_came_before_a_reset_is_still_read(world: World) -> None:
         world.until(lambda: near.recv(1, socket.MSG_PEEK) == b"y")
         far.close()
         # Until it is known, there is nothing to be seen of it.
-        world.time.sleep(0.05)
+        world.clocks.sleep(0.05)
         assert near.recv(1) == b"y"
         with pytest.raises(ConnectionResetError):
             near.recv(1)
@@ -315,19 +315,19 @@ def test_copies_share_a_shutdown(world: World) -> None:
 
 @everywhere
 def test_nobody_listens(world: World) -> None:
-    with world.socket.create_server(("127.0.0.1", 0)) as listening:
+    with world.sockets.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
-        assert number_of(lambda: world.socket.create_server(address)) == errno.EADDRINUSE
+        assert number_of(lambda: world.sockets.create_server(address)) == errno.EADDRINUSE
     with pytest.raises(ConnectionRefusedError):
-        world.socket.create_connection(address, timeout=GUARD_S)
-    with world.socket.create_server(address):
-        world.socket.create_connection(address, timeout=GUARD_S).close()
+        world.sockets.create_connection(address, timeout=GUARD_S)
+    with world.sockets.create_server(address):
+        world.sockets.create_connection(address, timeout=GUARD_S).close()
 
 
 @everywhere
 def test_the_end_of_listening_wakes_who_accepts(world: World) -> None:
-    listening = world.socket.create_server(("127.0.0.1", 0))
-    errors: Any = world.queue.SimpleQueue()
+    listening = world.sockets.create_server(("127.0.0.1", 0))
+    errors: Any = world.queues.SimpleQueue()
 
     def accept() -> None:
         try:
@@ -336,7 +336,7 @@ def test_the_end_of_listening_wakes_who_accepts(world: World) -> None:
             errors.put(error.errno)
 
     accepting = world.start(accept)
-    world.time.sleep(0.01)
+    world.clocks.sleep(0.01)
     listening.shutdown(socket.SHUT_RDWR)
     assert errors.get(timeout=GUARD_S) == errno.EINVAL
     accepting.join(GUARD_S)
@@ -346,8 +346,8 @@ def test_the_end_of_listening_wakes_who_accepts(world: World) -> None:
 
 @everywhere
 def test_connections_that_nobody_accepted_end_with_who_listened(world: World) -> None:
-    listening = world.socket.create_server(("127.0.0.1", 0))
-    with world.socket.create_connection(listening.getsockname(), timeout=GUARD_S) as near:
+    listening = world.sockets.create_server(("127.0.0.1", 0))
+    with world.sockets.create_connection(listening.getsockname(), timeout=GUARD_S) as near:
         listening.close()
         with pytest.raises(ConnectionResetError):
             near.recv(1)
@@ -355,8 +355,8 @@ def test_connections_that_nobody_accepted_end_with_who_listened(world: World) ->
 
 @everywhere
 def test_connections_are_accepted_in_order_and_later(world: World) -> None:
-    with world.socket.create_server(("127.0.0.1", 0), backlog=8) as listening:
-        near = [world.socket.create_connection(listening.getsockname(), timeout=GUARD_S) for _ in range(3)]
+    with world.sockets.create_server(("127.0.0.1", 0), backlog=8) as listening:
+        near = [world.sockets.create_connection(listening.getsockname(), timeout=GUARD_S) for _ in range(3)]
         for number, each in enumerate(near):
             each.sendall(b"%d" % number)
         far = [listening.accept()[0] for _ in near]
@@ -367,26 +367,26 @@ def test_connections_are_accepted_in_order_and_later(world: World) -> None:
 
 @everywhere
 def test_sockets_that_are_not_connected(world: World) -> None:
-    with world.socket.socket() as lonely:
+    with world.sockets.Socket() as lonely:
         assert number_of(lambda: lonely.recv(1)) == errno.ENOTCONN
         assert number_of(lambda: lonely.shutdown(socket.SHUT_RDWR)) == errno.ENOTCONN
         lonely.bind(("127.0.0.1", 0))
         port = lonely.getsockname()[1]
         assert port > 0
     lonely.close()
-    with world.socket.create_server(("127.0.0.1", port)):
+    with world.sockets.create_server(("127.0.0.1", port)):
         pass
-    with world.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with world.sockets.Socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("127.0.0.1", 9))
         assert probe.getsockname()[0] == "127.0.0.1"
 
 
 @everywhere
 def test_names_of_hosts(world: World) -> None:
-    found = world.socket.getaddrinfo("localhost", 80, socket.AF_INET, type=socket.SOCK_STREAM)
+    found = world.sockets.getaddrinfo("localhost", 80, socket.AF_INET, type=socket.SOCK_STREAM)
     assert (found[0][0], found[0][1], found[0][4]) == (socket.AF_INET, socket.SOCK_STREAM, ("127.0.0.1", 80))
-    assert world.socket.getaddrinfo("10.1.2.3", None)[0][4] == ("10.1.2.3", 0)
+    assert world.sockets.getaddrinfo("10.1.2.3", None)[0][4] == ("10.1.2.3", 0)
     with pytest.raises(socket.gaierror):
-        world.socket.getaddrinfo("nobody.invalid", 80)
+        world.sockets.getaddrinfo("nobody.invalid", 80)
     with pytest.raises(socket.gaierror):
-        world.socket.create_connection(("nobody.invalid", 80), timeout=GUARD_S)
+        world.sockets.create_connection(("nobody.invalid", 80), timeout=GUARD_S)

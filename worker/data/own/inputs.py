@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 from taihu.core.process.programs.user_code import explained
+from taihu.core.system.threads import Lock
 from taihu.worker.data.base.dataset import Rows, Targets
 from taihu.worker.data.base.statistics import Statistics, image_statistics, read_statistics, spread_rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from taihu.core.system.threads import spawn
 from taihu.kernels.futex import publish, wait_awake_until
 
 __all__ = ["SOLO", "IdleTeam", "Team"]
@@ -52,7 +52,7 @@ class Team:
         # A cache line for each, so that members do not slow each other down.
         self._orders = _Orders(np.zeros(8 * threads, np.int64))
         for lane in range(1, threads):
-            threading.Thread(target=_serve, args=(self._orders, lane), name=f"compute-{lane}", daemon=True).start()
+            spawn(f"compute-{lane}", _serve, self._orders, lane)
         if threads > 1:
             weakref.finalize(self, _end, self._orders)
 

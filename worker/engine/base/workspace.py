@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from taihu.core.system.mappings import MADV_DONTNEED
 from taihu.worker.memory.pages import private_memory
-
-__all__ = ["Array", "BufferPool", "Workspace"]
 
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -125,4 +123,4 @@ class _Block:
 
     def give_back(self) -> None:
         """Return the memory to the system; the addresses stay reserved until no view is left."""
-        self._memory.madvise(mmap.MADV_DONTNEED)
+        self._memory.madvise(MADV_DONTNEED)

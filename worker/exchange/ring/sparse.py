@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -27,6 +26,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.planner.sparse_route import SparseAlgorithm as Way
+from taihu.core.system.threads import Lock
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At
@@ -75,7 +75,7 @@ class SparseRoute(Route):
         self._optimizer.warm_up()
         self._sums = {way: RankOrderSum() for way in Way}
         # Receivers of several peers may complete parts at the same time.
-        self._applying = threading.Lock()
+        self._applying = Lock()
         self._total = np.zeros(plan.layout.elements if self._is_dense else 0, dtype=np.float32)
         self._at = At(0, 0)
         self._plan = plan

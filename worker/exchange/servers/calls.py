@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
@@ -15,6 +14,7 @@ from taihu.core.base.errors import DamagedFrameError, ExchangeError, FrameError,
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import FrameSpec
+from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.retry import call_until_reachable
 from taihu.core.wire.base.status import error_from_rpc
@@ -93,7 +93,7 @@ class ServerCalls:
         timeout_s = self._job.exchange.timeout_s
 
         # gRPC may still read the requests of a call that broke while the next one begins.
-        reading = threading.Lock()
+        reading = Lock()
         calls = 0
 
         def requests(number: int) -> Iterator[pb.InitializeRequest]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from taihu.core.job.security import security_of
 from taihu.core.planner.carriage import carriers_of
 from taihu.core.planner.partition import FrameSpec, Framing, Shard
 from taihu.core.security.identity import member_name
+from taihu.core.system.threads import Condition, Event, Lock
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.frames.format import HEADER_BYTES
@@ -89,7 +89,7 @@ class ServerLink:
         self._arrived_s = self._send_start_s = 0.0
         self._under_way = FramesUnderWay[Pushed](job.exchange.window_frames)
         # Guards what is under way, `sent_bytes`, and the order in which frames are sent.
-        self._ordering = threading.Condition(threading.Lock())
+        self._ordering = Condition(Lock())
         self._is_writing = self._abandoned = False
         origin = Origin(self.peer, Sender(job.name, 0), f"worker {identity.rank}", job.patience)
         self._link = FrameLink(
@@ -203,7 +203,7 @@ class ServerLink:
         with self._ordering:
             self._answers.cancel()
             self._under_way = FramesUnderWay[Pushed](self._job.exchange.window_frames)
-        sent = threading.Event()
+        sent = Event()
         self._link.after(sent.set)
         while not self._abandoned and not sent.wait(_LOOK_AGAIN_S):
             pass

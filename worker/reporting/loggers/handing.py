@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -13,6 +10,9 @@ from typing import Final
 
 from taihu.core.base.words import one_line
 from taihu.core.job.loggers import Kind, LoggedRow, Logger, State
+from taihu.core.system.clocks import monotonic
+from taihu.core.system.queues import Full, Queue
+from taihu.core.system.threads import Event, spawn
 from taihu.worker.reporting.loggers.earlier_rows import rows_in
 from taihu.worker.reporting.run_rows import EventNote, OwnNote, Scalars, logged_step, logged_test
 
@@ -80,15 +80,14 @@ class HandedOn:
     ) -> None:
         self._name, self._make, self._kept, self._tables, self._say = name, make, kept, tables, say
         self._patience_s = patience_s
-        self._rows: queue.Queue[LoggedRow | _GoesOn | None] = queue.Queue(_WAITING)
+        self._rows: Queue[LoggedRow | _GoesOn | None] = Queue(_WAITING)
         self._had: Mapping[Kind, int] = {}
         self._last: dict[Kind, int] = {}
         self._state: State = "interrupted"
         self._is_given_up = False
         self._dropped = 0
-        self._is_made = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"logger-{name}", daemon=True)
-        self._thread.start()
+        self._is_made = Event()
+        self._thread = spawn(f"logger-{name}", self._run)
 
     def await_made(self, timeout_s: float) -> None:
         """Return when the logger has been imported and made, or could not be, or the time is over.
@@ -122,11 +121,11 @@ class HandedOn:
 
     def close(self) -> None:
         """Hand on what is left, and tell the logger how the run has ended; waits for it, but not for long."""
-        ends = time.monotonic() + self._patience_s
+        ends = monotonic() + self._patience_s
         if not self._is_given_up:
-            with suppress(queue.Full):
+            with suppress(Full):
                 self._rows.put(None, timeout=self._patience_s)
-        self._thread.join(max(0.0, ends - time.monotonic()))
+        self._thread.join(max(0.0, ends - monotonic()))
         if self._thread.is_alive():
             self._give_up(f"it is not done {self._patience_s:g} s behind the end of the run, which waits no longer")
         if self._dropped and not self._is_given_up:
@@ -137,7 +136,7 @@ class HandedOn:
             return
         try:
             self._rows.put_nowait(row)
-        except queue.Full:
+        except Full:
             self._dropped += 1
             if self._dropped == 1:
                 self._say(

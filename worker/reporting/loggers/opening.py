@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from taihu.core.base.errors import WriteError
 from taihu.core.base.whole_file import writing
 from taihu.core.job import Job
 from taihu.core.job.loggers import LoggedRun, make_logger
+from taihu.core.system.clocks import monotonic
 from taihu.worker.reporting.loggers.handing import HandedOn
 
 __all__ = ["open_loggers"]
@@ -52,9 +52,9 @@ def open_loggers(
         place = folder.absolute()
         run = LoggedRun(place.name, place, kept.absolute(), _settings(job, script), _tags(job, script))
         made.append(HandedOn(name, partial(make_logger, name, run), kept, tables, say))
-    ends = time.monotonic() + _IMPORTS_S
+    ends = monotonic() + _IMPORTS_S
     for each in made:
-        each.await_made(max(0.0, ends - time.monotonic()))
+        each.await_made(max(0.0, ends - monotonic()))
     return made
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +11,8 @@ import wandb
 
 from taihu.core.base.whole_file import write_text
 from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun, State
+from taihu.core.system.chance import random_hex
 from taihu.worker.reporting.loggers.wandb_file import steps_in
-
-__all__ = ["WandbRun"]
 
 _PROJECT: Final = "taihu"
 _CODES: Final[Mapping[State, int]] = {"finished": 0, "stopped": 0, "interrupted": 1, "failed": 1}
@@ -35,7 +33,7 @@ class WandbRun:
         told, kept = self._told, self._told.kept / "id"
         goes_on = kept.exists()
         if not goes_on:
-            write_text(kept, secrets.token_hex(4))
+            write_text(kept, random_hex(4))
         run_id = kept.read_text(encoding="utf-8")
         self._run = wandb.init(
             id=run_id,

@@ -1,0 +1,1 @@
+"""Memory that a process has, may take, finds free, and shares by files."""

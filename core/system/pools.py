@@ -1,0 +1,7 @@
+"""Pools of threads, and results that come later."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+__all__ = ["Future", "ThreadPoolExecutor"]
