@@ -1,1 +1,1 @@
-"""Numba kernels and their NumPy oracles; no I/O, knows nothing of the other packages."""
+"""Numba kernels; no I/O, knows nothing of the other packages."""

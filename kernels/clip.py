@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel, kernel_reassociating
 
-__all__ = ["add_squares", "clip_norm", "clip_values", "scale", "squared_norm"]
-
 _LANE: Final = 2.0**30
 _TOP: Final = 2.0**120
 

@@ -24,8 +24,6 @@ from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.base.memory import memory_at
 from taihu.kernels.crc32c_folding import BLOCK_WORDS, HAS_FOLDING, folded, times_x
 
-__all__ = ["HAS_INSTRUCTION", "checksum_words", "crc32c"]
-
 HAS_INSTRUCTION: Final = (
     sys.platform == "linux"
     and platform.machine() == "x86_64"

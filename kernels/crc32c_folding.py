@@ -16,8 +16,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["BLOCK_WORDS", "HAS_FOLDING", "folded", "times_x"]
-
 HAS_FOLDING: Final = all(binding.get_host_cpu_features().get(each, False) for each in ("avx512f", "vpclmulqdq"))
 """Whether this machine's kernels can fold; elsewhere `folded` may not be compiled."""
 BLOCK_WORDS: Final = 32

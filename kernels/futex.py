@@ -21,8 +21,6 @@ from taihu.kernels.base.atomics import load_acquire, store_release
 from taihu.kernels.base.external import external
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = ["WAIT_LIMIT_S", "publish", "wait_awake_until", "wait_until"]
-
 Words = NDArray[np.int64]
 
 # The longest that `wait_until` sleeps.

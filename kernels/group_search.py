@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = ["Pipeline", "Relaxation", "allow_group", "relax", "run_pipeline", "search", "warm_up"]
-
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 

@@ -15,8 +15,6 @@ from taihu.kernels.base.bits import read_only
 from taihu.kernels.base.half import HALF_KINDS, INFINITY_CODES, HalfKind, add_half, decode, encode, from_half, to_half
 from taihu.kernels.base.jit import kernel
 
-__all__ = ["all_finite_half", "narrow", "sum_half_in_rank_order", "warm_up"]
-
 _MAGNITUDE = np.uint16(0x7FFF)
 
 

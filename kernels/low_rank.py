@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel, kernel_part, kernel_reassociating
 
-__all__ = ["add_and_project", "leave", "product", "project_rows", "warm_up"]
-
 _COLUMNS: Final = 1024
 """Of a block: so many values of each row of `right` and of one row of `matrix` are in the nearest cache together."""
 

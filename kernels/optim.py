@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel
 
-__all__ = ["AdamRule", "SgdRule", "adam", "sgd", "sgd_momentum", "sgd_sparse"]
-
 Values = NDArray[np.float32]
 
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel
 
-__all__ = ["all_finite", "sum_in_rank_order", "warm_up"]
-
 # A packed record makes numba emit loads that assume no alignment, and makes one machine code serve every input:
 # aligned or not. On x86 these loads are as fast as aligned ones.
 _PACKED = np.dtype([("value", np.float32)])

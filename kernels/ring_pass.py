@@ -22,8 +22,6 @@ from taihu.kernels.crc32c import crc32c
 from taihu.kernels.sockets import CALL_WORDS, CAN_RECEIVE, CAN_SEND, poll_two, receive_two, send_two
 from taihu.kernels.sums import accumulate, multiply
 
-__all__ = ["STATE", "Status", "run_pass"]
-
 
 class Status(IntEnum):
     """The reason for which `run_pass` returns."""

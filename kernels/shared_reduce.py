@@ -16,8 +16,6 @@ from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.base.memory import memory_at
 from taihu.kernels.sums import ReduceKind, accumulate, dtype_of, multiply
 
-__all__ = ["reduce_to_all", "warm_up"]
-
 _BLOCK_BYTES = 8 << 10
 
 

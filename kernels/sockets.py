@@ -12,8 +12,6 @@ from taihu.kernels.base.external import external
 from taihu.kernels.base.jit import kernel_part
 from taihu.kernels.base.memory import memory_at
 
-__all__ = ["BROKEN", "CALL_WORDS", "CAN_RECEIVE", "CAN_SEND", "ENDED", "poll_two", "receive_two", "send_two"]
-
 CALL_WORDS: Final = 11
 """The length of the int64 array in which a call describes its memory."""
 ENDED: Final = -1

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from taihu.kernels.base.half import HALF_KINDS, add_codes, scale_codes
 from taihu.kernels.base.jit import kernel
 
-__all__ = ["REDUCE_KINDS", "ReduceKind", "accumulate", "dtype_of", "multiply"]
-
 ReduceKind = Literal["fp32", "fp64", "fp16", "bf16"]
 REDUCE_KINDS: tuple[ReduceKind, ...] = get_args(ReduceKind)
 

@@ -8,27 +8,9 @@ from typing import Annotated
 import typer
 
 from taihu.core.base.errors import FinishedError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.core.process.options import (
-    AdvertiseOption,
-    BindOption,
-    CoordinatorOption,
-    DirectPortOption,
-    JobArgument,
-    JsonOption,
-    LingerOption,
-    LogFormatOption,
-    MetricsPortOption,
-    OnTermOption,
-    ResumeOption,
-    SupervisorOption,
-    TraceOption,
-    TraceStepsOption,
-    VerboseOption,
-    make_tracer,
-    supervised_by,
-)
+from taihu.core.process.options import DaemonOptions, supervised_by
 from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.process.streams import outlive_output
@@ -36,9 +18,8 @@ from taihu.core.process.streams import outlive_output
 __all__ = ["server"]
 
 
-@takes_job_flags
+@takes_options
 def server(
-    job_file: JobArgument = None,
     *,
     rank: Annotated[
         str | None,
@@ -46,24 +27,11 @@ def server(
             "--rank", "--index", metavar="R|dns:NAME", help="Rank of this server, from 0; 0 coordinates the run."
         ),
     ] = None,
-    bind: BindOption = "",
-    advertise: AdvertiseOption = "",
-    direct_port: DirectPortOption = 0,
-    coordinator: CoordinatorOption = None,
-    resume: ResumeOption = None,
-    metrics_port: MetricsPortOption = 0,
-    linger: LingerOption = 0.0,
     hold: Annotated[
         bool,
         typer.Option("--hold", envvar="TAIHU_HOLD", help="After a run that finished, stay until SIGTERM."),
     ] = False,
-    json_file: JsonOption = None,
-    trace: TraceOption = None,
-    trace_steps: TraceStepsOption = None,
-    on_term: OnTermOption = "stop",
-    log_format: LogFormatOption = "auto",
-    verbose: VerboseOption = False,
-    supervisor: SupervisorOption = None,
+    process: DaemonOptions,
     flags: JobFlags,
 ) -> int:
     """Run one parameter server until its run has ended.
@@ -79,7 +47,7 @@ def server(
       taihu server job.toml --rank dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
     interrupts = Interrupts()
-    supervised_by(supervisor, interrupts)
+    supervised_by(process.supervisor, interrupts)
     outlive_output()
     with importing_much():
         from taihu.core.checkpoint.keepers import recovers, tell_finished
@@ -91,32 +59,35 @@ def server(
         from taihu.core.wire.base.log import configure_logs
         from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 
-    own: dict[str, dict[str, object]] = {"cluster": {"coordinator": coordinator}, "checkpoint": {"resume": resume}}
-    job = flags.resolve(job_file, own, launched=True)
-    interrupts.install(leaves=on_term == "leave" and recovers(job))
+    own: dict[str, dict[str, object]] = {
+        "cluster": {"coordinator": process.coordinator},
+        "checkpoint": {"resume": process.resume},
+    }
+    job = flags.resolve(process.job_file, own, launched=True)
+    interrupts.install(leaves=process.on_term == "leave" and recovers(job))
     interrupts.are_heard()
     if tell_finished(job):
         if hold:
-            _stay(metrics_port, bind, interrupts)
+            _stay(process.metrics_port, process.bind, interrupts)
         return 0
-    check_writable(json_file, trace)
+    check_writable(process.json_file, process.trace)
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "server", job) or 0
     wall = WallClock()
-    configure_logs(log_format, verbose=verbose, wall=wall, role="server", rank=place)
+    configure_logs(process.log_format, verbose=process.verbose, wall=wall, role="server", rank=place)
     options = ServerOptions(
         index=place,
-        bind=bind,
-        advertise=advertise,
-        direct_port=direct_port,
-        metrics_port=metrics_port,
-        linger_s=linger,
+        bind=process.bind,
+        advertise=process.advertise,
+        direct_port=process.direct_port,
+        metrics_port=process.metrics_port,
+        linger_s=process.linger,
         hold=hold,
-        trace=trace,
-        tracer=make_tracer(trace, trace_steps),
+        trace=process.trace,
+        tracer=process.tracer(),
         interrupts=interrupts,
         chaos=chaos_of(job, f"server {place}", wall),
-        notices=Notices(are_read=supervisor is not None),
+        notices=Notices(are_read=process.supervisor is not None),
     )
     with ServerDaemon(job, options) as daemon:
         typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
@@ -125,8 +96,8 @@ def server(
         except FinishedError as error:
             typer.echo(str(error))
             return 0
-        if json_file is not None:
-            write_json(json_file, daemon.results())
+        if process.json_file is not None:
+            write_json(process.json_file, daemon.results())
     return EXIT_INTERRUPTED if state is RunState.STOPPED else 0
 
 

@@ -24,7 +24,7 @@ from taihu.core.job.run_folder import describe_run
 from taihu.core.process.entry import InterruptedRunError, Interrupts
 from taihu.core.system.signals import SIGINT, set_handler
 from taihu.core.system.threads import current_thread, main_thread
-from taihu.local.display import make_display
+from taihu.local.display.display import make_display
 from taihu.local.run import LocalRun, check_job, prepare
 from taihu.local.training import LocalTraining
 from taihu.worker.data.load import load_dataset

@@ -8,30 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from taihu.core.base.errors import ConfigError, WriteError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.core.process.options import (
-    AdvertiseOption,
-    BindOption,
-    CoordinatorOption,
-    DirectPortOption,
-    JobArgument,
-    JsonOption,
-    LingerOption,
-    LogFormatOption,
-    MetricsPortOption,
-    OnTermOption,
-    ResumeOption,
-    RunDirOption,
-    SaveOption,
-    SupervisorOption,
-    TraceOption,
-    TraceStepsOption,
-    VerboseOption,
-    from_here,
-    make_tracer,
-    supervised_by,
-)
+from taihu.core.process.options import DaemonOptions, RunDirOption, SaveOption, from_here, supervised_by
 from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.process.streams import outlive_output
@@ -47,29 +26,15 @@ _HEALTH_THREADS = 2
 _GOES_ON = "the run goes on without it"
 
 
-@takes_job_flags
+@takes_options
 def worker(
-    job_file: JobArgument = None,
     *,
     rank: Annotated[
         str | None, typer.Option("--rank", metavar="R|dns:NAME", help="Rank of this worker, from 0.")
     ] = None,
-    coordinator: CoordinatorOption = None,
-    bind: BindOption = "",
-    advertise: AdvertiseOption = "",
-    direct_port: DirectPortOption = 0,
     run_dir: RunDirOption = None,
     save: SaveOption = None,
-    resume: ResumeOption = None,
-    metrics_port: MetricsPortOption = 0,
-    linger: LingerOption = 0.0,
-    json_file: JsonOption = None,
-    trace: TraceOption = None,
-    trace_steps: TraceStepsOption = None,
-    on_term: OnTermOption = "stop",
-    log_format: LogFormatOption = "auto",
-    verbose: VerboseOption = False,
-    supervisor: SupervisorOption = None,
+    process: DaemonOptions,
     agent: Annotated[int, typer.Option("--agent", hidden=True, help="The life of the agent that runs it.")] = 0,
     run_dir_is_made: Annotated[bool, typer.Option("--run-dir-is-made", hidden=True)] = False,
     flags: JobFlags,
@@ -90,7 +55,7 @@ def worker(
       taihu worker job.toml --rank 0 --resume auto --set checkpoint.dir=/shared/checkpoints      begins, or goes on
     """  # noqa: D301
     interrupts = Interrupts()
-    supervised_by(supervisor, interrupts, is_replaced=agent != 0)
+    supervised_by(process.supervisor, interrupts, is_replaced=agent != 0)
     outlive_output()
     with importing_much():
         from taihu.core.checkpoint.keepers import recovers, tell_finished
@@ -106,28 +71,32 @@ def worker(
         from taihu.worker.preflight import check_trains
 
     own: dict[str, dict[str, object]] = {
-        "cluster": {"coordinator": coordinator},
+        "cluster": {"coordinator": process.coordinator},
         "run": {"dir": run_dir, "save": from_here(save)},
-        "checkpoint": {"resume": resume},
+        "checkpoint": {"resume": process.resume},
     }
-    job = flags.resolve(job_file, own, launched=True)
+    job = flags.resolve(process.job_file, own, launched=True)
     if tell_finished(job):
         return 0
     check_trains(job)
-    check_writable(json_file, save, trace)
-    interrupts.install(leaves=on_term == "leave" and recovers(job))
+    check_writable(process.json_file, save, process.trace)
+    interrupts.install(leaves=process.on_term == "leave" and recovers(job))
     interrupts.are_heard()
     job = find_coordinator(job)
     place = find_rank(rank, os.environ, "worker", job)
     if place is None:
         raise ConfigError("rank unknown: give --rank, or RANK in the environment")
-    files = prepare_run(job, job_file, made=run_dir_is_made, goes_on=recovers(job)) if place == 0 else RunFiles()
+    files = (
+        prepare_run(job, process.job_file, made=run_dir_is_made, goes_on=recovers(job)) if place == 0 else RunFiles()
+    )
     wall = WallClock()
-    configure_logs(log_format, verbose=verbose, wall=wall, role="worker", rank=place)
-    listen = listen_options(job, "worker", place, bind=bind, advertise=advertise, direct_port=direct_port)
+    configure_logs(process.log_format, verbose=process.verbose, wall=wall, role="worker", rank=place)
+    listen = listen_options(
+        job, "worker", place, bind=process.bind, advertise=process.advertise, direct_port=process.direct_port
+    )
     listener, health = _listening(job, place, listen)
 
-    notices = Notices(are_read=supervisor is not None)
+    notices = Notices(are_read=process.supervisor is not None)
 
     def tell(results: dict[str, Any]) -> None:
         for path in files.results:
@@ -135,20 +104,20 @@ def worker(
                 write_json(path, results)
             except WriteError as error:
                 notices.say(f"{error}; {_GOES_ON}")
-        if json_file is not None and json_file not in files.results:
-            write_json(json_file, results)
+        if process.json_file is not None and process.json_file not in files.results:
+            write_json(process.json_file, results)
 
     options = WorkerOptions(
         rank=place,
         agent=agent,
-        metrics_port=metrics_port,
-        linger_s=linger,
+        metrics_port=process.metrics_port,
+        linger_s=process.linger,
         health=health,
         listen=listen,
         listener=listener,
         files=files,
-        trace=trace,
-        tracer=make_tracer(trace, trace_steps),
+        trace=process.trace,
+        tracer=process.tracer(),
         interrupts=interrupts,
         tell=tell,
         chaos=chaos_of(job, f"worker {place}", wall),
@@ -156,7 +125,7 @@ def worker(
         notices=notices,
     )
     results = WorkerDaemon(job, options).run()
-    if results["not_saved"] and not results["stopped"] and supervisor is None:
+    if results["not_saved"] and not results["stopped"] and process.supervisor is None:
         raise WriteError(f"the model was not saved: {results['not_saved']}")
     return EXIT_INTERRUPTED if results["stopped"] else 0
 

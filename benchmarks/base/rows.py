@@ -6,12 +6,15 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["in_page", "load_rows", "publish", "save_picture", "save_rows", "train_missing"]
+__all__ = ["in_lines", "in_page", "load_rows", "publish", "save_picture", "save_rows", "train_missing"]
+
+_LETTERS: Final = 120
 
 
 def load_rows(path: Path | None) -> list[dict[str, Any]]:
@@ -22,7 +25,27 @@ def load_rows(path: Path | None) -> list[dict[str, Any]]:
 def save_rows(path: Path | None, rows: Sequence[dict[str, Any]]) -> None:
     """Write all of them, if there is a path."""
     if path is not None:
-        path.write_text(json.dumps(rows, indent=1) + "\n")
+        path.write_text(in_lines(rows) + "\n")
+
+
+def in_lines(value: Any, indent: int = 0) -> str:
+    """JSON in lines of at most 120 letters, where no value by itself is longer: what fits on a line stands on it."""
+    whole = json.dumps(value)
+    if not isinstance(value, dict | list | tuple) or indent + len(whole) <= _LETTERS:
+        return whole
+    inner = " " * (indent + 1)
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(str(key))}: {in_lines(each, indent + 1)}" for key, each in value.items()]
+    elif all(isinstance(each, int | float) for each in value):
+        return (
+            "[\n"
+            + textwrap.fill(whole[1:-1], _LETTERS, initial_indent=inner, subsequent_indent=inner)
+            + f"\n{inner[1:]}]"
+        )
+    else:
+        parts = [in_lines(each, indent + 1) for each in value]
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}\n{inner}" + f",\n{inner}".join(parts) + f"\n{inner[1:]}{end}"
 
 
 def save_picture(figure: Any, path: Path) -> None:

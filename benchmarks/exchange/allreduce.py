@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.base.network import run_ranks
+from benchmarks.base.rows import save_rows
 from taihu.cli.planning.link_rate import parse_rate
 
 __all__ = ["measure"]
@@ -85,8 +86,7 @@ def main() -> None:
             measured = measure(rate, ranks, options.sizes, options.rounds, extra)
             print("\n".join(map(_row, measured)), flush=True)
             rows += measured
-            if options.json is not None:
-                options.json.write_text(json.dumps(rows, indent=1) + "\n")
+            save_rows(options.json, rows)
 
 
 if __name__ == "__main__":

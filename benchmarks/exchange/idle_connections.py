@@ -27,6 +27,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any, Final, Self
 
+from benchmarks.base.rows import save_rows
 from taihu.core.process.programs.preparation import allow_open_files
 from taihu.core.wire.base.address import free_port
 
@@ -182,8 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for connections in (0, options.connections):
             rows.append(measure(connections, options.steps))
             print(json.dumps(rows[-1]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    save_rows(options.json, rows)
     alone, beside = (
         median(row["seconds_per_step"] for row in rows if bool(row["connections"]) is busy) for busy in (False, True)
     )

@@ -22,6 +22,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from benchmarks.base.rows import in_lines
+
 __all__ = ["WAYS", "draw", "train"]
 
 _BY_PASS = ("--exchange", "ring", "--fc", "shard", "--set", "exchange.fc_update=pass")
@@ -93,7 +95,7 @@ def main() -> None:
             curves[way] = train(way, options.workers, options.batch, common)["evaluations"]
         cells = " | ".join(f"{100 * evaluation['test_accuracy']:.2f} %" for evaluation in curves[way])
         print(f"| {way} | {cells} |", flush=True)
-        options.json.write_text(json.dumps(curves, indent=1) + "\n")
+        options.json.write_text(in_lines(curves) + "\n")
     draw(curves, options.draw, f"{options.model} on {options.data}, {options.workers} workers, batch {options.batch}")
 
 

@@ -1,1 +1,1 @@
-"""PyTorch loops and the backend of torch.distributed, beside others and against oracles."""
+"""PyTorch loops and scripts, beside others and against oracles."""

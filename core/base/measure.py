@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["late_after", "spread"]
-
 _FEWEST: Final = 5
 _DEVIATIONS: Final = 8.0
 _LEAST_S: Final = 1.0

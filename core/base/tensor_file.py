@@ -10,8 +10,6 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["TensorSlot", "header_of", "write_values"]
-
 _LENGTH_BYTES: Final = 8
 _ALIGNMENT: Final = 8
 _NAMES: Final = {"f2": "F16", "f4": "F32", "f8": "F64", "i4": "I32", "i8": "I64", "u1": "U8", "u2": "U16"}

@@ -11,18 +11,6 @@ from typing import Final
 
 from taihu.core.base.errors import WriteError
 
-__all__ = [
-    "cannot_write",
-    "make_durably",
-    "make_folder",
-    "replaced",
-    "reserve",
-    "synchronize",
-    "write_bytes",
-    "write_text",
-    "writing",
-]
-
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Who may not read a folder, and file systems that cannot, have to do without.
 _CANNOT_SYNCHRONIZE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS})

@@ -7,20 +7,6 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import Annotated, Final, TypeAlias
 
-__all__ = [
-    "Line",
-    "aligned",
-    "blamed",
-    "counted",
-    "listed",
-    "one_line",
-    "ordinal",
-    "parse_bytes",
-    "parse_rate",
-    "said_by",
-    "told",
-]
-
 Line: TypeAlias = Annotated[str, "told"]
 """Text of another process, which is made a line of a bounded length (`told`) where it comes in."""
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from taihu.core.model.layout import Layout
 
-__all__ = ["Block", "Held", "Overlap", "blocks_of", "column_block", "tensor_name"]
-
 
 class Block(NamedTuple):
     """Some rows and columns of a tensor, whose values lie row by row, from `place` on, in some flat array.

@@ -14,8 +14,6 @@ from taihu.core.checkpoint.files import open_part
 from taihu.core.checkpoint.held_steps import MOST_HELD, Label
 from taihu.core.checkpoint.part import State
 
-__all__ = ["MOST_BYTES", "Copies"]
-
 MOST_BYTES: Final = 1 << 20
 """A part that is larger is not copied: it would take a share of the link that steps need."""
 

@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from taihu.core.checkpoint.places import Place, make_folder, write_durably
 
-__all__ = ["ENDED", "EndedRun", "forget_end", "keep_end", "kept_end"]
-
 ENDED: Final = "ended.json"
 """The name of the file, in the folder of the run's checkpoints."""
 

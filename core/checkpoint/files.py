@@ -20,21 +20,6 @@ from taihu.core.checkpoint.part import NOTHING, Columns, Elements, Part, SpreadL
 from taihu.core.checkpoint.places import Place, make_folder, write_durably
 from taihu.core.model.layout import LayerSpec, TensorSpec
 
-__all__ = [
-    "Kind",
-    "PartFile",
-    "StoredPart",
-    "arrays_of",
-    "file_name",
-    "hash_of",
-    "metadata_of",
-    "open_part",
-    "part_bytes",
-    "slots_of",
-    "tensors_of",
-    "write_part",
-]
-
 Kind = Literal["shared", "columns"]
 """Of arrays with a value for each element: of an arena's ranges, or of columns of spread layers."""
 

@@ -15,8 +15,6 @@ from taihu.core.checkpoint.copies import Copies
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.checkpoint.held_steps import Label
 
-__all__ = ["Gathering", "WrittenPart"]
-
 
 @dataclass(frozen=True)
 class WrittenPart:

@@ -14,8 +14,6 @@ from taihu.core.checkpoint.part import RESIDUAL, optimizer_name
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.model.layout import Layout
 
-__all__ = ["LOCAL", "held_back_by", "local_state_of", "read_spread_state"]
-
 LOCAL: Final = "local."
 """Begins the names of arrays of a worker's own optimizer, by which it makes local steps."""
 

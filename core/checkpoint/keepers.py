@@ -16,21 +16,6 @@ from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 
-__all__ = [
-    "checkpoint_folder",
-    "ended_run",
-    "finished",
-    "from_beginning",
-    "going_on",
-    "keepers",
-    "kept_compression",
-    "newest_of",
-    "recovers",
-    "resumed_from",
-    "tell_finished",
-    "used_up",
-]
-
 _NONE: Final = Path("none")
 _COMPRESSION: Final = "compression."
 

@@ -12,8 +12,6 @@ from taihu.core.base.words import told
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
-__all__ = ["MANIFEST", "SCRIPT", "Manifest", "parse_manifest"]
-
 MANIFEST: Final = "manifest.json"
 """The name of the file; a checkpoint without one does not count."""
 

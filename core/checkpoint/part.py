@@ -12,21 +12,6 @@ from numpy.typing import NDArray
 from taihu.core.checkpoint.blocks import Block, column_block, tensor_name
 from taihu.core.model.layout import LayerSpec
 
-__all__ = [
-    "NOTHING",
-    "NO_COLUMNS",
-    "PARAMETERS",
-    "RESIDUAL",
-    "Columns",
-    "Elements",
-    "Part",
-    "SpreadLayer",
-    "State",
-    "column_blocks",
-    "named",
-    "optimizer_name",
-]
-
 PARAMETERS: Final = "parameters"
 """The name of the parameters among arrays of elements."""
 

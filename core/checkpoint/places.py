@@ -20,19 +20,6 @@ from taihu.core.base.whole_file import make_durably, synchronize
 from taihu.core.base.words import one_line
 from taihu.core.settings import Url, path_or_url
 
-__all__ = [
-    "Place",
-    "RemotePath",
-    "copied",
-    "inside",
-    "make_folder",
-    "place_of",
-    "remove_folder",
-    "setting_of",
-    "write_durably",
-]
-
-
 # Stores raise these without a number, by which OSError finds out what it is.
 _NUMBERS: Final = ((FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES))
 

@@ -21,8 +21,6 @@ from taihu.core.checkpoint.part import RESIDUAL, SpreadLayer, State, column_bloc
 from taihu.core.checkpoint.places import Place, copied, remove_folder
 from taihu.core.model.layout import Layout
 
-__all__ = ["Checkpoint", "open_checkpoint"]
-
 _FIRST: Final = "worker 0"
 _KINDS: Final[tuple[Kind, ...]] = ("shared", "columns")
 _VALUES_AT_ONCE: Final = 1 << 18
@@ -99,10 +97,6 @@ class Checkpoint:
             return {}
         with self._open(member) as part:
             return part.own()
-
-    def shared_names(self) -> frozenset[str]:
-        """Names of all arrays of elements."""
-        return self.names(*_KINDS)
 
     def names(self, *kinds: Kind) -> frozenset[str]:
         """Names of arrays of elements of some kinds."""

@@ -32,8 +32,6 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import Shard, slice_bounds
 
-__all__ = ["reshard"]
-
 
 def reshard(checkpoint: Checkpoint, folder: Place, *, servers: int, workers: int) -> Place:
     """Write a checkpoint as so many servers and workers would have kept it; returns its folder, in `folder`.

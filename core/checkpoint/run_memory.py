@@ -22,19 +22,6 @@ from taihu.core.process.memory.mapped_files import SHARED_MEMORY, is_own
 from taihu.core.system.chance import random_hex
 from taihu.core.wire.base.clock import WallClock
 
-__all__ = [
-    "discard_memory",
-    "discard_named",
-    "have_memory",
-    "have_named",
-    "holds_steps",
-    "leave_memory",
-    "memory_of",
-    "name_memory",
-    "named_memory",
-    "prepare_memory",
-]
-
 _NAMED_IN: Final = "memory"
 _PREFIX: Final = "taihu-run-"
 _TOKEN_BYTES: Final = 16

@@ -25,8 +25,6 @@ from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
 
-__all__ = ["OwnSteps", "are_all_here", "commit", "newest_held", "salvage", "tell_lost", "write_copy"]
-
 
 def newest_held(job: Job) -> int:
     """The newest step that all members hold now; 0 for none."""

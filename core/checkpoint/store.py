@@ -12,8 +12,6 @@ from taihu.core.checkpoint.manifest import MANIFEST, Manifest
 from taihu.core.checkpoint.places import Place, inside, remove_folder, write_durably
 from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
 
-__all__ = ["CheckpointStore", "newest_in"]
-
 _STEP: Final = re.compile(r"step-([0-9]{1,15})")
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from taihu.core.compression.methods import Compressor
     from taihu.core.compression.state import CompressionState
 
-__all__ = ["Weighed", "Weighing"]
-
 Values = NDArray[np.float32]
 
 

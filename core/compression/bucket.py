@@ -16,8 +16,6 @@ from taihu.core.compression.parcels import Parcels
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 
-__all__ = ["Bucket", "HeldBack"]
-
 Values = NDArray[np.float32]
 Indices = NDArray[np.int32]
 

@@ -14,8 +14,6 @@ from taihu.core.compression.conformance import BrokenPromiseError, Promise, Tria
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.settings import CompressionSettings
 
-__all__ = ["CODER_PROMISES"]
-
 Values = NDArray[np.float32]
 
 _SHAPES: Final = ((16, 12), (9,), (1,), (5, 3, 4), (40, 7))

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from taihu.core.model.layout import Layout
 from taihu.core.settings import CompressionSettings
 
-__all__ = ["Coder", "MakeCoder", "make_coder"]
-
 Values = NDArray[np.float32]
 
 

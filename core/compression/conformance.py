@@ -23,8 +23,6 @@ from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkC
 from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import Method
 
-__all__ = ["PROMISES", "BrokenPromiseError", "Promise", "Trial", "broken_by"]
-
 Values = NDArray[np.float32]
 
 _SIZES: Final = (40, 7, 1, 53, 300)

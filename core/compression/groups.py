@@ -23,8 +23,6 @@ from taihu.kernels.packing.few_bits import STEP_BYTES, largest_multiple, pack_co
 from taihu.kernels.packing.pack import pack, packed_bound
 from taihu.kernels.reduce import all_finite
 
-__all__ = ["GroupCompressor", "Packed", "Selection"]
-
 
 @dataclass(frozen=True)
 class Selection:

@@ -23,8 +23,6 @@ from taihu.core.settings import CompressionSettings
 from taihu.kernels.low_rank import add_and_project, leave, product, project_rows, warm_up
 from taihu.kernels.reduce import all_finite
 
-__all__ = ["LowRank", "matrix_of", "powersgd"]
-
 Values = NDArray[np.float32]
 
 

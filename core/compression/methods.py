@@ -31,8 +31,6 @@ from taihu.kernels.packing.few_bits import FEW_BITS, take_multiples, warm_up
 from taihu.kernels.selection.select import clear, take_rounded
 from taihu.kernels.selection.unit_select import Arenas, Rule, most_of
 
-__all__ = ["Compressor", "kept_elements", "make_compressor"]
-
 Values = NDArray[np.float32]
 Clip = Literal["unit", "whole"]
 

@@ -20,8 +20,6 @@ from taihu.kernels.packing.pack import pack, unpack
 from taihu.kernels.packing.sections import MAX_PARAMETER, MAX_VARINT_BYTES
 from taihu.kernels.selection.scatter import make_marks, scatter_add
 
-__all__ = ["Parcels", "sections_bound"]
-
 _HEADER: Final = np.dtype("<u4")
 _HEADER_BYTES: Final = 2 * _HEADER.itemsize
 _ALIGNED: Final = 8

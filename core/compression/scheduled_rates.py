@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from taihu.core.job.schedule import learning_rate
 from taihu.core.settings import OptimizerSettings
 
-__all__ = ["ScheduledRates"]
-
 
 class ScheduledRates:
     """The learning rates of layers that all follow one schedule.

@@ -11,8 +11,6 @@ from taihu.core.compression.state import CompressionState
 from taihu.kernels.selection.select import accumulate_select, momentum_select, take_all
 from taihu.kernels.selection.unit_select import Arenas, Rule, select_units
 
-__all__ = ["Select", "accumulate", "by_threshold", "everything"]
-
 
 class Select(Protocol):
     """The selection of a method; different threads may select from different units at the same time."""

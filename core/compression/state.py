@@ -17,8 +17,6 @@ from taihu.core.traits.methods import UnitKind
 from taihu.kernels.clip import scale
 from taihu.kernels.selection.unit_select import Outcomes, Thresholds
 
-__all__ = ["CompressionState", "Outcome", "Unit", "lowered", "units_of_plan"]
-
 
 @dataclass(frozen=True)
 class Unit:

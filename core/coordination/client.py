@@ -156,7 +156,12 @@ class CoordinatorClient:
         ask = asks.Begin(self._job.name, self._life, self._job.digest, held, agent=agent)
         while (left_s := until_s - self._clock.now()) > 0:
             answer = until_answered(
-                partial(self._ask_to_begin, ask), peer=self._host, timeout_s=left_s, clock=self._clock
+                partial(self._ask_to_begin, ask),
+                peer=self._host,
+                timeout_s=left_s,
+                clock=self._clock,
+                # Of a server that ends gRPC may take a connection and never answer on it: another one is made.
+                attempt_s=self._patience.lost_after_s,
             )
             if isinstance(answer, Begun):
                 return answer

@@ -14,8 +14,6 @@ from taihu.core.model.run_length import RunLength
 from taihu.core.settings import OptimizerSettings
 from taihu.core.settings.words import written
 
-__all__ = ["RULES", "Rule", "advice", "advice_on_momentum", "advice_on_schedule", "without_effect"]
-
 
 @dataclass(frozen=True)
 class Rule:

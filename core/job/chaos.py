@@ -11,8 +11,6 @@ from taihu.core.chaos.schedule import Schedule, drawn, named
 from taihu.core.job.job import Job
 from taihu.core.wire.base.clock import WallClock
 
-__all__ = ["chaos_of"]
-
 
 def chaos_of(job: Job, member: str, wall: WallClock | None = None) -> Chaos:
     """The faults of `member`, whose clock is `wall`, begun; those of `NoChaos` where the job asks for none.

@@ -10,8 +10,6 @@ from taihu.core.job.job import Job
 from taihu.core.job.reading import revised
 from taihu.core.settings import CompressionSettings
 
-__all__ = ["table_of", "with_compression"]
-
 
 def with_compression(job: Job, table: Mapping[str, str]) -> Job:
     """`job` with the settings of `[compression]` that `table_of` wrote; without any it is as it is.

@@ -10,17 +10,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, Overrides, load_job, parse_assignments, parse_value
 from taihu.core.job.variables import PREFIX, check_variables, variable_of
 
-__all__ = [
-    "coordinator_from_environment",
-    "environment_overrides",
-    "launcher_overrides",
-    "number_from_environment",
-    "rank_from_environment",
-    "resolve_job",
-    "tables_of",
-    "without_settings",
-]
-
 _WORKERS = ("WORLD_SIZE", "DMLC_NUM_WORKER", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 _SERVERS = ("DMLC_NUM_SERVER",)
 _RANKS = ("RANK", "DMLC_WORKER_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")

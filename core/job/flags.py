@@ -1,11 +1,14 @@
-"""The flags that set keys of the job: one table, the same for every command that takes a job."""
+"""The flags that set keys of the job: one table, the same for every command that takes a job.
+
+Other options that several commands take are a dataclass likewise, which `takes_options` puts into their signatures.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache, wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -25,8 +28,6 @@ from taihu.core.traits.methods import METHODS
 from taihu.core.traits.optimizers import OPTIMIZERS
 from taihu.core.traits.registry import Registry
 from taihu.core.traits.stages import STAGES
-
-__all__ = ["JobFlags", "default_of", "flags_by_key", "takes_job_flags"]
 
 _PANEL = "Job: these set keys of the job file"
 _TOP = ""
@@ -241,28 +242,31 @@ def flags_by_key() -> dict[str, str]:
     return {sets.key: f"--{flag.replace('_', '-')}" for flag, sets in _flags()}
 
 
-def takes_job_flags(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Give a command every flag of `JobFlags` in the place of its keyword parameter `flags`."""
+def takes_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Give a command all options of a dataclass, as `JobFlags`, in the place of a parameter of that type."""
     signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if name != "return" and is_dataclass(hint)}
     for parameter in signature.parameters.values():
-        if parameter.name == "flags":
-            parameters += _parameters()
+        if parameter.name in groups:
+            parameters += _parameters(groups[parameter.name])
         else:
             told = _with_default(hints[parameter.name])
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=told))
-    names = [field.name for field in fields(JobFlags)]
 
     @wraps(command)
-    def with_flags(**values: Any) -> Result:
-        # Who calls the command from Python gives `flags` as they are.
-        flags = values.pop("flags", None) or JobFlags(**{name: values.pop(name) for name in names})
-        return command(**values, flags=flags)
+    def with_options(**values: Any) -> Result:
+        # Who calls the command from Python gives a group as it is, or some of its options.
+        for name, group in groups.items():
+            if name not in values:
+                given = [field.name for field in fields(group) if field.name in values]
+                values[name] = group(**{field: values.pop(field) for field in given})
+        return command(**values)
 
     # Typer reads both: the one for the parameters, the other for their types.
-    with_flags.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_flags
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return with_options
 
 
 def default_of(key: str) -> object:
@@ -282,24 +286,26 @@ def _place(key: str) -> tuple[str, str]:
 
 
 @cache
-def _hints() -> Mapping[str, Any]:
-    """The types of the flags with their notes; resolving their names takes as long as parsing a command line."""
-    return MappingProxyType(get_type_hints(JobFlags, include_extras=True))
+def _hints(group: type) -> Mapping[str, Any]:
+    """The types of options with their notes; resolving their names takes as long as parsing a command line."""
+    return MappingProxyType(get_type_hints(group, include_extras=True))
 
 
 def _flags() -> Iterator[tuple[str, Sets]]:
     """Every flag that sets a key, and which one."""
-    for name, hint in _hints().items():
+    for name, hint in _hints(JobFlags).items():
         for note in get_args(hint)[1:]:
             if isinstance(note, Sets):
                 yield name, note
 
 
-def _parameters() -> Iterator[inspect.Parameter]:
-    """The fields of `JobFlags` as parameters of a command."""
-    for field in fields(JobFlags):
-        hint = _with_default(_hints()[field.name], panel=_PANEL)
-        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hint)
+def _parameters(group: Any) -> Iterator[inspect.Parameter]:
+    """The fields of a dataclass of options as parameters of a command."""
+    field: Field[Any]
+    for field in fields(group):
+        hint = _with_default(_hints(group)[field.name], panel=_PANEL if group is JobFlags else None)
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def _with_default(hint: Any, panel: str | None = None) -> Any:

@@ -32,8 +32,6 @@ from taihu.core.traits.optimizers import SGD
 from taihu.core.traits.stages import STAGES, Stage
 from taihu.core.wire.base.patience import Patience
 
-__all__ = ["Job", "setting_keys", "setting_tables"]
-
 _NAME: Final = Form(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
     "at most 100 letters, digits, dots, dashes and underscores that begin with a letter or a digit",

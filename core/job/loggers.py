@@ -13,17 +13,6 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import one_line
 
-__all__ = [
-    "Kind",
-    "LoggedRow",
-    "LoggedRun",
-    "Logger",
-    "State",
-    "check_loggers",
-    "known_loggers",
-    "make_logger",
-]
-
 Kind = Literal["step", "test", "own"]
 """A row is of a step, of a test behind a step, or has a script's own values."""
 

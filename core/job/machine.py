@@ -9,8 +9,6 @@ from typing import Final
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job
 
-__all__ = ["check_processes", "check_threads", "share_of_threads"]
-
 _THREADS_PER_CORE: Final = 4
 _PROCESSES_PER_CORE: Final = 16
 _PROCESSES_ANYWHERE: Final = 64

@@ -14,8 +14,6 @@ from taihu.core.job.toml import parse_value
 from taihu.core.settings import Section
 from taihu.core.settings.words import expected, expected_of, written
 
-__all__ = ["RENAMED", "mistake", "new_name"]
-
 RENAMED: Final = MappingProxyType(
     {
         "train.checkpoint": "train.recompute",

@@ -15,8 +15,6 @@ from taihu.core.job.job import Job
 from taihu.core.job.mistakes import mistake
 from taihu.core.job.toml import parse_value
 
-__all__ = ["Overrides", "load_job", "parse_assignments", "revised"]
-
 Overrides = Mapping[str, Mapping[str, object]]
 """Values by section and key; the keys that stand at the top of the file are those of the section ""."""
 

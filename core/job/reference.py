@@ -17,8 +17,6 @@ from taihu.core.job.mistakes import RENAMED, new_name
 from taihu.core.job.variables import variable_of
 from taihu.core.settings.words import expected
 
-__all__ = ["defaults_toml", "explain", "reference_markdown"]
-
 _WIDTH = 118
 _HEAD = """\
 # The job file

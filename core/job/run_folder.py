@@ -18,25 +18,6 @@ from taihu.core.process.results import as_json, check_writable
 from taihu.core.settings import RunSettings
 from taihu.core.system.clocks import local_now
 
-__all__ = [
-    "CHAOS",
-    "CHECKPOINTS",
-    "EPOCHS",
-    "EVENTS",
-    "SETTINGS",
-    "STEPS",
-    "RunFiles",
-    "add_events",
-    "describe_run",
-    "note_failure",
-    "prepare_run",
-    "run_files",
-    "run_folder",
-    "run_name",
-    "stopped_model",
-    "usual_results",
-]
-
 _NONE = Path("none")
 _MODEL = "model.safetensors"
 _RESULTS = "results.json"

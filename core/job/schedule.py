@@ -8,8 +8,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.model.run_length import RunLength
 from taihu.core.settings import OptimizerSettings
 
-__all__ = ["in_steps", "learning_rate"]
-
 
 def in_steps(settings: OptimizerSettings, length: RunLength | None) -> OptimizerSettings:
     """`settings` with everything that is by the run's length in steps: what `learning_rate` takes.

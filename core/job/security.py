@@ -15,8 +15,6 @@ from taihu.core.security.security import Security
 from taihu.core.security.token import find_token, kept_token
 from taihu.core.settings import SecuritySettings
 
-__all__ = ["Certified", "certified", "check_own_certificate", "security_of", "security_of_onlooker"]
-
 _ANY_NAME = "0"
 
 

@@ -7,8 +7,6 @@ from taihu.core.job.job import Job
 from taihu.core.job.reading import revised
 from taihu.core.job.update_rules import CONSTANTS, UpdateRules
 
-__all__ = ["check_without_script", "settled"]
-
 
 def check_without_script(job: Job) -> None:
     """Check that the job goes without a script, whose steps alone are known before they run.

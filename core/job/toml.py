@@ -10,8 +10,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.job.job import Job
 from taihu.core.traits.registry import Variant
 
-__all__ = ["job_to_toml", "parse_value", "toml_value"]
-
 
 def parse_value(text: str) -> object:
     """One TOML value, or the text itself when it is none."""

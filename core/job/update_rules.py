@@ -8,8 +8,6 @@ from typing import Final
 
 from taihu.core.settings import OptimizerSettings
 
-__all__ = ["CONSTANTS", "UpdateRules"]
-
 CONSTANTS: Final = ("name", "momentum", "nesterov", "beta1", "beta2", "epsilon")
 """Keys of the settings that all parameter groups of an optimizer have alike."""
 

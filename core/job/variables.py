@@ -14,8 +14,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.job import setting_keys
 from taihu.core.job.mistakes import RENAMED, new_name
 
-__all__ = ["OPTIONS", "PREFIX", "check_variables", "known_variables", "variable_of"]
-
 PREFIX: Final = "TAIHU_"
 OPTIONS: Final = (
     "RANK",

@@ -12,8 +12,6 @@ from taihu.core.base.words import counted, one_line
 from taihu.core.model.names import net_file
 from taihu.protos import caffe_net_pb2 as pb
 
-__all__ = ["notes_on_model", "read_net"]
-
 _LARGEST_FILE: Final = 4 << 20
 
 

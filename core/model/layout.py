@@ -14,8 +14,6 @@ from functools import cached_property
 
 from taihu.core.base.words import counted
 
-__all__ = ["LayerSpec", "Layout", "TensorSpec"]
-
 
 @dataclass(frozen=True)
 class TensorSpec:

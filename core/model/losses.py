@@ -6,8 +6,6 @@ from typing import Literal
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["LossName", "TargetKind", "find_loss"]
-
 LossName = Literal["auto", "cross-entropy", "mse", "bce"]
 TargetKind = Literal["classes", "values", "tokens"]
 

@@ -10,17 +10,6 @@ from typing import Final
 from taihu.core.base.errors import ModelError
 from taihu.core.model.names import DEFAULT_MODEL, TEXT_DATA, check_model_name, own_data
 
-__all__ = [
-    "MODEL_DEFAULTS",
-    "ModelDefaults",
-    "check_model_fits",
-    "default_learning_rate",
-    "default_model",
-    "smallest_size",
-    "takes_features",
-    "usual_input",
-]
-
 _OTHERWISE: Final = 0.05
 
 

@@ -17,26 +17,6 @@ from typing import Final, Literal
 
 from taihu.core.base.errors import DataError, ModelError
 
-__all__ = [
-    "DATA_NAMES",
-    "DEFAULT_MODEL",
-    "MODEL_NAMES",
-    "OWN_DATA",
-    "TEXT_DATA",
-    "TOKENS",
-    "OwnData",
-    "SyntheticData",
-    "built_in_data",
-    "check_data_name",
-    "check_model_name",
-    "layers_file",
-    "net_file",
-    "own_data",
-    "own_model",
-    "parse_synthetic",
-    "shared_data_name",
-]
-
 _FileKind = Literal["arrays", "table", "text"]
 MODEL_NAMES: Final = (
     "small_cnn",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["ACCURACY", "score_lines", "score_text"]
-
 ACCURACY = "accuracy"
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["World"]
-
 
 @dataclass(frozen=True, slots=True)
 class World:

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from taihu.core.base.errors import RunError
 
-__all__ = ["LossScale"]
-
 _LARGEST: Final = 2.0**32
 
 

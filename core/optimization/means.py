@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["MeanGradients"]
-
 Values = NDArray[np.float32]
 
 

@@ -12,8 +12,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.kernels import optim
 from taihu.kernels.optim import AdamRule, SgdRule
 
-__all__ = ["Constants", "Moment", "Update", "adam", "adamw", "sgd", "sgd_rule"]
-
 Values = NDArray[np.float32]
 State = Mapping[str, Values]
 

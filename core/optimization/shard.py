@@ -15,8 +15,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.kernels.clip import clip_values
 from taihu.kernels.optim import sgd_sparse
 
-__all__ = ["OptimizerShard", "OptimizerState"]
-
 Values = NDArray[np.float32]
 
 
@@ -190,32 +188,6 @@ class OptimizerShard:
         """Live views of the state by name, each of shape (n,): `momentum`, or `exp_avg` and `exp_avg_sq`."""
         return dict(self._state.arrays)
 
-    def load_state(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Take over copies of `arrays`, as `state` gave them.
-
-        Raises:
-            ConfigError: the names are those of another optimizer. Nothing was changed.
-            ModelError: an array has another shape or type than the shard. Nothing was changed.
-        """
-        own = self._state.arrays
-        if set(arrays) != set(own):
-            raise ConfigError(
-                f"optimizer state has {_listed(arrays)}, optimizer '{self._settings.name}' needs "
-                f"{_listed(own)}; continue with the optimizer settings that wrote it"
-            )
-        for name, array in arrays.items():
-            if array.shape != self._parameters.shape or array.dtype != np.float32:
-                raise ModelError(
-                    f"optimizer state {name}: got {array.dtype}{list(array.shape)}, expected "
-                    f"float32{list(self._parameters.shape)}; use the model and number of servers that wrote it"
-                )
-        for name, array in arrays.items():
-            np.copyto(own[name], array)
-
     def warm_up(self) -> None:
         """Compile the kernels that updates will use, or load them from the disk cache; changes nothing."""
         self._state.warm_up()
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.selection.scatter import scatter_assign
 
-__all__ = ["SumShard"]
-
 Values = NDArray[np.float32]
 
 

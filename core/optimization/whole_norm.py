@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.clip import add_squares
 
-__all__ = ["WholeNorm"]
-
 _LANES: Final = 5
 _LANE_BITS: Final = 30
 # Squares below 2^-60 of that of the largest norm do not count.

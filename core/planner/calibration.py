@@ -19,8 +19,6 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.core.planner.profile import Compression, LayerCost, LinearCost, LinkCost, Profile
 
-__all__ = ["TOP_K_PER_SCAN", "Transfers", "calibrate", "fit_linear", "fit_link", "with_measured_bytes"]
-
 Array = NDArray[np.float64]
 Reports = Sequence[Sequence[StepMeasurement]]
 Step = tuple[StepMeasurement, ...]

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     # It brings gRPC, which planning does not need.
     from taihu.core.wire.links.pipe import Carrier
 
-__all__ = ["CARRIAGES", "Carriage", "carrier_in", "carriers_of", "faster_carrier", "first_carriage", "steps_by"]
-
 Carriage = Literal["grpc", "tcp", "trial"]
 """gRPC's streams, connections beside it, or both in turns, to compare them."""
 CARRIAGES: tuple[Carriage, ...] = get_args(Carriage)

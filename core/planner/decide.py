@@ -21,8 +21,6 @@ from taihu.core.planner.timeline import Schedule, Timeline, costs_as, simulate, 
 from taihu.core.traits.methods import NONE
 from taihu.kernels.group_search import Pipeline
 
-__all__ = ["UNCOMPRESSED", "Decision", "best_frame_elements", "choose_fc_of", "decide", "predict"]
-
 UNCOMPRESSED = "uncompressed"
 """The alternative that sends everything, by its own best plan."""
 

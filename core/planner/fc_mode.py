@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, Final, Literal
 
-__all__ = ["FcChoice", "FcJob", "FcLayer", "FcLinks", "choose_fc", "printed_rule", "step_seconds"]
-
 Mode = Literal["data", "shard"]
 
 _VALUE_BYTES: Final = 4

@@ -13,18 +13,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import parse_bytes
 from taihu.core.model.layout import Layout
 
-__all__ = [
-    "Group",
-    "cap_groups",
-    "check_groups",
-    "cut_at_kinds",
-    "gradient_room",
-    "group_bounds",
-    "group_of_layer",
-    "parameter_room",
-    "plan_groups",
-]
-
 _BYTES_PER_VALUE = 4
 _BUCKETS_UNDER_WAY = 4
 

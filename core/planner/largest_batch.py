@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from taihu.core.planner.memory import MemoryJob, fits
 
-__all__ = ["StepBytes", "largest_batch"]
-
 
 class StepBytes(NamedTuple):
     """Bytes of a worker that depend on its batch."""

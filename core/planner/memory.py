@@ -19,20 +19,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.planner.groups import Group, gradient_room, parameter_room
 from taihu.core.traits.stages import STAGES, Stage
 
-__all__ = [
-    "MemoryJob",
-    "MemoryUse",
-    "cheapest_fit",
-    "fits",
-    "held_bytes",
-    "job_memory",
-    "model_state_bytes",
-    "most_live_bytes",
-    "server_memory",
-    "volume_per_step",
-    "worker_memory",
-]
-
 _FP32_BYTES: Final = 4
 _SERVER_COUNTS: Final = tuple(1 << power for power in range(7))
 
@@ -263,11 +249,6 @@ def model_state_bytes(parameters: float, devices: int, stage: Stage, optimizer_b
     sizes = (optimizer_bytes, 2, 2)
     divided = sum(size for size, is_divided in zip(sizes, stage.divided, strict=True) if is_divided)
     return parameters * (sum(sizes) - divided) + parameters * divided / devices
-
-
-def volume_per_step(parameters: int, stage: Stage) -> int:
-    """Elements that a device moves in a step: 2P, in stage 3 3P (docs/methods.md section 5)."""
-    return (3 if stage.divides_parameters else 2) * parameters
 
 
 def fits(job: MemoryJob, worker_free: int, server_free: int, *, machine_free: int | None = None) -> bool:

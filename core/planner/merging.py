@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from taihu.core.planner.groups import Group
 from taihu.kernels.group_search import Pipeline, allow_group, relax, run_pipeline, search
 
-__all__ = ["TIE", "merge_exact", "merge_greedy"]
-
 Bounds = NDArray[np.int64]
 
 TIE: Final = 1e-9

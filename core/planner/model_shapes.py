@@ -15,8 +15,6 @@ from typing import Final
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 
-__all__ = ["TABLES", "layer_table"]
-
 # Szegedy et al., Going Deeper with Convolutions, table 1: the filters of 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5
 # and pool projection. The two reduce convolutions feed 3x3 and 5x5; the other four make up a module's output.
 _INCEPTION = {

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
 
-__all__ = ["SPARSE_FRAME_ELEMENTS", "FrameSpec", "Framing", "Piece", "Shard", "all_bounds", "slice_bounds"]
-
 # The largest frame that fits into a payload of 4 MiB even when every value is kept, with a bitmap or denser sections.
 SPARSE_FRAME_ELEMENTS: Final = 1_000_000
 

@@ -30,8 +30,6 @@ import numpy as np
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.profile import rice_bits_per_index
 
-__all__ = ["SPARSE_ROUTES", "SparseAlgorithm", "SparseWorkload", "choose", "predict"]
-
 _SUM_BYTES = 4
 _VALUE_BYTES = (4, 2, 1, 0.5, 0.25)
 

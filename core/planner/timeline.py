@@ -22,8 +22,6 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.profile import Compression, Profile
 from taihu.kernels.group_search import Pipeline, run_pipeline
 
-__all__ = ["GroupTimes", "Schedule", "Timeline", "costs_as", "simulate", "step_costs"]
-
 Array = NDArray[np.float64]
 Schedule = Literal["overlapped", "inline", "paper"]
 """Compression beside compute, as steps run here; `inline`; or `inline` and up and down one after the other."""

@@ -15,8 +15,6 @@ from typing import Final
 from taihu.core.planner.memory import model_state_bytes
 from taihu.core.traits.stages import STAGES
 
-__all__ = ["activations", "memory_per_device", "model_sizes", "trained_alone"]
-
 _GB: Final = 10**9
 _BILLION: Final = 10**9
 _DEVICES: Final = (1, 4, 16, 64, 256, 1024)

@@ -178,6 +178,31 @@ SupervisorOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class DaemonOptions:
+    """Options of a server's and of a worker's process alike."""
+
+    job_file: JobArgument = None
+    coordinator: CoordinatorOption = None
+    bind: BindOption = ""
+    advertise: AdvertiseOption = ""
+    direct_port: DirectPortOption = 0
+    resume: ResumeOption = None
+    metrics_port: MetricsPortOption = 0
+    linger: LingerOption = 0.0
+    json_file: JsonOption = None
+    trace: TraceOption = None
+    trace_steps: TraceStepsOption = None
+    on_term: OnTermOption = "stop"
+    log_format: LogFormatOption = "auto"
+    verbose: VerboseOption = False
+    supervisor: SupervisorOption = None
+
+    def tracer(self) -> Tracer:
+        """The tracer that `--trace` and `--trace-steps` ask for; raises ConfigError as `make_tracer`."""
+        return make_tracer(self.trace, self.trace_steps)
+
+
 def from_here(path: Path | None) -> Path | None:
     """A file that a flag names, in the current folder if it is relative; `none` stays, `-` is no file."""
     if path is None or str(path) == "-":

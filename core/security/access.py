@@ -11,8 +11,6 @@ from taihu.core.security.identity import Identity, Role, identity_among
 from taihu.core.security.roles import RULES, Rule
 from taihu.core.security.token import Token
 
-__all__ = ["Access", "Claim"]
-
 Claim = tuple[Role, int]
 """The role and rank that a call says it is made by."""
 

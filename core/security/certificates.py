@@ -20,18 +20,6 @@ from taihu.core.security.identity import Identity, identity_among
 from taihu.core.security.token import read_secret
 from taihu.core.system.clocks import utc_now
 
-__all__ = [
-    "Authority",
-    "Issued",
-    "Validity",
-    "check_time",
-    "identity_in",
-    "is_good",
-    "load_authority",
-    "write_certificate",
-    "write_pair",
-]
-
 _SLACK: Final = timedelta(minutes=5)
 """Clocks of hosts differ: a certificate is good from a little before it was made."""
 _OLD: Final = 1 / 3

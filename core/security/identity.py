@@ -13,8 +13,6 @@ from typing import Final, Literal, cast, get_args
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["COORDINATOR", "ROLES", "Identity", "Role", "dns_name", "identity_among", "member_name", "parse_identity"]
-
 Role = Literal["server", "worker", "observer", "operator"]
 """A server or worker by its rank; an observer asks how a run is, an operator stops it."""
 ROLES: Final[tuple[Role, ...]] = get_args(Role)

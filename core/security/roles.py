@@ -8,8 +8,6 @@ from typing import Final, Literal
 
 from taihu.core.security.identity import Role
 
-__all__ = ["RULES", "Rule", "Speaks"]
-
 Speaks = Literal["nobody", "member", "rank", "stream"]
 """The place where a call says who makes it: nowhere, its request's `member` or `rank` (of a worker), the metadata of
 its stream."""

@@ -16,17 +16,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.process.lives import LIFE, is_over, own_life
 from taihu.core.system.chance import random_text
 
-__all__ = [
-    "TOKEN_VARIABLE",
-    "Token",
-    "find_token",
-    "forget_token",
-    "keep_token",
-    "kept_token",
-    "new_token",
-    "read_secret",
-]
-
 TOKEN_VARIABLE: Final = "TAIHU_TOKEN"  # noqa: S105 - a name
 _BYTES: Final = 32
 _FORM: Final = re.compile(r"[!-~]{16,512}")

@@ -21,18 +21,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = [
-    "Count",
-    "FilePath",
-    "Form",
-    "PathOrUrl",
-    "Seconds",
-    "Section",
-    "Url",
-    "accepted_by",
-    "path_or_url",
-]
-
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(ge=1e-3, le=86_400)]
 FilePath = Annotated[Path, Field(strict=False)]

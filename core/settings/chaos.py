@@ -9,8 +9,6 @@ from pydantic import AfterValidator, Field, model_validator
 from taihu.core.chaos.faults import EXAMPLE, GRAMMAR, fault_from, is_member
 from taihu.core.settings.base import FilePath, Seconds, Section
 
-__all__ = ["ChaosSettings"]
-
 # All but a delay: drawn faults have a time each, and a delay is one of whoever passes a point.
 _Drawn = Literal[
     "kill",

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from taihu.core.settings.base import Count, PathOrUrl, Seconds, Section
 
-__all__ = ["AUTO", "CheckpointSettings"]
-
 AUTO: Final = Path("auto")
 """The newest checkpoint, if there is one, in the place of a checkpoint's folder."""
 

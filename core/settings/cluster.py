@@ -8,8 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from taihu.core.settings.base import Form, Seconds, Section
 
-__all__ = ["ClusterSettings"]
-
 Members = Annotated[int, Field(ge=1, le=10_000)]
 
 _ADDRESS: Final = Form(
@@ -70,7 +68,7 @@ class ClusterSettings(Section):
         if compute == "sw26010-functional":
             raise ValueError(
                 "'sw26010-functional' trains no more: use 'sw26010', which plans by the same times, and "
-                "`taihu dev bench sw26010` to run the kernels of the functional model"
+                "`taihu dev bench sw26010` for those of single kernels"
             )
         return compute
 

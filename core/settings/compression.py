@@ -10,8 +10,6 @@ from pydantic import Field
 from taihu.core.settings.base import Count, Section
 from taihu.core.traits.methods import METHODS, NONE, Method
 
-__all__ = ["CompressionSettings", "ValueName"]
-
 _ACTS_AS_MOMENTUM_OF_SGD: Final = 0.05
 _ACTS_AS_BETA1: Final = 0.1
 

@@ -9,8 +9,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from taihu.core.model.names import check_data_name
 from taihu.core.settings.base import FilePath, Form, Section, accepted_by
 
-__all__ = ["DataSettings"]
-
 
 def _known(encoding: str) -> str:
     try:

@@ -11,8 +11,6 @@ from taihu.core.settings.base import Count, Form, Seconds, Section
 from taihu.core.traits.exchanges import EXCHANGES, SERVER, ExchangeKind
 from taihu.core.traits.stages import STAGES, Stage
 
-__all__ = ["ExchangeSettings", "Transport"]
-
 Transport = Literal["auto", "tcp", "same-host", "grpc"]
 
 _PLAN: Final = Form(

@@ -9,8 +9,6 @@ from pydantic import Field
 from taihu.core.model.names import DEFAULT_MODEL, check_model_name
 from taihu.core.settings.base import FilePath, Section, accepted_by
 
-__all__ = ["ModelSettings"]
-
 
 class ModelSettings(Section):
     """`[model]`: what is trained, and from where on.

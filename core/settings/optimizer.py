@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from taihu.core.settings.base import Count, Section
 from taihu.core.traits.optimizers import OPTIMIZERS, SGD, Optimizer
 
-__all__ = ["OptimizerSettings", "rate_without"]
-
 Rate = Annotated[float, Field(gt=0, le=10_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[float, Field(gt=0, le=10**6)]

@@ -10,8 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from taihu.core.settings.base import FilePath, Form, Section
 
-__all__ = ["RunSettings"]
-
 
 def _check_placeholders(folder: Path) -> Path:
     if re.search(r"[{}]", re.sub(r"\{(name|time)\}", "", str(folder))) is not None:

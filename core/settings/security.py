@@ -10,8 +10,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from taihu.core.settings.base import FilePath, Section
 
-__all__ = ["SecuritySettings"]
-
 
 def _check_placeholder(path: Path) -> Path:
     if re.search(r"[{}]", str(path).replace("{member}", "")) is not None:

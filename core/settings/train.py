@@ -9,8 +9,6 @@ from pydantic import Field, field_validator, model_validator
 
 from taihu.core.settings.base import Count, Section
 
-__all__ = ["TrainSettings"]
-
 
 class TrainSettings(Section):
     """`[train]`: how much is trained, how precisely, and what is kept in memory meanwhile.

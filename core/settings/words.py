@@ -13,8 +13,6 @@ from pydantic.fields import FieldInfo
 from taihu.core.settings.base import Form, Url
 from taihu.core.traits.registry import Registry
 
-__all__ = ["expected", "expected_of", "written"]
-
 _WORDS: dict[Any, str] = {
     int: "an integer",
     float: "a number",

@@ -7,8 +7,6 @@ from typing import Final
 
 from taihu.core.traits.registry import Registry
 
-__all__ = ["EXCHANGES", "RING", "SERVER", "ExchangeKind"]
-
 
 @dataclass(frozen=True, repr=False)
 class ExchangeKind:

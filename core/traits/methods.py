@@ -7,20 +7,6 @@ from typing import Final, Literal
 
 from taihu.core.traits.registry import Registry
 
-__all__ = [
-    "AUTO",
-    "DLGS",
-    "LAGS",
-    "METHODS",
-    "NONE",
-    "POWERSGD",
-    "QUANTIZED",
-    "TOPK",
-    "Method",
-    "Threshold",
-    "UnitKind",
-]
-
 UnitKind = Literal["model", "layer", "group"]
 Threshold = Literal["layer", "group"]
 

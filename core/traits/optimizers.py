@@ -7,8 +7,6 @@ from typing import Final
 
 from taihu.core.traits.registry import Registry
 
-__all__ = ["ADAM", "ADAMW", "OPTIMIZERS", "SGD", "Optimizer"]
-
 _ADAPTIVE_RATE: Final = 0.001
 
 

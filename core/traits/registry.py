@@ -13,8 +13,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["Registry", "Variant"]
-
 
 @runtime_checkable
 class Variant(Protocol):

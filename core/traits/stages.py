@@ -7,8 +7,6 @@ from typing import Final
 
 from taihu.core.traits.registry import Registry
 
-__all__ = ["STAGES", "Stage", "stage_of"]
-
 
 @dataclass(frozen=True, repr=False)
 class Stage:

@@ -15,8 +15,6 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-__all__ = ["load_acquire", "store_release"]
-
 Words = NDArray[np.int64]
 
 _BYTES = 8

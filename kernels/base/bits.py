@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel_part
 
-__all__ = ["integer", "load_word", "read_only", "trailing_zeros"]
-
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:
     """A read-only view of `array`: one type, hence one machine code, whatever the array's flags are."""

@@ -24,8 +24,6 @@ from typing import Any, Final
 import numba
 from numba.core import config, serialize
 
-__all__ = ["CheckedFiles", "enable_cache"]
-
 _HEADER: Final = f"taihu kernels 1, numba {numba.__version__}\n".encode()
 _CHECKSUM_BYTES: Final = 4
 

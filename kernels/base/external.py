@@ -7,8 +7,6 @@ from typing import Any, cast
 
 from numba import types
 
-__all__ = ["external"]
-
 
 def external(symbol: str, signature: Any) -> Callable[..., int]:
     """The function `symbol` of the C library, with numba's `signature`, for kernels; it returns an integer."""

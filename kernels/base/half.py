@@ -16,22 +16,6 @@ from numpy.typing import DTypeLike, NDArray
 from taihu.kernels.base.bits import read_only
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = [
-    "HALF_KINDS",
-    "INFINITY_CODES",
-    "LARGEST",
-    "HalfKind",
-    "add_codes",
-    "add_half",
-    "decode",
-    "encode",
-    "from_half",
-    "scale_codes",
-    "scale_half",
-    "split",
-    "to_half",
-]
-
 HalfKind = Literal["fp16", "bf16"]
 HALF_KINDS: tuple[HalfKind, ...] = get_args(HalfKind)
 

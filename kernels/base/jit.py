@@ -17,8 +17,6 @@ from numba.core.runtime.nrt import rtsys
 
 from taihu.kernels.base.cache import enable_cache
 
-__all__ = ["kernel", "kernel_part", "kernel_reassociating", "sources_stamp"]
-
 _NUMBA: Any = config
 if _NUMBA.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT is set, and kernels are compiled or nothing; unset it", name=__name__)

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel_part
 
-__all__ = ["memory_at"]
-
 
 def _to_pointer(typing_context: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel_reassociating
 
-__all__ = ["causal_softmax", "causal_softmax_gradient"]
-
 
 @kernel_reassociating
 def causal_softmax(scores: NDArray[Any], scale: float) -> None:

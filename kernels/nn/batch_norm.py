@@ -24,16 +24,6 @@ from taihu.kernels.nn.column_tile import (
 )
 from taihu.kernels.nn.vectors import VECTOR_BYTES
 
-__all__ = [
-    "blocked_column_sums",
-    "channel_moments",
-    "fold",
-    "gradient_moments",
-    "normalize_gradient",
-    "row_blocks",
-    "scale_and_shift",
-]
-
 _BLOCK_ELEMENTS: Final = 1 << 14
 # Rows that are still in the first-level cache when their next columns are read.
 _STRIP_BYTES: Final = 1 << 13

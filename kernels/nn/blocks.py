@@ -15,20 +15,6 @@ from taihu.kernels.base.jit import kernel_part
 from taihu.kernels.nn.filters import TILE_ROWS, Filters
 from taihu.kernels.nn.window import Window
 
-__all__ = [
-    "BlockPart",
-    "Blocks",
-    "Phase",
-    "Result",
-    "Source",
-    "padded_part",
-    "part_of",
-    "phases_of",
-    "result_of",
-    "source_of",
-    "window_offsets",
-]
-
 
 class Source(NamedTuple):
     """The windows of images; flat, as nested tuples take kernels microseconds to unpack.

@@ -15,17 +15,6 @@ from numba.extending import intrinsic
 
 from taihu.kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
-__all__ = [
-    "affine_tile",
-    "gradient_moments_tile",
-    "input_gradient_tile",
-    "moments_tile",
-    "rectified_affine_tile",
-    "rectified_gradient_moments_tile",
-    "rectified_input_gradient_tile",
-    "sums_tile",
-]
-
 _CHAINS: Final = 2
 _DOUBLE = ir.DoubleType()
 

@@ -21,8 +21,6 @@ from taihu.kernels.nn.filters import TILE_ROWS, tile_width
 from taihu.kernels.nn.register_tile import window_tile
 from taihu.kernels.nn.vectors import VECTOR_BYTES
 
-__all__ = ["convolve"]
-
 _wide_tile = window_tile(TILE_ROWS, 2)
 _narrow_tile = window_tile(TILE_ROWS, 1)
 

@@ -9,18 +9,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = [
-    "add",
-    "add_bias",
-    "add_rectified",
-    "column_sums",
-    "dropout",
-    "dropout_key",
-    "grains",
-    "relu",
-    "relu_gradient",
-]
-
 _GRAIN: Final = 1 << 15
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

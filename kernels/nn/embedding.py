@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel
 
-__all__ = ["add_rows", "first_stranger", "take_rows"]
-
 # Numbers are given as floating-point values; more off than this they were not meant as whole ones.
 _NEAR = 0.25
 

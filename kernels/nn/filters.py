@@ -10,16 +10,6 @@ from numpy.typing import DTypeLike, NDArray
 from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.nn.vectors import VECTOR_BYTES
 
-__all__ = [
-    "TILE_ROWS",
-    "Filters",
-    "pack_mirrored_weight",
-    "pack_weight",
-    "padded_filters",
-    "tile_width",
-    "tiles_of",
-]
-
 TILE_ROWS: Final = 8
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel
 
-__all__ = ["gelu", "gelu_with_slope", "scaled", "unary_grains"]
-
 _GRAIN: Final = 1 << 13
 _HALF_ROOT: Final = math.sqrt(0.5)
 _DENSITY: Final = 1 / math.sqrt(2 * math.pi)

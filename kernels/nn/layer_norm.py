@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel_reassociating
 
-__all__ = ["layer_norm", "layer_norm_gradient", "norm_blocks"]
-
 _BLOCK_ROWS: Final = 64
 
 

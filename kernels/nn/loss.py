@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel
 
-__all__ = ["binary_cross_entropy", "cross_entropy", "smoothed_cross_entropy", "squared_error", "surprise"]
-
 
 @kernel
 def cross_entropy(logits: NDArray[Any], labels: NDArray[np.int64], dlogits: NDArray[Any]) -> float:

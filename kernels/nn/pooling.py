@@ -11,8 +11,6 @@ from taihu.kernels.nn.pooling_tile import max_gradient_tile, max_tile
 from taihu.kernels.nn.vectors import VECTOR_BYTES
 from taihu.kernels.nn.window import Window, covered, tap
 
-__all__ = ["avg_pool", "avg_pool_gradient", "max_pool", "max_pool_gradient"]
-
 
 @kernel
 def max_pool(  # noqa: PLR0917 - arrays, and the part of the work

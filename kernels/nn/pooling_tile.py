@@ -10,8 +10,6 @@ from numba.extending import intrinsic
 
 from taihu.kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
-__all__ = ["max_gradient_tile", "max_tile"]
-
 _INT32: Final = ir.IntType(32)
 
 

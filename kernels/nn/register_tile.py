@@ -17,8 +17,6 @@ from numba.extending import intrinsic
 
 from taihu.kernels.nn.vectors import VECTOR_BYTES, cgutils, ir
 
-__all__ = ["gradient_tile", "window_tile"]
-
 _UNROLLED: Final = 4
 # Pixels of a window lie as far apart as an image has channels, which the processor does not foresee.
 _PIXELS_AHEAD: Final = 4

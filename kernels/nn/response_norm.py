@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = ["Response", "response_norm", "response_norm_gradient"]
-
 
 class Response(NamedTuple):
     """y_c = x_c / s_c ** beta with s_c = k + alpha / size * (sum of x_j ** 2 over the `size` channels around c)."""

@@ -8,8 +8,6 @@ import llvmlite.binding
 import llvmlite.ir
 import numba.core.cgutils
 
-__all__ = ["VECTOR_BYTES", "cgutils", "ir"]
-
 ir: Any = llvmlite.ir
 cgutils: Any = numba.core.cgutils
 

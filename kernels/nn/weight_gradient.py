@@ -17,8 +17,6 @@ from taihu.kernels.nn.filters import TILE_ROWS, Filters, tile_width
 from taihu.kernels.nn.register_tile import gradient_tile
 from taihu.kernels.nn.vectors import VECTOR_BYTES
 
-__all__ = ["packed_elements", "weight_gradient"]
-
 # Elements between the rows of a gradient that do not yet compete for the same places of the first-level cache.
 _CLOSE_ROWS: Final = 64
 # Tiles whose rows, 256 pixels of each, share the second-level cache with a panel of the gradient.

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from taihu.kernels.base.jit import kernel_part
 
-__all__ = ["Window", "covered", "tap"]
-
 
 class Window(NamedTuple):
     """Windows of `size` x `size` pixels; the first one starts `padding` pixels before the image."""

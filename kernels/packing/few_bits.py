@@ -17,18 +17,6 @@ from numpy.typing import NDArray
 from taihu.kernels.base.bits import integer, read_only
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = [
-    "FEW_BITS",
-    "STEP_BYTES",
-    "codes_bytes",
-    "largest_multiple",
-    "pack_codes",
-    "read_codes",
-    "round_sums",
-    "take_multiples",
-    "warm_up",
-]
-
 FEW_BITS: Final = MappingProxyType({"int8": 8, "int4": 4, "int2": 2})
 """The number of bits of each type."""
 

@@ -34,8 +34,6 @@ from taihu.kernels.packing.section_reader import read_sections
 from taihu.kernels.packing.section_writer import write_sections
 from taihu.kernels.packing.sections import MAX_VARINT_BYTES, REASONS
 
-__all__ = ["pack", "packed_bound", "unpack", "warm_up"]
-
 Indices = NDArray[np.int32]
 Octets = NDArray[np.uint8]
 Bounds = NDArray[np.int64]
@@ -101,17 +99,6 @@ def unpack(message: Octets, bounds: Bounds, count: int, out_indices: Indices) ->
     code = read_sections(read_only(message), read_only(bounds), out_indices[:count])
     if code < 0:
         raise ValueError(REASONS[code])
-
-
-def warm_up() -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
-    indices = np.zeros(1, dtype=np.int32)
-    bounds = np.array([[0, 2]], dtype=np.int64)
-    sections = np.empty(packed_bound(1, 1), dtype=np.uint8)
-    for dtype in (np.float32, np.uint16):
-        values = np.zeros(1, dtype=dtype)
-        count, size = pack(indices, values, bounds, np.empty_like(values), sections)
-    unpack(sections[:size], bounds, count, indices)
 
 
 def _expect(name: str, array: NDArray[Any], dtype: DTypeLike, dimensions: int) -> None:

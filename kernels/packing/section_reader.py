@@ -32,8 +32,6 @@ from taihu.kernels.packing.sections import (
     bounds_ascend,
 )
 
-__all__ = ["read_sections"]
-
 Indices = NDArray[np.int32]
 Octets = NDArray[np.uint8]
 

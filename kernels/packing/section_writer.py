@@ -25,8 +25,6 @@ from taihu.kernels.packing.sections import (
     bounds_ascend,
 )
 
-__all__ = ["write_sections"]
-
 Indices = NDArray[np.int32]
 Octets = NDArray[np.uint8]
 

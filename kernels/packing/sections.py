@@ -8,30 +8,6 @@ from numpy.typing import NDArray
 from taihu.kernels.base.bits import integer
 from taihu.kernels.base.jit import kernel_part
 
-__all__ = [
-    "BAD_BOUNDS",
-    "BAD_PARAMETER",
-    "BAD_VARINT",
-    "BITMAP",
-    "DENSE",
-    "EMPTY",
-    "MAX_PARAMETER",
-    "MAX_VARINT_BYTES",
-    "MISCOUNTED",
-    "NOT_ASCENDING",
-    "NO_ROOM",
-    "OUTSIDE",
-    "PADDED",
-    "POSITIONS",
-    "REASONS",
-    "RICE",
-    "TRAILING",
-    "TRUNCATED",
-    "UNKNOWN",
-    "VARINT",
-    "bounds_ascend",
-]
-
 EMPTY, DENSE, BITMAP, VARINT, RICE = range(5)
 
 POSITIONS = 2**31

@@ -19,16 +19,6 @@ from taihu.kernels.base.bits import read_only, trailing_zeros
 from taihu.kernels.base.jit import kernel
 from taihu.kernels.reduce import _packed
 
-__all__ = [
-    "gather",
-    "gather_union",
-    "make_marks",
-    "scatter_add",
-    "scatter_assign",
-    "sum_sparse_in_rank_order",
-    "warm_up",
-]
-
 # Elements summed at a time: their totals (1 MiB) stay in the cache, wherever in a large frame the positions lie.
 _BLOCK = 1 << 18
 
@@ -136,17 +126,6 @@ def gather(parameters: Values, indices: Indices, out: Values) -> None:
     """
     _check(indices, out, 0, len(parameters))
     _gather(_packed(parameters), read_only(indices), out)
-
-
-def warm_up() -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
-    indices = np.zeros(1, dtype=np.int32)
-    values = np.zeros(1, dtype=np.float32)
-    total = np.zeros(1, dtype=np.float32)
-    marks = make_marks(1)
-    sum_sparse_in_rank_order([(indices, values)] * 2, 0, total, marks, indices.copy(), values.copy())
-    gather(total, indices, values)
-    scatter_assign(indices, values, total)
 
 
 def _check(indices: Indices, values: Values, offset: int, elements: int) -> None:

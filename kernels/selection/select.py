@@ -16,20 +16,6 @@ from taihu.kernels.base.bits import trailing_zeros
 from taihu.kernels.base.half import HALF_KINDS, HalfKind, split
 from taihu.kernels.base.jit import kernel, kernel_part
 
-__all__ = [
-    "accumulate_select",
-    "clear",
-    "kth_largest",
-    "kth_largest_magnitude",
-    "momentum_select",
-    "put_back",
-    "select",
-    "take",
-    "take_all",
-    "take_rounded",
-    "warm_up",
-]
-
 Values = NDArray[np.float32]
 Indices = NDArray[np.int32]
 Codes = NDArray[np.uint16]
@@ -204,21 +190,6 @@ def kth_largest_magnitude(values: Values, k: int) -> float:
     if not 1 <= k <= len(values):
         raise ValueError(f"k = {k} of {len(values)} values: expected 1 to {len(values)}")
     return float(kth_largest(values, k))
-
-
-def warm_up() -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
-    values = np.zeros(1, dtype=np.float32)
-    others = np.zeros((3, 1), dtype=np.float32)
-    indices = np.zeros(1, dtype=np.int32)
-    accumulate_select(others[0], values, 1.0, indices, others[1])
-    momentum_select(others[0], others[1], others[2], values, 1.0, indices, others[1][:0], 0.9, 0.0, False, 1.0)
-    select(values, kth_largest_magnitude(values, 1), indices)
-    take(values, indices, others[0])
-    put_back(values, indices, others[0])
-    take_all(values, 0, indices, others[0])
-    take_rounded(values, indices, np.zeros(1, dtype=np.uint16), "fp16")
-    clear(values, indices)
 
 
 @kernel_part

@@ -16,8 +16,6 @@ from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.reduce import _packed
 from taihu.kernels.selection.select import kth_largest_magnitude
 
-__all__ = ["is_ascending", "keep_largest", "merge_add", "warm_up"]
-
 Indices = NDArray[np.int32]
 Values = NDArray[np.float32]
 
@@ -94,14 +92,6 @@ def keep_largest(indices: Indices, values: Values, k: int, rejected_indices: Ind
 def is_ascending(indices: Indices) -> bool:
     """Whether `indices` (shape (k,), int32) ascend, each once."""
     return bool(_is_ascending(read_only(indices)))
-
-
-def warm_up() -> None:
-    """Compile these kernels, or load them from the disk cache, so that the first real call does not wait."""
-    indices, values = np.arange(2, dtype=np.int32), np.ones(2, dtype=np.float32)
-    merge_add(indices[:1], values[:1], indices[1:], values[1:], indices.copy(), values.copy())
-    keep_largest(indices, values, 1, indices.copy(), values.copy())
-    is_ascending(indices)
 
 
 def _expect_slice(indices: Indices, values: Values) -> None:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.selection.select import accumulate_select, kth_largest, momentum_select, put_back, select, take
 
-__all__ = ["Arenas", "Outcomes", "Rule", "Thresholds", "most_of", "select_units", "warm_up"]
-
 Values = NDArray[np.float32]
 Counts = NDArray[np.int64]
 
@@ -190,22 +188,3 @@ def _accumulate(  # noqa: PLR0917 - arenas, a range, a threshold, a rule, two ou
 def _shift(indices: NDArray[np.int32], by: int) -> None:
     for j in range(len(indices)):
         indices[j] += np.int32(by)
-
-
-def warm_up() -> None:
-    """Compile the kernel, or load it from the disk cache, so that the first real call does not wait."""
-    arrays = np.zeros((6, 1), dtype=np.float32)
-    counts = np.zeros((5, 1), dtype=np.int64)
-    thresholds = Thresholds(np.array([[0, 1]]), arrays[0], counts[0], counts[1])
-    outcomes = Outcomes(counts[2], counts[3], counts[4], np.zeros(1), np.zeros(1, dtype=np.bool_))
-    indices = np.zeros(1, dtype=np.int32)
-    select_units(
-        Arenas(arrays[1], arrays[2], arrays[3], arrays[4]),
-        thresholds,
-        outcomes,
-        0,
-        1,
-        Rule(1.0, 1, 0.25, 0.0, 0.0, False),
-        indices,
-        arrays[5],
-    )

@@ -16,8 +16,8 @@ from taihu.core.job import Job
 from taihu.core.process.background import in_background
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.core.system.clocks import monotonic, sleep
-from taihu.local.processes import DaemonFailedError, LocalProcesses
-from taihu.local.replacing import Replacing
+from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes.replacing import Replacing
 
 __all__ = ["Agent"]
 

@@ -16,7 +16,7 @@ from taihu.core.process.entry import Interrupts
 from taihu.core.process.lives import passing_folder
 from taihu.core.wire.base.address import join_address
 from taihu.core.wire.base.log import LogFormat
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.processes import LocalProcesses
 from taihu.worker.first_step import load_first_step
 
 __all__ = ["AgentOptions", "live"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import Interrupts
 from taihu.core.process.options import (
     AdvertiseOption,
@@ -27,7 +27,7 @@ from taihu.core.wire.base.address import host_of
 __all__ = ["agent"]
 
 
-@takes_job_flags
+@takes_options
 def agent(
     job_file: JobArgument = None,
     *,

@@ -24,8 +24,6 @@ from taihu.core.security.certificates import (
     write_pair,
 )
 
-__all__ = ["certs"]
-
 _CA_DAYS = 3650.0
 
 

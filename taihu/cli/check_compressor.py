@@ -14,8 +14,6 @@ from taihu.core.compression.conformance import PROMISES, Promise, Trial, broken_
 from taihu.core.process.programs.user_code import explained, load_object, split_function
 from taihu.core.traits.methods import METHODS, Method
 
-__all__ = ["check_compressor"]
-
 
 def check_compressor(
     method: Annotated[

@@ -19,9 +19,7 @@ from taihu.explore.campaign.shrinking import shrunk
 from taihu.explore.campaign.work import Found, Smaller, Work
 from taihu.explore.carriers import CARRIERS
 from taihu.explore.coverage import table_of
-from taihu.local.progress import Progress
-
-__all__ = ["explore_command"]
+from taihu.local.display.progress import Progress
 
 _ENDLESS: Final = 10**9
 

@@ -10,8 +10,6 @@ from typer.core import TyperGroup
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["CommandGroup", "Former", "former_command", "former_option", "former_plan", "former_simulate"]
-
 Former = Callable[[Sequence[str]], str | None]
 """Of the words behind a group's name: the command that they are of now, None where they were never any."""
 

@@ -13,8 +13,6 @@ from taihu.core.job.environment import resolve_job
 from taihu.core.job.reference import defaults_toml, explain
 from taihu.core.process.options import JobArgument, SetOption
 
-__all__ = ["job"]
-
 
 def job(
     job_file: JobArgument = None,

@@ -10,41 +10,22 @@ from typing import Annotated
 
 import typer
 
-from taihu.cli.script_options import (
-    ArgumentsArgument,
-    ForkOption,
-    GraceOption,
-    JobFileOption,
-    JsonFileOption,
-    LogsOption,
-    QuietOption,
-    ResumeStateOption,
-    ScriptArgument,
-    ScriptOptions,
-    job_of_script,
-    members_in_words,
-)
+from taihu.cli.script_options import ScriptOptions, members_in_words
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, revised
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.job.run_folder import RunFiles
-from taihu.core.process.options import RunDirOption, TraceOption, TraceStepsOption
 from taihu.core.process.streams import outlive_output
 from taihu.hosts.client import program_of
 from taihu.hosts.ground import Hosts, Launching, reached
 from taihu.hosts.placement import Placement, hosts_of
-from taihu.local.scripts.life import GRACE_S
 from taihu.local.scripts.lives import Numbers
-
-__all__ = ["launch"]
 
 _NO_FOLDER = Path("none")
 
 
-@takes_job_flags
+@takes_options
 def launch(
-    script: ScriptArgument,
-    arguments: ArgumentsArgument = None,
     *,
     hosts: Annotated[
         str,
@@ -56,7 +37,6 @@ def launch(
         ),
     ],
     flags: JobFlags,
-    job_file: JobFileOption = None,
     ssh: Annotated[
         str, typer.Option(metavar="COMMAND", envvar="TAIHU_SSH", help="OpenSSH's client with options of its own.")
     ] = "ssh",
@@ -84,25 +64,7 @@ def launch(
         str | None,
         typer.Option(metavar="HOST", help="The first host as the others reach it, where it has several addresses."),
     ] = None,
-    resume: ResumeStateOption = None,
-    run_dir: RunDirOption = None,
-    json_file: JsonFileOption = None,
-    logs: LogsOption = None,
-    trace: TraceOption = None,
-    trace_steps: TraceStepsOption = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port",
-            metavar="PORT",
-            min=0,
-            max=65000,
-            help="Serve /metrics on each host: worker R at PORT + R, servers behind; 0 takes free ones, logged.",
-        ),
-    ] = None,
-    grace: GraceOption = GRACE_S,
-    fork: ForkOption = True,
-    quiet: QuietOption = False,
+    options: ScriptOptions,
 ) -> int:
     """Run a PyTorch script that uses taihu.torch on several hosts, which ssh reaches without a password.
 
@@ -127,24 +89,12 @@ def launch(
       taihu launch -H host1,host2 --set checkpoint.dir=/shared/kept --resume auto train.py
     """  # noqa: D301
     outlive_output()
-    job = job_of_script(flags, script, job_file=job_file, resume=resume, run_dir=run_dir)
-    job, placement = _placed(job, hosts, is_resumed=resume is not None and flags.workers is None and job_file is None)
-    options = ScriptOptions(
-        script,
-        arguments or [],
-        job_file,
-        json_file,
-        logs,
-        grace,
-        fork,
-        quiet,
-        trace=trace,
-        trace_steps=trace_steps,
-        metrics_port=metrics_port,
-    )
+    job = options.job(flags)
+    is_resumed = options.resume is not None and flags.workers is None and options.job_file is None
+    job, placement = _placed(job, hosts, is_resumed=is_resumed)
     options.check()
     launching = Launching(
-        program_of(ssh), python, chdir or Path.cwd(), script, _carried(carry or (), os.environ), port, address
+        program_of(ssh), python, chdir or Path.cwd(), options.script, _carried(carry or (), os.environ), port, address
     )
     with reached(launching, placement) as ground:
         _check_shared(job, ground)
@@ -153,7 +103,7 @@ def launch(
             ground.run_folder = None if files.folder is None else files.folder.absolute()
 
         names = ", ".join(f"{host.name}:{host.workers}" for host in placement.hosts)
-        opening = f"running {script.name} with {members_in_words(job)} on {names}"
+        opening = f"running {options.script.name} with {members_in_words(job)} on {names}"
         workers = job.world.workers
         return options.run(job, ground, opening, numbers=Numbers(workers, workers, workers), begun=begun)
 

@@ -15,8 +15,6 @@ from taihu.core.process.command_line import command_of
 from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.programs.starting import begun
 
-__all__ = ["LazyCommand"]
-
 
 class LazyCommand(TyperCommand):
     """A stand-in for a command in the help of its group, which turns into it when it is run or asked for help.

@@ -14,8 +14,6 @@ from taihu.cli.lazy import LazyCommand
 from taihu.core.process.command_line import CONTEXT_SETTINGS, version_option
 from taihu.core.process.entry import run_app
 
-__all__ = ["make_app", "run"]
-
 # Name, function, and the first paragraph of its docstring. The first help page shows these.
 _COMMANDS: Final = (
     (

@@ -24,8 +24,6 @@ from taihu.launch.kubernetes.options import DATA_FOLDER, Issuer, ManifestOptions
 from taihu.launch.place import script_job
 from taihu.worker.preflight import check_trains
 
-__all__ = ["manifest_command"]
-
 TORCH_IMAGE: Final = "localhost/taihu-torch:latest"
 _LARGEST_SCRIPT: Final = 900_000
 _FEWEST: Final = 2

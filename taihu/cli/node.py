@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from taihu.core.base.errors import RunError, TaihuError
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import InterruptedRunError
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.options import (
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from taihu.launch.meeting import Meeting
     from taihu.launch.place import Launch, NodeRole
 
-__all__ = ["node"]
 
-
-@takes_job_flags
+@takes_options
 def node(
     job_file: JobArgument = None,
     coordinator: Annotated[
@@ -139,9 +137,9 @@ def _shown(job: Job, meeting: Meeting, json_file: Path | None, role: NodeRole) -
     from taihu.cli.train import opening, summarise
     from taihu.core.job.security import security_of
     from taihu.core.process.results import is_stdout, read_json, write_json
-    from taihu.local.display import PlainDisplay
+    from taihu.local.display.display import PlainDisplay
+    from taihu.local.display.watching import watching
     from taihu.local.results import results_of
-    from taihu.local.watching import watching
 
     security = security_of(job, "worker", role.place)
     # mpirun gives terminals to the processes, but their lines are mixed in one log.

@@ -6,39 +6,18 @@ from typing import Annotated
 
 import typer
 
-from taihu.cli.script_options import (
-    ArgumentsArgument,
-    ForkOption,
-    GraceOption,
-    JobFileOption,
-    JsonFileOption,
-    LogsOption,
-    QuietOption,
-    ResumeStateOption,
-    ScriptArgument,
-    ScriptOptions,
-    job_of_script,
-    members_in_words,
-)
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.cli.script_options import ScriptOptions, members_in_words
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.job.machine import check_processes
-from taihu.core.process.options import RunDirOption, TraceOption, TraceStepsOption
 from taihu.core.process.streams import outlive_output
 from taihu.local.scripts.ground import OneMachine
-from taihu.local.scripts.life import GRACE_S
 from taihu.local.scripts.lives import Numbers
 
-__all__ = ["run_script"]
 
-
-@takes_job_flags
+@takes_options
 def run_script(
-    script: ScriptArgument,
-    arguments: ArgumentsArgument = None,
     *,
     flags: JobFlags,
-    job_file: JobFileOption = None,
-    resume: ResumeStateOption = None,
     min_workers: Annotated[
         int | None,
         typer.Option(
@@ -52,24 +31,7 @@ def run_script(
         int | None,
         typer.Option("--max-workers", metavar="N", min=1, help="taihu scale asks for no more than N."),
     ] = None,
-    run_dir: RunDirOption = None,
-    json_file: JsonFileOption = None,
-    logs: LogsOption = None,
-    trace: TraceOption = None,
-    trace_steps: TraceStepsOption = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port",
-            metavar="PORT",
-            min=0,
-            max=65000,
-            help="Serve /metrics: worker 0 here, the others and the servers behind it; 0 takes free ones, logged.",
-        ),
-    ] = None,
-    grace: GraceOption = GRACE_S,
-    fork: ForkOption = True,
-    quiet: QuietOption = False,
+    options: ScriptOptions,
 ) -> int:
     """Run a PyTorch script that uses taihu.torch in several processes on this machine.
 
@@ -92,21 +54,9 @@ def run_script(
       taihu run --workers 3 --grace 120 train_that_saves_on_sigterm.py
     """  # noqa: D301
     outlive_output()
-    job = job_of_script(flags, script, job_file=job_file, resume=resume, run_dir=run_dir)
+    job = options.job(flags)
     numbers = Numbers(job.world.workers, min_workers, max_workers)
     check_processes(job)
-    options = ScriptOptions(
-        script,
-        arguments or [],
-        job_file,
-        json_file,
-        logs,
-        grace,
-        fork,
-        quiet,
-        trace=trace,
-        trace_steps=trace_steps,
-        metrics_port=metrics_port,
-    )
     options.check()
-    return options.run(job, OneMachine(), f"running {script.name} with {members_in_words(job)}", numbers=numbers)
+    opening = f"running {options.script.name} with {members_in_words(job)}"
+    return options.run(job, OneMachine(), opening, numbers=numbers)

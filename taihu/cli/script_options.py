@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,110 +19,89 @@ from taihu.core.job import Job
 from taihu.core.job.flags import JobFlags
 from taihu.core.job.run_folder import RunFiles, note_failure, prepare_run
 from taihu.core.process.entry import Interrupts
-from taihu.core.process.options import make_tracer
+from taihu.core.process.options import RunDirOption, TraceOption, TraceStepsOption, make_tracer
 from taihu.core.process.programs.guard import file_in_the_way
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.core.system.clocks import utc_now
 from taihu.launch.place import script_job
-from taihu.local.display import Display, PlainDisplay, make_display
+from taihu.local.display.display import Display, PlainDisplay, make_display
 from taihu.local.resuming import find_state
 from taihu.local.run import RUN_FOLDER
 from taihu.local.scripts.ground import Ground
-from taihu.local.scripts.life import Script
+from taihu.local.scripts.life import GRACE_S, Script
 from taihu.local.scripts.lives import Numbers
 from taihu.local.scripts.run import ScriptRun
 
-__all__ = [
-    "ArgumentsArgument",
-    "ForkOption",
-    "GraceOption",
-    "JobFileOption",
-    "JsonFileOption",
-    "LogsOption",
-    "QuietOption",
-    "ResumeStateOption",
-    "ScriptArgument",
-    "ScriptOptions",
-    "job_of_script",
-    "members_in_words",
-]
-
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
-ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="A PyTorch script that uses taihu.torch.")]
-ArgumentsArgument = Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS", help="For the script.")]
-JobFileOption = Annotated[Path | None, typer.Option("--job", metavar="JOB.toml", help="Job file.")]
-ResumeStateOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="auto|RUN|CHECKPOINT",
-        help="Go on from what taihu.torch.state has kept: in a run, a checkpoint, or the newest run.",
-    ),
-]
-JsonFileOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")]
-LogsOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Keep the logs of all processes here, not in the run folder.")
-]
-GraceOption = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS",
-        min=0.0,
-        max=86400.0,
-        help="The time that the script has behind Ctrl-C or SIGTERM, which its processes get, to save and end.",
-    ),
-]
-ForkOption = Annotated[
-    bool,
-    typer.Option(
-        "--fork/--no-fork",
-        help="Import PyTorch once, and fork the processes from there; without it each imports it anew.",
-    ),
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but warnings, errors and the script.")]
 
-
-def job_of_script(
-    flags: JobFlags, script: Path, *, job_file: Path | None, resume: str | None, run_dir: Path | None
-) -> Job:
-    """The job of a script, by file, environment and flags; of `resume`, by the settings of that run.
-
-    Raises:
-        ConfigError: a setting is wrong, there is no such script, or a file beside it hides a package.
-    """
-    if (place := file_in_the_way(script.parent)) is not None:
-        raise ConfigError(f"{place}: a script beside it imports that in the place of taihu; give it another name")
-    own: dict[str, dict[str, object]] = {"run": {"dir": run_dir}}
-    job = flags.resolve(job_file, own)
-    if resume is not None:
-        own["checkpoint"], settings = find_state(resume, RUN_FOLDER.parent, job.checkpoint.dir)
-        job = flags.resolve(job_file or settings, own)
-    job = _named(script_job(job, has_servers=flags.servers is not None), script)
-    Script(script).check()
-    return job
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptOptions:
-    """A script, and the options by which it is run and shown; those of `taihu.local.scripts.run.ScriptRun`.
+    """A script, and the options by which it is run and shown; those of `taihu.local.scripts.run.ScriptRun`."""
 
-    Attributes:
-        job_file: that was given, for the run's folder.
-        json_file: gets the results, too.
-        quiet: whether nothing but warnings and errors is shown beside the script.
-    """
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT.py", help="A PyTorch script that uses taihu.torch.")]
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS", help="For the script.")] = None
+    job_file: Annotated[Path | None, typer.Option("--job", metavar="JOB.toml", help="Job file.")] = None
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|RUN|CHECKPOINT",
+            help="Go on from what taihu.torch.state has kept: in a run, a checkpoint, or the newest run.",
+        ),
+    ] = None
+    run_dir: RunDirOption = None
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results as JSON.")] = (
+        None
+    )
+    logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep the logs of all processes here, not in the run folder.")
+    ] = None
+    trace: TraceOption = None
+    trace_steps: TraceStepsOption = None
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            metavar="PORT",
+            min=0,
+            max=65000,
+            help="Serve /metrics on each host: worker R at PORT + R, servers behind; 0 takes free ones, logged.",
+        ),
+    ] = None
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            max=86400.0,
+            help="The time that the script has behind Ctrl-C or SIGTERM, which its processes get, to save and end.",
+        ),
+    ] = GRACE_S
+    fork: Annotated[
+        bool,
+        typer.Option(
+            "--fork/--no-fork",
+            help="Import PyTorch once, and fork the processes from there; without it each imports it anew.",
+        ),
+    ] = True
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but warnings, errors and the script.")] = False
 
-    script: Path
-    arguments: Sequence[str]
-    job_file: Path | None
-    json_file: Path | None
-    logs: Path | None
-    grace_s: float
-    forks: bool
-    quiet: bool
-    trace: Path | None = None
-    trace_steps: str | None = None
-    metrics_port: int | None = None
+    def job(self, flags: JobFlags) -> Job:
+        """The job of the script, by file, environment and flags; of `resume`, by the settings of that run.
+
+        Raises:
+            ConfigError: a setting is wrong, there is no such script, or a file beside it hides a package.
+        """
+        if (place := file_in_the_way(self.script.parent)) is not None:
+            raise ConfigError(f"{place}: a script beside it imports that in the place of taihu; give it another name")
+        own: dict[str, dict[str, object]] = {"run": {"dir": self.run_dir}}
+        job = flags.resolve(self.job_file, own)
+        if self.resume is not None:
+            own["checkpoint"], settings = find_state(self.resume, RUN_FOLDER.parent, job.checkpoint.dir)
+            job = flags.resolve(self.job_file or settings, own)
+        job = _named(script_job(job, has_servers=flags.servers is not None), self.script)
+        Script(self.script).check()
+        return job
 
     def check(self) -> None:
         """Raise ConfigError for files that cannot be written, before anything starts."""
@@ -157,10 +136,10 @@ class ScriptOptions:
         interrupts.install()
         files = prepare_run(job, self.job_file, default=RUN_FOLDER)
         begun(files)
-        script = Script(self.script, self.arguments, self.metrics_port, self.trace_steps, interrupts, self.grace_s)
-        run = ScriptRun(
-            job, script, numbers, files, logs=self.logs, trace=self.trace, forks=self.forks, ground=ground
+        script = Script(
+            self.script, self.arguments or (), self.metrics_port, self.trace_steps, interrupts, self.grace
         )
+        run = ScriptRun(job, script, numbers, files, logs=self.logs, trace=self.trace, forks=self.fork, ground=ground)
         console = Console(stderr=True)
         with _display(console, quiet=self.quiet) as display:
             display.say(opening)

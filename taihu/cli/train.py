@@ -11,7 +11,7 @@ from rich.console import Console
 
 from taihu.core.base.errors import ConfigError, WriteError
 from taihu.core.base.words import counted, one_line
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.model.model_defaults import smallest_size
 from taihu.core.model.names import built_in_data
 from taihu.core.model.scores import score_lines
@@ -30,17 +30,15 @@ from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_folder_writable, check_writable, is_stdout, write_json
 from taihu.core.process.streams import outlive_output
 from taihu.core.traits.methods import METHODS
-from taihu.local.display import Display, PlainDisplay, human_bytes, make_display
+from taihu.local.display.display import Display, PlainDisplay, human_bytes, make_display
 
 if TYPE_CHECKING:
     from taihu.core.checkpoint.places import Place
     from taihu.core.job import Job
     from taihu.core.settings import ClusterSettings
 
-__all__ = ["opening", "summarise", "train"]
 
-
-@takes_job_flags
+@takes_options
 def train(
     job_file: JobArgument = None,
     *,

@@ -16,8 +16,6 @@ from taihu.core.job import Job
 from taihu.core.job.security import certified
 from taihu.doctor.findings import Finding, fails, notes
 
-__all__ = ["CertificateFacts", "NamedFiles", "certificate_facts", "check_certificates", "named_files"]
-
 _SOON: Final = timedelta(days=7)
 _ASK = "renew it with whoever issued it"
 

@@ -35,8 +35,6 @@ from taihu.doctor.needs import Needs, needs_of
 from taihu.doctor.network import check_clock, check_links, check_port
 from taihu.doctor.remote import RemoteDoctor, look_at_port
 
-__all__ = ["HERE", "Examination", "Subject", "examine"]
-
 HERE: Final = "here"
 """The name of this machine in findings."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["ClockFacts", "Interface", "LinkFacts", "MachineFacts", "Port", "PortFacts"]
-
 
 @dataclass(frozen=True)
 class Interface:

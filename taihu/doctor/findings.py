@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 
-__all__ = ["Finding", "Severity", "fails", "notes", "slows", "worst_first", "would_fail"]
-
 
 class Severity(IntEnum):
     """The consequence of a finding for a run, the worst first."""

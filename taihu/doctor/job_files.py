@@ -14,8 +14,6 @@ from taihu.core.process.results import check_folder_writable
 from taihu.doctor.findings import Finding, fails
 from taihu.worker.preflight import check_inputs
 
-__all__ = ["check_files", "finding_of"]
-
 _LOOK = "look at the settings of this job"
 
 

@@ -10,17 +10,7 @@ from taihu.core.wire.base.address import is_every_host, split_address
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.findings import Finding, fails, notes, slows
 from taihu.doctor.needs import Needs
-from taihu.local.display import human_bytes
-
-__all__ = [
-    "check_coordinator",
-    "check_disk",
-    "check_limits",
-    "check_memory",
-    "check_names",
-    "check_peer",
-    "check_shared_memory",
-]
+from taihu.local.display.display import human_bytes
 
 
 def check_limits(where: str, facts: MachineFacts, needs: Needs) -> Iterator[Finding]:

@@ -8,8 +8,6 @@ from taihu.core.base.words import listed
 from taihu.doctor.facts import MachineFacts
 from taihu.doctor.findings import Finding, fails, notes
 
-__all__ = ["check_alike"]
-
 _COMPUTES = ("numpy", "numba", "llvmlite")
 
 

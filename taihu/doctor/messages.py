@@ -5,15 +5,6 @@ from __future__ import annotations
 from taihu.doctor.facts import Interface, LinkFacts, MachineFacts
 from taihu.protos import doctor_pb2 as pb
 
-__all__ = [
-    "facts_from_message",
-    "facts_to_message",
-    "interface_from_message",
-    "interface_to_message",
-    "link_from_message",
-    "link_to_message",
-]
-
 
 def facts_to_message(facts: MachineFacts) -> pb.MachineFacts:
     """The message of a machine's facts."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from taihu.core.job import Job
 from taihu.core.planner.memory import MemoryJob, job_memory, server_memory, worker_memory
 
-__all__ = ["Needs", "needs_of"]
-
 _PYTHON_BYTES = 200_000_000
 _OWN_FILES = 64
 _FILES_PER_MEMBER = 6

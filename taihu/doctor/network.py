@@ -9,8 +9,6 @@ from typing import Final
 from taihu.doctor.facts import ClockFacts, Interface, LinkFacts, Port, PortFacts
 from taihu.doctor.findings import Finding, fails, notes, slows
 
-__all__ = ["CLOCK_LIMIT_S", "check_clock", "check_links", "check_port", "rate_text"]
-
 CLOCK_LIMIT_S: Final = 1.0
 """Seconds by which clocks of two machines may differ: times in logs, traces and certificates follow them."""
 

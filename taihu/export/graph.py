@@ -20,8 +20,6 @@ from taihu.worker.engine import (
 from taihu.worker.engine.base.layer import Shape
 from taihu.worker.saved.prediction import LoadedModel
 
-__all__ = ["INPUT", "Graph", "Node", "graph_of"]
-
 INPUT = "normalised"
 
 

@@ -18,8 +18,6 @@ from taihu.export.graph import INPUT, Graph, Node, graph_of
 from taihu.worker.engine import Array
 from taihu.worker.saved.prediction import LoadedModel
 
-__all__ = ["InputKind", "onnx_model", "write_onnx"]
-
 InputKind = Literal["floats", "bytes"]
 
 _OPSET: Final = 17

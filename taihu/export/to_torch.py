@@ -17,8 +17,6 @@ from taihu.core.base.whole_file import write_bytes, write_text
 from taihu.export.graph import INPUT, Graph, Node, graph_of
 from taihu.worker.saved.prediction import LoadedModel
 
-__all__ = ["torch_source", "torch_state", "write_torch"]
-
 _MARK: Final = "Written by `taihu export --to torch`"
 _SOURCE: Final = '''"""{title}
 

@@ -8,8 +8,6 @@ from typing import Final
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["CONNECT_S", "command_of_ssh", "program_of", "refusal"]
-
 CONNECT_S: Final = 10
 """The time that ssh has to reach a host and to log in."""
 

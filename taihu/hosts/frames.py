@@ -7,8 +7,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-__all__ = ["BEAT_S", "FOLDER", "MARK", "SILENCE_S", "SUPERVISOR", "Lines", "bytes_in", "frame", "text_of"]
-
 MARK: Final = b"taihu-host "
 """The beginning of each line from a host: what a login shell writes on its own has none."""
 

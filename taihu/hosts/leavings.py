@@ -7,9 +7,7 @@ from typing import Final
 
 from taihu.hosts.frames import text_of
 from taihu.hosts.streams import Streams
-from taihu.local.processes import LocalProcesses
-
-__all__ = ["Leavings"]
+from taihu.local.processes.processes import LocalProcesses
 
 _PIECE: Final = 1 << 16
 _TRACE: Final = "trace-"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["HostFacts", "check_alike"]
-
 
 @dataclass(frozen=True)
 class HostFacts:

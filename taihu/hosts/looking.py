@@ -12,8 +12,6 @@ from taihu.core import __version__
 from taihu.hosts.likeness import HostFacts
 from taihu.launch.interfaces import own_interfaces
 
-__all__ = ["digest_of", "facts_of"]
-
 
 def facts_of(script: Path, *, has_folder: bool) -> HostFacts:
     """The facts of this host."""

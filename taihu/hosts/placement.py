@@ -9,8 +9,6 @@ from typing import Final
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["Host", "Placement", "hosts_of"]
-
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:,\[\]-][^\s:,\[\]]*))(?::([0-9]{1,6}))?")
 
 

@@ -17,8 +17,8 @@ from taihu.core.system.threads import Lock
 from taihu.hosts.connection import Connection
 from taihu.hosts.frames import FOLDER, SUPERVISOR
 from taihu.hosts.placement import Placement
-from taihu.local.causes import Ended
-from taihu.local.processes import failure_of, last_words_of
+from taihu.local.processes.causes import Ended
+from taihu.local.processes.processes import failure_of, last_words_of
 
 __all__ = ["HostedProcesses"]
 

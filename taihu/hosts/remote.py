@@ -26,10 +26,7 @@ from taihu.hosts.frames import FOLDER, SUPERVISOR
 from taihu.hosts.leavings import Leavings
 from taihu.hosts.looking import facts_of
 from taihu.hosts.streams import LauncherGoneError, Streams
-from taihu.local.processes import LocalProcesses
-
-__all__ = ["main"]
-
+from taihu.local.processes.processes import LocalProcesses
 
 _LOOK_S: Final = 0.05
 _LAST_S: Final = 2.0

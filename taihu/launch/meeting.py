@@ -11,8 +11,6 @@ from taihu.launch.interfaces import own_interfaces
 from taihu.launch.mpi import gather
 from taihu.launch.place import Launch, choose_address, coordinator_at
 
-__all__ = ["Meeting", "find_meeting"]
-
 _USUAL_PORT: Final = 7070
 
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 from taihu.core.base.errors import ConfigError
 from taihu.core.system.processes import TimeoutExpired, run
 
-__all__ = ["gather"]
-
 _LARGEST_BYTES: Final = 4096
 _LIBRARIES: Final = ("libmpi.so.40", "libmpi.so")
 # Of a few hundred bytes: without the network libraries that are slow to start.

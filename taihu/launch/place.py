@@ -19,21 +19,6 @@ from taihu.core.job import Job, revised
 from taihu.core.traits.exchanges import RING, SERVER
 from taihu.core.wire.base.address import split_address
 
-__all__ = [
-    "Launch",
-    "NodeRole",
-    "choose_address",
-    "coordinator_at",
-    "derived_port",
-    "expand_nodelist",
-    "find_launch",
-    "fit_to_size",
-    "maybe_launch",
-    "role_of",
-    "script_job",
-    "script_job_of",
-]
-
 _MASTER: Final = ("MASTER_ADDR", "MASTER_PORT")
 # Outside of what systems give to outgoing connections, and of what is usually taken.
 _FIRST_PORT, _PORTS = 20000, 10000

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["held", "processes_of"]
-
 _LOG = re.compile(r"(server|worker)-(\d+)\.log")
 
 

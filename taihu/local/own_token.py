@@ -10,8 +10,6 @@ from taihu.core.job.security import security_of
 from taihu.core.security.security import Security
 from taihu.core.security.token import forget_token, keep_token, new_token
 
-__all__ = ["kept_for_commands", "security_of_run"]
-
 
 def security_of_run(job: Job) -> Security:
     """The means of whoever starts all processes of `job`: with a new token, unless one was given."""

@@ -12,8 +12,6 @@ from taihu.core.job.advice import advice_on_momentum
 from taihu.core.job.chosen import with_compression
 from taihu.core.process.results import RESULTS_FORMAT
 
-__all__ = ["results_of"]
-
 _FIRST_WORKERS: Final = (
     "measured_steps",
     "selected_ratio",

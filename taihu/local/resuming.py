@@ -17,8 +17,6 @@ from taihu.core.job import Job
 from taihu.core.job.run_folder import CHECKPOINTS, SETTINGS
 from taihu.core.settings import Url
 
-__all__ = ["AUTO", "Resumed", "check_folder", "find_checkpoint", "find_state"]
-
 AUTO: Final = "auto"
 """The newest checkpoint of all runs."""
 

@@ -17,11 +17,9 @@ from taihu.core.model.caffe_net import notes_on_model
 from taihu.core.process.aside import asked_aside
 from taihu.core.process.results import write_json
 from taihu.core.system.clocks import utc_now
-from taihu.local.display import Display
+from taihu.local.display.display import Display
 from taihu.local.training import LocalTraining
 from taihu.worker.preflight import check_inputs
-
-__all__ = ["RUN_FOLDER", "LocalRun", "check_job", "prepare"]
 
 RUN_FOLDER: Final = Path("runs/{name}-{time}")
 

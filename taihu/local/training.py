@@ -17,15 +17,13 @@ from taihu.core.process.entry import Interrupts
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
 from taihu.core.settings import ChaosSettings, CheckpointSettings, RunSettings
-from taihu.local.display import Display
+from taihu.local.display.display import Display
 from taihu.local.own_token import kept_for_commands, security_of_run
-from taihu.local.process_files import ProcessFiles, log_folder
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.process_files import ProcessFiles, log_folder
+from taihu.local.processes.processes import LocalProcesses
+from taihu.local.processes.successors import Successors
+from taihu.local.processes.supervision import Supervision
 from taihu.local.results import results_of
-from taihu.local.successors import Successors
-from taihu.local.supervision import Supervision
-
-__all__ = ["LocalTraining"]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from typing import Final
 
 from taihu.report.values import Unit, digits
 
-__all__ = ["Axis", "log_axis", "usual_most", "value_axis"]
-
 _STEPS: Final = (1.0, 2.0, 2.5, 5.0, 10.0)
 _FAR: Final = 3.0
 _ROOM: Final = 1.25

@@ -7,22 +7,6 @@ from dataclasses import dataclass
 
 from taihu.report.values import Unit
 
-__all__ = [
-    "Bars",
-    "Chart",
-    "Colour",
-    "Figure",
-    "Lines",
-    "Missing",
-    "Section",
-    "Series",
-    "Span",
-    "Table",
-    "Timeline",
-    "Track",
-    "plain",
-]
-
 Colour = str
 """A class of page.css: blue, orange, purple, teal, gold, red, grey."""
 

@@ -13,8 +13,6 @@ from taihu.report.run import Run, StepTable
 from taihu.report.summary import figures_of
 from taihu.report.values import NUMBER, SECONDS, SHARE, Unit, known, number, text
 
-__all__ = ["compared", "with_names"]
-
 _COLOURS: Final[tuple[Colour, ...]] = ("blue", "orange", "teal", "purple", "gold", "red", "grey")
 
 

@@ -14,8 +14,6 @@ from taihu.report.axes import Axis, log_axis, usual_most, value_axis
 from taihu.report.charts import Bars, Chart, Figure, Lines, Series, Span, Table, Timeline, Track
 from taihu.report.values import NUMBER, SECONDS, known
 
-__all__ = ["draw_figure", "html", "table_html"]
-
 _NO_BREAK: Final = "\xa0"
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _WIDTH: Final = 1000.0

@@ -10,8 +10,6 @@ from taihu.report.charts import Colour, Figure, Lines, Missing, Section, Series
 from taihu.report.run import Run, StepTable
 from taihu.report.values import NUMBER, SHARE, Bin, Unit, binned, bins_of, items, known, number
 
-__all__ = ["learning", "loss_figure", "merged", "over_steps", "step_names", "tests_of"]
-
 MOST_BINS: Final = 150
 _FAR: Final = 100.0
 _SHARES: Final = ("test_accuracy", "test_f1", "test_auc")

@@ -12,8 +12,6 @@ from taihu.report.charts import Bars, Colour, Figure, Missing, Section, Series, 
 from taihu.report.run import Run
 from taihu.report.values import BYTES, SECONDS, items, known, number, text
 
-__all__ = ["members"]
-
 _KINDS: Final[Mapping[str, Colour]] = MappingProxyType(
     {
         "parameters": "blue",

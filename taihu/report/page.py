@@ -21,8 +21,6 @@ from taihu.report.times import times
 from taihu.report.traffic import traffic
 from taihu.report.values import text
 
-__all__ = ["comparison_of", "page_of", "sections_of"]
-
 _TABLES: Final = ("model", "data", "train", "optimizer", "exchange", "compression", "cluster")
 _TABLES_OF_SCRIPTS: Final = ("exchange", "compression", "cluster")
 

@@ -16,8 +16,6 @@ from taihu.report.charts import Figure, Span, Timeline, Track
 from taihu.report.run import Run
 from taihu.report.values import SECONDS, items, number, text
 
-__all__ = ["Planned", "planned_of", "planned_timeline", "stages_by_layer"]
-
 _MOST_LAYERS: Final = 2000
 _LONGEST_S: Final = 1e9
 

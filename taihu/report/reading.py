@@ -13,8 +13,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.report.run import Run, StepTable, check_results
 from taihu.report.values import items, number, text
 
-__all__ = ["read_run", "read_trace"]
-
 _RESULTS: Final = "results.json"
 _STEPS: Final = "steps.csv"
 _TRACE: Final = "trace.json"

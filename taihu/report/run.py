@@ -11,8 +11,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.process.results import RESULTS_FORMAT
 from taihu.report.values import items, number, text
 
-__all__ = ["Run", "StepTable", "check_results"]
-
 Column = tuple[float | None, ...]
 
 

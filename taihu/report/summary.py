@@ -11,8 +11,6 @@ from taihu.report.learning import tests_of
 from taihu.report.run import Run
 from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, items, known, number, text
 
-__all__ = ["figures_of", "how_it_ended", "what_it_was"]
-
 
 def what_it_was(run: Run) -> str:
     """The job in one line: model and data, or the script, processes, precision, what is sent."""

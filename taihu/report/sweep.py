@@ -8,8 +8,6 @@ from taihu.report.charts import Bars, Figure, Lines, Section, Series
 from taihu.report.run import Run
 from taihu.report.values import BYTES, NUMBER, SECONDS, Unit, items, known, number
 
-__all__ = ["sweep"]
-
 _PROCESSES = (("worker", ("blue", "teal")), ("server", ("orange", "gold")))
 
 

@@ -11,8 +11,6 @@ from taihu.report.run import Run
 from taihu.report.trace import traced_step
 from taihu.report.values import SECONDS, items, number, text
 
-__all__ = ["times"]
-
 _SHARED_OUT = (
     " The exchange is by the measured costs of links; a group's start-up and bytes are shared out over its layers by "
     "their size. Much of it goes on beside backward."

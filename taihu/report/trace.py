@@ -11,8 +11,6 @@ from typing import Any, Final
 from taihu.report.charts import Colour, Span, Timeline, Track
 from taihu.report.values import items, number, text
 
-__all__ = ["traced_step"]
-
 _US: Final = 1e-6
 _MOST_TRACKS: Final = 32
 _MOST_SPANS: Final = 1500

@@ -11,8 +11,6 @@ from taihu.report.learning import over_steps, step_names
 from taihu.report.run import Run
 from taihu.report.values import BYTES, NUMBER, SECONDS, SHARE, binned, bins_of, items, known, number, text
 
-__all__ = ["traffic"]
-
 _REFRESH_BINS: Final = 60
 _MOST_UNITS: Final = 200
 

@@ -8,21 +8,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final
 
-__all__ = [
-    "BYTES",
-    "NUMBER",
-    "SECONDS",
-    "SHARE",
-    "Bin",
-    "Unit",
-    "binned",
-    "bins_of",
-    "items",
-    "known",
-    "number",
-    "text",
-]
-
 _LONGEST: Final = 300
 _LARGEST: Final = 1e18
 

@@ -21,8 +21,6 @@ from taihu.core.wire.frames.headers import ValueType
 from taihu.simulation.compute import Pace
 from taihu.simulation.placement import Placement
 
-__all__ = ["Floor", "floor_of", "slowest_pace"]
-
 # Instants are rounded, and selections to whole values.
 _ROUNDED: Final = 1.0 - 1e-9
 _WHOLE_VALUES: Final = 0.97

@@ -11,8 +11,6 @@ from taihu.core.job.advice import without_effect
 from taihu.core.job.toml import job_to_toml
 from taihu.search.ways import Candidate, Way
 
-__all__ = ["job_file", "where"]
-
 
 def job_file(candidate: Candidate, notes: Iterable[str]) -> str:
     """A file that is read back as the candidate's job, without settings to no effect; `notes` stand above it."""

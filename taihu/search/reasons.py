@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from taihu.search.search import ALIKE, Found, Passed
 from taihu.search.ways import Candidate
 
-__all__ = ["why_it_loses", "why_it_was_passed"]
-
 # Of what two steps differ by, the largest difference of a term has to explain so much.
 _EXPLAINS = 0.25
 

@@ -14,8 +14,6 @@ from taihu.search.floors import Floor
 from taihu.search.ways import Candidate
 from taihu.simulation.job import Simulated
 
-__all__ = ["ALIKE", "Found", "Passed", "Search", "ranked"]
-
 ALIKE: Final = 0.02
 """Steps that differ by no more of their time are as fast: predictions cannot tell them apart."""
 

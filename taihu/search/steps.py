@@ -21,8 +21,6 @@ from taihu.simulation.job import Simulated, simulate_job
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.placement import Placement
 
-__all__ = ["TERMS", "Costs", "Steps"]
-
 TERMS: Final = ("compute", "selection", "transfers", "start-ups", "additions")
 """The terms of a step's time: `Steps.terms` tells how much of it each of them is."""
 

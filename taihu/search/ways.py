@@ -19,8 +19,6 @@ from taihu.core.traits.methods import DLGS, LAGS, METHODS, NONE, QUANTIZED, TOPK
 from taihu.core.traits.stages import STAGES, Stage
 from taihu.kernels.packing.few_bits import FEW_BITS
 
-__all__ = ["PRECISIONS", "Allowed", "Candidate", "Way", "allowed_for", "candidates_of", "why_no_higher_stage"]
-
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 """From the one that loses nothing on."""
 

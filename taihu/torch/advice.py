@@ -9,8 +9,6 @@ import torch
 from taihu.core.job import Job
 from taihu.core.settings.optimizer import rate_without
 
-__all__ = ["advice_on_optimizer"]
-
 
 def advice_on_optimizer(job: Job, optimizer: torch.optim.Optimizer) -> Iterator[str]:
     """A line about momentum behind a selection: what compression holds back acts as one already (docs/adr/0061).

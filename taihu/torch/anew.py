@@ -10,8 +10,6 @@ from taihu.core.coordination.plans.planning import first_plan, is_computed
 from taihu.core.job import Job, revised
 from taihu.core.model.layout import Layout
 
-__all__ = ["between_workers_of", "plan_anew"]
-
 _USUAL_PLAN: Final = "bucket:1MB"
 
 

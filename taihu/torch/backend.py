@@ -15,9 +15,9 @@ from taihu.core.process.ending import log_of_script
 from taihu.core.system.threads import Timer
 from taihu.core.wire.base.log import configure_script_logs
 from taihu.torch.group.built_in_hooks import run_in_python
-from taihu.torch.group.devices import Devices, kinds_here
 from taihu.torch.group.ending import Present
-from taihu.torch.group.place import GroupPlace
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.devices import Devices, kinds_here
 from taihu.torch.group.process_group import TaihuGroup
 from taihu.torch.steps.reports import begin_results, options_of
 

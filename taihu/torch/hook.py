@@ -22,8 +22,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.methods import METHODS
 from taihu.torch.steps.layer_rates import rates_by_id
 
-__all__ = ["ExchangeState", "exchange_hook"]
-
 _SETTINGS_BYTES: Final = 512
 # The second is the name in older versions of PyTorch; newer ones warn of it.
 _all_gather: Final = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

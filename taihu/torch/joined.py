@@ -13,8 +13,6 @@ from taihu.torch.gradients.exchanged import Optimized
 from taihu.torch.kept.tree import arrays_and_words, from_arrays_and_words
 from taihu.torch.world import World
 
-__all__ = ["bring_all"]
-
 
 def bring_all(world: World, optimized: Sequence[Optimized], root: int) -> None:
     """Have worker `root`'s parameters, buffers and states of optimizers; all workers call this together.

@@ -13,8 +13,6 @@ from taihu.core.job import Job
 from taihu.torch.gradients.exchanged import Optimized
 from taihu.torch.steps.steps import BackwardSteps
 
-__all__ = ["PREFIX", "LocalSteps"]
-
 PREFIX: Final = "local."
 """Of the names of a state."""
 

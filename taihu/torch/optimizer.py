@@ -25,8 +25,6 @@ from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.steps import BackwardSteps
 from taihu.torch.world import World
 
-__all__ = ["DistributedOptimizer"]
-
 
 class DistributedOptimizer(torch.optim.Optimizer):
     """Exchanges gradients during backward; behind it they are the means of all workers, and `step` is the user's.
@@ -199,11 +197,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 'update="servers": the state of the optimizer is divided over the servers and is not here to be '
                 'saved; save model.state_dict() alone, or give update="workers"'
             )
-        state: dict[str, Any] = self.optimizer.state_dict()
+        return {**self.optimizer.state_dict(), **self.own_state()}
+
+    def own_state(self) -> dict[str, Any]:
+        """The part of the state that this worker alone has: what compression holds back, and local steps."""
         own = self._steps.state() if self._steps is not None and self._steps.is_first(self._optimized) else {}
         local = {} if self._local is None else self._local.state()
         held_back = {name: torch.from_numpy(array.copy()) for name, array in own.items()}
-        return {**state, **{OURS + name: each for name, each in {**held_back, **local}.items()}}
+        return {OURS + name: each for name, each in {**held_back, **local}.items()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

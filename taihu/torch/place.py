@@ -24,8 +24,6 @@ from taihu.core.wire.base.address import is_loopback, join_address, split_addres
 from taihu.launch.meeting import find_meeting
 from taihu.launch.place import Launch, maybe_launch, script_job, script_job_of
 
-__all__ = ["RunPlace", "find_place"]
-
 Tables = Mapping[str, Mapping[str, object]]
 
 

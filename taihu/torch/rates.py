@@ -10,8 +10,6 @@ import torch
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["change_rates"]
-
 _RULES: Final = {"linear": lambda ratio: ratio, "sqrt": math.sqrt}
 
 

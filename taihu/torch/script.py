@@ -18,8 +18,6 @@ from threadpoolctl import threadpool_limits
 from taihu.core.process.ending import errors_to_log, log_of_script, note_end
 from taihu.core.process.supervised import end_with_supervisor
 
-__all__ = ["main", "run"]
-
 # The first optimizer that is made imports PyTorch's compiler, which takes a second: a fork of this process has it.
 torch.optim.SGD([torch.zeros(1)], lr=1.0)
 

@@ -19,8 +19,6 @@ from taihu.torch.world import World
 from taihu.worker.fc.probe import agree_on_links
 from taihu.worker.fc.shards import split_columns
 
-__all__ = ["AT_LEAST", "Choice", "ShardedLinear", "shard_linear"]
-
 Choice = Literal["shard", "auto"]
 
 AT_LEAST = 1 << 20

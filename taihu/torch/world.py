@@ -49,8 +49,6 @@ from taihu.worker.fc.mover import PeerMover
 from taihu.worker.memory.arenas import arenas_of
 from taihu.worker.reporting.activity import Activity
 
-__all__ = ["World"]
-
 _VALUES_AT_A_TIME = 1 << 22
 _ASK_AGAIN_S = 0.1
 _TYPES: Final = {

@@ -14,7 +14,7 @@ from taihu.core.checkpoint.ended import EndedRun, keep_end
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.job import Job
 from taihu.core.process.entry import Interrupts
-from taihu.local.processes import DaemonFailedError
+from taihu.local.processes.processes import DaemonFailedError
 
 RUNNING = RunState.RUNNING
 KILLED = -9

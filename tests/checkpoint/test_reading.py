@@ -39,7 +39,7 @@ def test_any_number_of_servers_reads_what_any_other_has_written(sizes: list[int]
                 seen = np.full(len(expected), np.nan, dtype=np.float32)
                 checkpoint.read_shared(name, layout, bounds, seen)
                 assert seen.tobytes() == expected.tobytes()
-        assert checkpoint.shared_names() == set(NAMES)
+        assert checkpoint.names("shared", "columns") == set(NAMES)
 
 
 @settings(max_examples=20)

@@ -84,7 +84,7 @@ def test_any_run_reads_what_any_other_has_written(
         checkpoint = make_checkpoint(Path(folder), LAYOUT, servers=servers, workers=workers, spread=spread)
         assert checkpoint.layout == LAYOUT
         assert checkpoint.manifest.layout == without(LAYOUT, spread)
-        assert checkpoint.shared_names() == set(NAMES)
+        assert checkpoint.names("shared", "columns") == set(NAMES)
         expect_all(checkpoint, *after)
 
 

@@ -15,7 +15,7 @@ from taihu.cli.node import node
 from taihu.cli.train import train
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
-from taihu.core.job.flags import JobFlags, takes_job_flags
+from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import run_app
 from taihu.core.traits.registry import Variant
 from taihu.ps_server.command import server
@@ -105,7 +105,7 @@ def test_help_names_key_and_default(flag: str) -> None:
 def test_a_command_gets_its_own_parameters_and_the_flags_that_were_given() -> None:
     seen: list[tuple[object, JobFlags]] = []
 
-    @takes_job_flags
+    @takes_options
     def command(own: int = 3, *, flags: JobFlags) -> None:
         seen.append((own, flags))
 

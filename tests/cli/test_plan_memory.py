@@ -23,7 +23,7 @@ from taihu.core.planner.groups import Group
 from taihu.core.planner.memory import server_memory, worker_memory
 from taihu.core.planner.partition import Shard
 from taihu.core.process.memory.free import free_bytes
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.worker.engine import build_model
 from taihu.worker.fc.connected import spreadable
 from taihu.worker.fc.hybrid import HybridModel

@@ -70,7 +70,7 @@ def test_a_heartbeat_that_is_hurried_is_followed_by_others_until_the_run_has_end
 
 def serving(**handlers: grpc.RpcMethodHandler[Any, Any]) -> tuple[grpc.Server, str]:
     """A coordinator that answers these calls alone, and its address."""
-    server = grpc.server(ThreadPoolExecutor(2))
+    server = grpc.server(ThreadPoolExecutor(4), options=(("grpc.http2.max_ping_strikes", 0),))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("taihu.v1.CoordinatorService", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -124,6 +124,31 @@ def test_a_coordinator_that_has_its_name_alone_of_the_former_one_is_found(monkey
         assert client.begin() == Begun(7, 3)
     server.stop(None).wait()
     assert known == [former] * 3 + [successor]
+
+
+def test_a_connection_on_which_nobody_answers_is_given_up_for_another() -> None:
+    """As gRPC's is now and then that was made while the server of the last generation ended."""
+    peers: list[str] = []
+    is_over = threading.Event()
+
+    def answered_over_the_third(request: pb.BeginRequest, context: grpc.ServicerContext) -> pb.BeginResponse:
+        peers.append(context.peer())
+        if len(peers) < 3:
+            is_over.wait()
+        return begun(request, context)
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        answered_over_the_third, pb.BeginRequest.FromString, pb.BeginResponse.SerializeToString
+    )
+    server, address = serving(Begin=handler)
+    job = Job.model_validate({"cluster": {"connect_timeout_s": 20, "lost_after_s": 0.5, "heartbeat_s": 0.1}})
+    try:
+        with CoordinatorClient.at(address, job, MemberId(Role.WORKER, 1), 1) as client:
+            assert client.begin() == Begun(7, 3)
+    finally:
+        is_over.set()
+        server.stop(None).wait()
+    assert len(set(peers)) == len(peers) >= 3
 
 
 def test_a_loss_that_is_told_after_the_client_has_closed_ends_no_thread() -> None:

@@ -21,8 +21,8 @@ from taihu.worker.data.base.defects import Defects
 from taihu.worker.data.base.depth import Depth
 from taihu.worker.data.counting import count_training_samples
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.own.image_folder import ImageFolder
-from taihu.worker.data.own.image_survey import survey
+from taihu.worker.data.own.images.image_folder import ImageFolder
+from taihu.worker.data.own.images.image_survey import survey
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (4, 3)) -> None:
@@ -181,7 +181,7 @@ def test_all_images_are_checked(tmp_path: Path) -> None:
 
 def test_a_long_look_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()
-    monkeypatch.setattr("taihu.worker.data.own.image_survey.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("taihu.worker.data.own.images.image_survey.monotonic", lambda: float(next(clock)))
     photos(tmp_path, count=6)
     structlog.configure()
     try:

@@ -126,7 +126,7 @@ def test_a_picture_beyond_the_range_of_others_is_refused(tmp_path: Path) -> None
     depth = Depth("16-bit pixels", 4095)
     file = tmp_path / "far.png"
     Image.fromarray(np.full((3, 3), 5000, np.uint16)).save(file)
-    from taihu.worker.data.own.pixels import read_image  # noqa: PLC0415
+    from taihu.worker.data.own.images.pixels import read_image  # noqa: PLC0415
 
     with pytest.raises(DataError, match=r"far.png: 16-bit pixels from 5000 to 5000, expected 0 to 4095 as of others"):
         read_image(file, 1, depth=depth)

@@ -22,7 +22,7 @@ from taihu.core.job import Job
 from taihu.core.settings import DataSettings
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.own.dress import Decimal, parse_number
+from taihu.worker.data.own.tables.dress import Decimal, parse_number
 from taihu.worker.engine import Linear, Model, Sequential
 from taihu.worker.saved.inputs import read_samples
 from taihu.worker.saved.metadata import parse_metadata

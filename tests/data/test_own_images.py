@@ -18,7 +18,7 @@ from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.base.sources import check_sources
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset
-from taihu.worker.data.own.pixels import read_image
+from taihu.worker.data.own.images.pixels import read_image
 
 CLASSES = ("ant", "bee", "cow")
 

@@ -41,7 +41,7 @@ ROW = st.fixed_dictionaries(
 @pytest.fixture(autouse=True, scope="module")
 def _small_portions() -> Iterator[None]:
     """Tables of the tests have several portions."""
-    with patch("taihu.worker.data.own.table_files._PORTION", 3):
+    with patch("taihu.worker.data.own.tables.table_files._PORTION", 3):
         yield
 
 
@@ -286,7 +286,7 @@ def test_whole_numbers_beyond_those_of_an_int64(tmp_path: Path) -> None:
 def test_a_large_table_is_mapped_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "t.parquet", NUMBERS)
     expected = whole(loaded(path))
-    monkeypatch.setattr("taihu.worker.data.own.table._MOST_BYTES_IN_MEMORY", 50)
+    monkeypatch.setattr("taihu.worker.data.own.tables.table._MOST_BYTES_IN_MEMORY", 50)
     dataset = loaded(path)
     assert isinstance(dataset.train.inputs.array, np.memmap)  # type: ignore[attr-defined]
     for seen, before in zip(whole(dataset), expected, strict=True):

@@ -15,7 +15,7 @@ from support.daemons import wait_for
 
 from taihu.core.checkpoint.manifest import MANIFEST
 
-STEPS = 300
+STEPS = 200
 FLAGS = ("--servers", "2", "--workers", "2", "--steps", str(STEPS), "--set", "checkpoint.every_steps=10")
 LOCAL = ("--set", "exchange.local_steps=2", "--set", "compression.downlink_value_type=int4")
 KINDS = {

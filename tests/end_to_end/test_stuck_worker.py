@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from support.commands import run_command
+import pytest
+from support.commands import PATIENCE_S, Command
+from support.daemons import wait_for
 
 # Waits for ever in its tenth step, once.
 MODEL = """
@@ -39,24 +45,65 @@ FLAGS = ("--model", "model.py:build", "--workers", "2", "--steps", "30", "--set"
 # Less, and on a busy machine another one is taken for lost.
 IMPATIENT = ("--set", "cluster.lost_after_s=3", "--set", "cluster.heartbeat_s=0.1")
 RING = ("--exchange", "ring")
+RUNS = {
+    "keeping": (*RING, *IMPATIENT, "--set", "checkpoint.every_steps=5"),
+    "not keeping": ("--servers", "1", *IMPATIENT, "--run-dir", "none"),
+    "undisturbed": (*RING, "--run-dir", "none"),
+}
 
 
-def test_a_run_goes_on_without_a_worker_that_is_stuck(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    keeping = ("--set", "checkpoint.every_steps=5")
-    done = run_command("taihu", "train", *RING, *FLAGS, *IMPATIENT, *keeping, "--json", "a.json", folder=tmp_path)
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended, in a folder of its own."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def parameters(self) -> str:
+        return str(json.loads((self.folder / "end.json").read_text())["parameters_sha256"])
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ended]:
+    """All runs: each begins when the one before waits for its worker, so that they wait at the same time."""
+    with ExitStack() as stack:
+        running: dict[str, tuple[Command, Path]] = {}
+        for name, flags in RUNS.items():
+            folder = tmp_path_factory.mktemp("run")
+            (folder / "model.py").write_text(MODEL)
+            if name == "undisturbed":
+                (folder / "stuck").touch()
+            process = Command("taihu", "train", *FLAGS, *flags, "--json", "end.json", folder=folder)
+            stack.callback(process.kill)
+            running[name] = process, folder
+            wait_for(partial(is_stuck, process, folder), "no worker is stuck")
+        return {name: end(*each) for name, each in running.items()}
+
+
+def is_stuck(process: Command, folder: Path) -> bool:
+    return process.poll() is not None or (folder / "stuck").exists()
+
+
+def end(process: Command, folder: Path) -> Ended:
+    stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    return Ended(process.returncode, stdout, stderr, folder)
+
+
+def test_a_run_goes_on_without_a_worker_that_is_stuck(ended: Mapping[str, Ended]) -> None:
+    done = ended["keeping"]
     assert done.returncode == 0, done.stderr
     said = "worker 1 was killed by SIGKILL; another process takes its place, and all go on after step 9"
     assert said in done.stdout
-    whole = run_command("taihu", "train", *RING, *FLAGS, "--run-dir", "none", "--json", "b.json", folder=tmp_path)
+    whole = ended["undisturbed"]
     assert whole.returncode == 0, whole.stderr
-    hashes = [json.loads((tmp_path / name).read_text())["parameters_sha256"] for name in ("a.json", "b.json")]
-    assert hashes[0] == hashes[1]
+    assert done.parameters == whole.parameters
 
 
-def test_a_run_without_checkpoints_ends_and_names_the_worker_that_is_stuck(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    done = run_command("taihu", "train", "--servers", "1", *FLAGS, *IMPATIENT, "--run-dir", "none", folder=tmp_path)
+def test_a_run_without_checkpoints_ends_and_names_the_worker_that_is_stuck(ended: Mapping[str, Ended]) -> None:
+    done = ended["not keeping"]
     assert done.returncode == 1
     said = "nothing has moved for 12 s: worker 1 has step 8 behind it, and waits for nobody, worker 0 waits for "
     assert said in done.stderr

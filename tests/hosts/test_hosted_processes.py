@@ -17,7 +17,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.hosts.connection import Connection
 from taihu.hosts.placement import Host, Placement
 from taihu.hosts.processes import HostedProcesses
-from taihu.local.processes import DaemonFailedError
+from taihu.local.processes.processes import DaemonFailedError
 
 SSH = """#!/bin/sh
 # The last word is the command; those before are options and the host.

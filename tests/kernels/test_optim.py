@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support import plain_kernels
 
-from taihu.kernels import oracles
 from taihu.kernels.optim import AdamRule, SgdRule, adam, sgd, sgd_momentum
 
 Values = NDArray[np.float32]
@@ -39,7 +39,7 @@ def eighths(elements: int, *seed: int) -> Values:
 def test_sgd_is_exact_where_every_operation_is(elements: int, momentum: float, nesterov: bool, seed: int) -> None:
     rule = SgdRule(0.25, 0.5, 0.125, momentum, nesterov and momentum > 0)
     parameters, gradient, buffer = (eighths(elements, seed, part) for part in range(3))
-    expected, expected_buffer = oracles.sgd(wide(parameters), wide(gradient), wide(buffer), rule)
+    expected, expected_buffer = plain_kernels.sgd(wide(parameters), wide(gradient), wide(buffer), rule)
     if momentum:
         sgd_momentum(parameters, gradient, buffer, rule)
         np.testing.assert_array_equal(buffer, expected_buffer)
@@ -69,7 +69,7 @@ adam_rules = st.builds(
 def test_sgd_follows_its_oracle(rule: SgdRule, elements: int, seed: int) -> None:
     parameters, gradient, buffer = (normal(elements, seed, part) for part in range(3))
     given_gradient = gradient.copy()
-    expected, expected_buffer = oracles.sgd(wide(parameters), wide(gradient), wide(buffer), rule)
+    expected, expected_buffer = plain_kernels.sgd(wide(parameters), wide(gradient), wide(buffer), rule)
     if rule.momentum:
         sgd_momentum(parameters, gradient, buffer, rule)
         assert_near(buffer, expected_buffer)
@@ -85,7 +85,7 @@ def test_adam_follows_its_oracle(rule: AdamRule, elements: int, seed: int) -> No
     parameters, gradient, exp_avg = (normal(elements, seed, part) for part in range(3))
     exp_avg_sq = normal(elements, seed, 3) ** 2
     given_gradient = gradient.copy()
-    expected = oracles.adam(wide(parameters), wide(gradient), wide(exp_avg), wide(exp_avg_sq), rule)
+    expected = plain_kernels.adam(wide(parameters), wide(gradient), wide(exp_avg), wide(exp_avg_sq), rule)
     adam(parameters, gradient, exp_avg, exp_avg_sq, rule)
     for mine, theirs in zip((parameters, exp_avg, exp_avg_sq), expected, strict=True):
         assert_near(mine, theirs)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support import plain_kernels
 
-from taihu.kernels import oracles, reduce
+from taihu.kernels import reduce
 from taihu.kernels.reduce import all_finite, sum_in_rank_order, warm_up
 
 Values = NDArray[np.float32]
@@ -49,7 +50,7 @@ def test_the_sum_is_the_oracles_bit_for_bit(
         frames[-1] = contributions[-1]
     buffer = np.full(elements + begin, np.nan, dtype=np.float32)
     sum_in_rank_order(frames, buffer[begin:])
-    assert same_bits(buffer[begin:], oracles.sum_in_rank_order(contributions))
+    assert same_bits(buffer[begin:], plain_kernels.sum_in_rank_order(contributions))
     assert np.isnan(buffer[:begin]).all()
     assert all(same_bits(frame, values) for frame, values in zip(frames, contributions, strict=True))
 
@@ -74,7 +75,7 @@ def test_the_order_of_arrival_changes_no_bit(arrivals: list[int], seed: int) -> 
     arrived = {rank: received(contributions[rank], offset) for offset, rank in enumerate(arrivals)}
     out = np.empty(1001, dtype=np.float32)
     sum_in_rank_order([arrived[rank] for rank in range(5)], out)
-    assert same_bits(out, oracles.sum_in_rank_order(contributions))
+    assert same_bits(out, plain_kernels.sum_in_rank_order(contributions))
 
 
 def test_threads_do_not_disturb_each_other() -> None:
@@ -88,7 +89,7 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     for mine, out in zip(frames, outs, strict=True):
-        assert same_bits(out, oracles.sum_in_rank_order(mine))
+        assert same_bits(out, plain_kernels.sum_in_rank_order(mine))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_one_bad_value_is_found_wherever_it_lies(elements: int, offset: int, dat
         where = data.draw(st.integers(0, elements - 1))
         values[where] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
         assert not all_finite(received(values, offset))
-    assert all_finite(values) == oracles.all_finite(values)
+    assert all_finite(values) == plain_kernels.all_finite(values)
 
 
 def test_the_largest_and_smallest_finite_values_are_finite() -> None:

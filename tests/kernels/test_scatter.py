@@ -18,7 +18,6 @@ from taihu.kernels.selection.scatter import (
     scatter_add,
     scatter_assign,
     sum_sparse_in_rank_order,
-    warm_up,
 )
 
 Indices = NDArray[np.int32]
@@ -252,9 +251,20 @@ def test_assigned_and_gathered_positions_are_inside() -> None:
     assert (values == 1).all()
 
 
-def test_warm_up_compiles_all_that_is_needed() -> None:
+def _first_calls() -> None:
+    """Have the kernels compiled by the smallest arrays."""
+    indices = np.zeros(1, dtype=np.int32)
+    values = np.zeros(1, dtype=np.float32)
+    total = np.zeros(1, dtype=np.float32)
+    marks = make_marks(1)
+    sum_sparse_in_rank_order([(indices, values)] * 2, 0, total, marks, indices.copy(), values.copy())
+    gather(total, indices, values)
+    scatter_assign(indices, values, total)
+
+
+def test_kernels_compile_once_whatever_arrays_they_get() -> None:
     kernels: list[Any] = [scatter._scatter_add, scatter._gather_union, scatter._scatter_assign, scatter._gather]
-    warm_up()
+    _first_calls()
     compiled = [len(kernel.signatures) for kernel in kernels]
     indices, values = contribution(1000, 0.5, 0, 1, 3)
     indices.flags.writeable = False

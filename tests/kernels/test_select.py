@@ -20,7 +20,6 @@ from taihu.kernels.selection.select import (
     select,
     take,
     take_rounded,
-    warm_up,
 )
 
 Values = NDArray[np.float32]
@@ -341,8 +340,22 @@ def test_threads_do_not_disturb_each_other() -> None:
         assert chosen == selected_positions(gradient, threshold)
 
 
-def test_warm_up_leaves_nothing_to_compile() -> None:
-    warm_up()
+def _first_calls() -> None:
+    """Have the kernels compiled by the smallest arrays."""
+    values = np.zeros(1, dtype=np.float32)
+    others = np.zeros((3, 1), dtype=np.float32)
+    indices = np.zeros(1, dtype=np.int32)
+    accumulate_select(others[0], values, 1.0, indices, others[1])
+    momentum_select(others[0], others[1], others[2], values, 1.0, indices, others[1][:0], 0.9, 0.0, False, 1.0)
+    select(values, kth_largest_magnitude(values, 1), indices)
+    take(values, indices, others[0])
+    put_back(values, indices, others[0])
+    take_rounded(values, indices, np.zeros(1, dtype=np.uint16), "fp16")
+    clear(values, indices)
+
+
+def test_kernels_compile_once_whatever_arrays_they_get() -> None:
+    _first_calls()
     compiled: dict[str, Any] = {
         name: len(value.signatures)
         for name, value in vars(taihu.kernels.selection.select).items()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.local.causes import Ended, cause_of, end_in_words
+from taihu.local.processes.causes import Ended, cause_of, end_in_words
 
 
 def ended(name: str, code: int, words: str = "", given_up: str = "", *, stopped: bool = False) -> Ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.local.departed import DepartedMembers
+from taihu.local.processes.departed import DepartedMembers
 
 MEMBERS = ("server 0", "server 1", "worker 0")
 LOOKS = st.lists(

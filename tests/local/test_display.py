@@ -17,7 +17,7 @@ from support.strategies import CHARACTERS
 from taihu.core.coordination.control.kinds import fields_of
 from taihu.core.coordination.membership.members import Progress
 from taihu.core.model.scores import score_lines
-from taihu.local.display import (
+from taihu.local.display.display import (
     Display,
     PlainDisplay,
     QuietDisplay,
@@ -27,7 +27,7 @@ from taihu.local.display import (
     view_of,
     waiting,
 )
-from taihu.local.terminal_line import clock_time, fitting, folded, remaining_s
+from taihu.local.display.terminal_line import clock_time, fitting, folded, remaining_s
 from taihu.protos import coordinator_pb2 as pb
 from taihu.worker.training.progress import ProgressMeter, StepSample
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taihu.core.job.environment import without_settings
-from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
 
 PROGRAM = """
 import atexit
@@ -61,7 +61,7 @@ import os
 import sys
 from pathlib import Path
 
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.processes import LocalProcesses
 
 with LocalProcesses(Path("logs"), fork=("program",)) as processes:
     print("forks", processes.forks, flush=True)
@@ -125,7 +125,7 @@ def test_where_there_are_other_threads_programs_are_started_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    monkeypatch.setattr("taihu.local.processes.prepare_to_fork", lambda _: False)
+    monkeypatch.setattr("taihu.local.processes.processes.prepare_to_fork", lambda _: False)
     environment = {**os.environ, "WHO": "0", "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with LocalProcesses(tmp_path, fork=("program",)) as processes:
         assert not processes.forks

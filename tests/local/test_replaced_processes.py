@@ -10,7 +10,7 @@ from typing import IO
 
 import pytest
 
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.processes import LocalProcesses
 
 
 def test_who_takes_a_place_is_no_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,8 +23,8 @@ def test_who_takes_a_place_is_no_fork(tmp_path: Path, monkeypatch: pytest.Monkey
         forked.append(forks)
         return subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
-    monkeypatch.setattr("taihu.local.processes.can_fork", lambda own: True)
-    monkeypatch.setattr("taihu.local.processes.prepare_to_fork", lambda _: True)
+    monkeypatch.setattr("taihu.local.processes.processes.can_fork", lambda own: True)
+    monkeypatch.setattr("taihu.local.processes.processes.prepare_to_fork", lambda _: True)
     monkeypatch.setattr(LocalProcesses, "_launch", launch)
     with LocalProcesses(tmp_path, fork=True) as processes:
         processes.start("worker 0", "worker", ()).wait()

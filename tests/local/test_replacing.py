@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taihu.local.replacing import Replacing
+from taihu.local.processes.replacing import Replacing
 
 
 def test_one_that_dies_again_and_again_does_not_hold_up_the_others() -> None:

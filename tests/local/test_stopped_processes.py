@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taihu.local.processes import DaemonFailedError, LocalProcesses
+from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
 
 STOPS_ITSELF = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)\nprint('listening on 127.0.0.1:1')\n"
 TAKES_SECONDS = "import time\ntime.sleep(60)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taihu.local.stuck import LastingNames, LateMembers, StuckMembers
+from taihu.local.processes.stuck import LastingNames, LateMembers, StuckMembers
 
 NAMES = ("server 0", "server 1", "worker 0", "worker 1")
 

@@ -12,8 +12,8 @@ from support.daemons import free_port
 
 from taihu.core.coordination.service import COORDINATOR_SERVICE
 from taihu.core.wire.serving.server import RpcServer
-from taihu.local.display import PlainDisplay
-from taihu.local.watching import StatusWatch
+from taihu.local.display.display import PlainDisplay
+from taihu.local.display.watching import StatusWatch
 from taihu.protos import coordinator_pb2 as pb
 
 

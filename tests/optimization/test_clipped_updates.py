@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from support import plain_kernels
 
 from taihu.core.optimization import OptimizerShard
 from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.optimizers import OPTIMIZERS
-from taihu.kernels import oracles
 from taihu.kernels.optim import SgdRule
 
 
@@ -20,7 +20,7 @@ def test_an_update_takes_the_mean_gradient_clipped_element_by_element(cuts: tupl
     parameters, total = (rng.standard_normal(60, dtype=np.float32) for _ in range(2))
     wide = parameters.astype(np.float64)
     clipped = np.clip(total.astype(np.float64) / 3, -0.1, 0.1)
-    expected, _ = oracles.sgd(wide, clipped, np.zeros(60), SgdRule(1.0, 0.5, 0.01, 0.9, nesterov=False))
+    expected, _ = plain_kernels.sgd(wide, clipped, np.zeros(60), SgdRule(1.0, 0.5, 0.01, 0.9, nesterov=False))
     settings = OptimizerSettings(learning_rate=0.5, momentum=0.9, weight_decay=0.01, clip_value=0.1)
     shard = OptimizerShard(settings, parameters)
     assert shard.state_bytes == 2 * parameters.nbytes

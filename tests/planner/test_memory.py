@@ -27,7 +27,6 @@ from taihu.core.planner.memory import (
     model_state_bytes,
     most_live_bytes,
     server_memory,
-    volume_per_step,
     worker_memory,
 )
 from taihu.core.planner.partition import Shard
@@ -170,10 +169,6 @@ def test_the_columns_need_their_own_roundings() -> None:
 def test_model_states_by_the_formulas(P: int, Nd: int, K: int) -> None:
     by_stage = [4 * P + K * P, 4 * P + K * P / Nd, 2 * P + (2 + K) * P / Nd, (4 + K) * P / Nd]
     assert [model_state_bytes(P, Nd, STAGES[stage], K) for stage in range(4)] == pytest.approx(by_stage)
-
-
-def test_the_volume_of_a_step() -> None:
-    assert [volume_per_step(1000, STAGES[stage]) for stage in range(4)] == [2000, 2000, 2000, 3000]
 
 
 @quick

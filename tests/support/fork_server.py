@@ -19,7 +19,7 @@ from taihu.core.job import Job
 from taihu.core.process.forking import Streams, fork_command
 from taihu.core.process.programs.preparation import importing_much, prepare_process
 from taihu.kernels import group_search
-from taihu.local.processes import prepare_to_fork
+from taihu.local.processes.processes import prepare_to_fork
 from taihu.worker.first_step import load_first_step
 
 _COMMANDS = (

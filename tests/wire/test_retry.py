@@ -131,6 +131,19 @@ def test_a_peer_that_stays_away_is_named_with_the_time_tried(
     assert timeout_s <= clock.time + 1e-9 <= timeout_s + call_s + 1e-6
 
 
+@pytest.mark.parametrize(("attempt_s", "attempts"), [(60.0, 1), (20.0, 3), (7.0, 8)])
+def test_an_answer_that_does_not_come_is_asked_for_again_as_long_as_there_is_time(
+    loopback: Loopback, clock: MovedClock, attempt_s: float, attempts: int
+) -> None:
+    late = grpc.StatusCode.DEADLINE_EXCEEDED
+    peer = Peer(loopback, clock, failures=10**9, code=late, call_s=attempt_s)
+    with pytest.raises(PeerUnreachableError, match="within 60 s"):
+        call_until_reachable(peer.call, peer="server 3", timeout_s=60, attempt_s=attempt_s, clock=clock)
+    assert len(peer.remaining) == attempts
+    assert max(peer.remaining) == attempt_s
+    assert sum(peer.remaining) <= 60
+
+
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0])
 def test_without_time_nothing_is_called(loopback: Loopback, clock: MovedClock, timeout_s: float) -> None:
     peer = Peer(loopback, clock, failures=0, code=UNAVAILABLE)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from support.torch_ranks import on_ranks
 from torch.distributed import distributed_c10d
 
-from taihu.torch.group.calls import Said, read_calls, text_of
+from taihu.torch.group.operations.calls import Said, read_calls, text_of
 
 
 def test_calls_are_read_as_they_were_told() -> None:

@@ -19,9 +19,9 @@ from support.late_streams import LateDevice, LateEvent, LateStreams
 from support.torch_ranks import on_ranks
 from torch.nn.parallel import DistributedDataParallel
 
-from taihu.torch.group.checks import check_cpu
-from taihu.torch.group.devices import Devices, device_of, kinds_here
-from taihu.torch.group.place import GroupPlace
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.checks import check_cpu
+from taihu.torch.group.operations.devices import Devices, device_of, kinds_here
 from taihu.torch.group.process_group import TaihuGroup
 
 SIZE = 3

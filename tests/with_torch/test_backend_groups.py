@@ -22,7 +22,7 @@ from torch.distributed import distributed_c10d
 
 from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.staged import StagedSums
-from taihu.torch.group import exchange
+from taihu.torch.group.operations import exchange
 
 
 def in_order(rank: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from taihu.allreduce.same_host.allreduce import SharedAllreduce
-from taihu.torch.group.exchange import GroupExchange
+from taihu.torch.group.operations.exchange import GroupExchange
 
 ROUNDS = 12
 WARM = 4

@@ -1,4 +1,4 @@
-"""Random programs of collectives over the backend and over Gloo; `pytorch.random_collectives` runs more.
+"""Random programs of collectives over the backend and over Gloo; `backend.random_collectives` runs more.
 
 Where both differ a rank computes outputs by itself: these are Gloo's, too, and who differs from them is at fault.
 """
@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from support.torch_ranks import on_ranks
 
-from benchmarks.pytorch import random_collectives
-from benchmarks.pytorch.random_collectives import compare_programs
+from benchmarks.backend import random_collectives
+from benchmarks.backend.random_collectives import compare_programs
 
 PROGRAMS = 24
 COMPUTED = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "scatter", "all_gather", "gather", "all_to_all")

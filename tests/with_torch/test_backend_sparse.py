@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from taihu.core.base.errors import ExchangeError
-from taihu.torch.group.sparse import Form, Gathered, add_up, header, places_in, read_headers
+from taihu.torch.group.operations.sparse import Form, Gathered, add_up, header, places_in, read_headers
 
 RANKS = 3
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)

@@ -26,8 +26,6 @@ from taihu.worker.training.hashing import exchanged_sha256
 from taihu.worker.training.plan_follower import group_measurement
 from taihu.worker.training.step_driver import StepDriver
 
-__all__ = ["Rounds", "exchange_rounds"]
-
 _TRIAL = 6
 _TURN = 2
 

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from taihu.core.model.layout import Layout
 
-__all__ = ["DrawnGradients"]
-
 Values = NDArray[np.float32]
 
 # Times the largest loss scale that jobs begin with, the largest of some ten million values still fits into fp16.

@@ -9,8 +9,6 @@ from taihu.core.system.pools import Future, ThreadPoolExecutor
 from taihu.worker.data.base.dataset import Targets
 from taihu.worker.data.batches import Batches
 
-__all__ = ["LoadAhead"]
-
 Batch = tuple[NDArray[np.float32], Targets]
 
 

@@ -12,8 +12,6 @@ from taihu.core.base.words import counted
 from taihu.worker.data.base.dataset import Dataset, Rows, Targets, standardise
 from taihu.worker.data.base.sources import check_batch
 
-__all__ = ["Augment", "BatchSource", "Batches"]
-
 Augment = Literal["none", "flip", "crop-flip"]
 
 # As for CIFAR-10 in the ResNet paper, section 4.2; the padding is black here.

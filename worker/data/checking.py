@@ -13,8 +13,6 @@ from taihu.worker.data.base.defects import Defects
 from taihu.worker.data.base.sources import check_sources, folder_kind, missing_package
 from taihu.worker.data.load import load_dataset
 
-__all__ = ["CheckedData", "check_data"]
-
 
 @dataclass(frozen=True)
 class CheckedData:
@@ -59,14 +57,14 @@ def _looked(look: _Look, settings: DataSettings, own: OwnData, kind: str) -> Ite
 
 
 def _table(settings: DataSettings, own: OwnData) -> Iterator[Defects]:
-    from taihu.worker.data.own.table import table_defects  # noqa: PLC0415 - an extra
+    from taihu.worker.data.own.tables.table import table_defects  # noqa: PLC0415 - an extra
 
     yield from table_defects(settings, own)
 
 
 def _images(settings: DataSettings, own: OwnData) -> Iterator[Defects]:
-    from taihu.worker.data.own.image_folder import ImageFolder  # noqa: PLC0415 - an extra
-    from taihu.worker.data.own.image_survey import survey  # noqa: PLC0415
+    from taihu.worker.data.own.images.image_folder import ImageFolder  # noqa: PLC0415 - an extra
+    from taihu.worker.data.own.images.image_survey import survey  # noqa: PLC0415
 
     defects = Defects(f"data {settings.name}", "image")
     survey(ImageFolder.of(own.path).files, settings.size, defects, decode_all=True)

@@ -20,8 +20,6 @@ from taihu.worker.data.base.sources import (
     folder_kind,
 )
 
-__all__ = ["count_training_samples"]
-
 # A CSV file has to be read to be counted; more than this is left to the workers, who read it anyway.
 _MOST_BYTES_READ: Final = 16 << 20
 
@@ -82,11 +80,11 @@ def _count_own(own: OwnData, settings: DataSettings) -> tuple[int, bool] | None:
 
         return count_own_text(own, settings.sequence)
     if kind == "images":
-        from taihu.worker.data.own.image_folder import count_own_images  # noqa: PLC0415
+        from taihu.worker.data.own.images.image_folder import count_own_images  # noqa: PLC0415
 
         return count_own_images(own)
     if kind == "table":
-        from taihu.worker.data.own.table import count_own_table  # noqa: PLC0415
+        from taihu.worker.data.own.tables.table import count_own_table  # noqa: PLC0415
 
         return count_own_table(own, _MOST_BYTES_READ, settings)
     return None

@@ -12,8 +12,6 @@ from taihu.worker.data.base.dataset import ArrayExamples, Dataset, Examples
 from taihu.worker.data.base.text import TextExamples
 from taihu.worker.data.own.inputs import ArrayInputs, Inputs, Paired, is_mapped
 
-__all__ = ["kept_bytes"]
-
 
 def kept_bytes(dataset: Dataset) -> int:
     """Bytes of the arrays that `dataset` keeps in memory, and not in a file that is mapped."""

@@ -26,8 +26,6 @@ from taihu.worker.data.own.inputs import Paired
 from taihu.worker.data.own.text_files import load_own_text
 from taihu.worker.data.resize import ResizedExamples
 
-__all__ = ["load_dataset", "with_statistics"]
-
 
 def load_dataset(settings: DataSettings, model: str = "", known: AsTrained = NOTHING_KNOWN) -> Dataset:
     """Load a built-in data set, `synthetic:CxHxW[:classes=K][:samples=N]`, or the user's own data.
@@ -87,10 +85,10 @@ def _load_own(settings: DataSettings, own: OwnData, known: AsTrained) -> Dataset
     try:
         # Their packages are extras.
         if kind == "images":
-            from taihu.worker.data.own.image_folder import load_own_images  # noqa: PLC0415
+            from taihu.worker.data.own.images.image_folder import load_own_images  # noqa: PLC0415
 
             return load_own_images(settings, own, known.depth)
-        from taihu.worker.data.own.table import load_own_table  # noqa: PLC0415
+        from taihu.worker.data.own.tables.table import load_own_table  # noqa: PLC0415
 
         return load_own_table(settings, own, known.reading, known.class_names)
     except ImportError:

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from taihu.worker.data.base.dataset import Examples, Rows, Targets
 
-__all__ = ["ResizedExamples", "resize_images"]
-
 Images = NDArray[np.float32]
 
 

@@ -13,8 +13,6 @@ from taihu.core.base.errors import ModelError
 from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Shape, StepContext
 from taihu.worker.engine.models.model import Model
 
-__all__ = ["CheckOptions", "check_gradients", "layer_faults", "model_faults"]
-
 # Kinks and rounding disturb differences of one width each; a right gradient is met by one of them.
 _WIDTHS: Final = (1e-6, 1e-5, 1e-7)
 _FEW_BATCHES: Final = 1e-9

@@ -11,8 +11,6 @@ from taihu.worker.engine.base.layer import Layer, ParameterLayer, Shape
 from taihu.worker.engine.gradient_check import CheckOptions, layer_faults, model_faults
 from taihu.worker.engine.models.model import Model
 
-__all__ = ["CheckedModel", "PlacedLayer"]
-
 
 @dataclass(frozen=True)
 class PlacedLayer:

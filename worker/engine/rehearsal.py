@@ -11,8 +11,6 @@ from taihu.worker.engine.base.layer import Array, StepContext, ignore_layer
 from taihu.worker.engine.base.team import IdleTeam
 from taihu.worker.engine.models.model import Model, StepHooks
 
-__all__ = ["rehearsed_bytes"]
-
 # What passes share has its size once all of them have been seen, and given back once.
 _STEPS: Final = 2
 _TRAINING: Final = StepContext(training=True, seed=0, step=1, first_sample=0)

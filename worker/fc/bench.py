@@ -23,8 +23,6 @@ from taihu.worker.fc.probe import probe_links
 from taihu.worker.fc.stage import FcWeights, Stage, product
 from taihu.worker.fc.tail import Tail
 
-__all__ = ["ModelledProducts", "time_exchanges", "time_schemes"]
-
 _WARMUP_ROUNDS = 1
 
 

@@ -8,8 +8,6 @@ from taihu.core.planner.fc_mode import FcLayer
 from taihu.worker.engine import Model
 from taihu.worker.engine.layers.dense import Dropout, Linear, ReLU
 
-__all__ = ["Spreadable", "fully_connected_layers", "spreadable", "tail_start"]
-
 
 @dataclass(frozen=True)
 class Spreadable:

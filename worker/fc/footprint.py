@@ -13,8 +13,6 @@ from taihu.worker.fc.own_inputs import InputsKept
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes
 from taihu.worker.fc.stage import FcWeights, Stage, TailMemory
 
-__all__ = ["TailFootprint"]
-
 _DTYPE: Final = np.dtype(np.float32)
 
 

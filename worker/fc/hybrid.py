@@ -24,8 +24,6 @@ from taihu.worker.fc.shards import Shards
 from taihu.worker.fc.stage import FcWeights, Stage, StagePart
 from taihu.worker.fc.tail import Mover, Tail
 
-__all__ = ["HybridModel"]
-
 Write = Callable[[Model, Iterator[Array]], None]
 
 

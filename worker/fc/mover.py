@@ -11,8 +11,6 @@ from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.frames.headers import ValueType
 
-__all__ = ["Background", "PeerMover"]
-
 
 @dataclass
 class Background:

@@ -14,8 +14,6 @@ from taihu.worker.engine.base.layer import Array
 from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.recompute.temporary_file import TemporaryFile
 
-__all__ = ["InputsKept", "OwnInputs"]
-
 InputsKept = Literal["all", "own", "spilled"]
 
 

@@ -10,8 +10,6 @@ from typing import Literal, get_args
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.partition import slice_bounds
 
-__all__ = ["Pass", "Scheme", "plan_passes"]
-
 Scheme = Literal["gather", "turns", "slices"]
 
 

@@ -14,8 +14,6 @@ from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.frames.headers import ValueType
 from taihu.worker.fc.mover import PeerMover
 
-__all__ = ["agree_on_fc", "agree_on_links", "probe_links"]
-
 _SMALL: Final = 64
 # More than the burst that a shaped link lets through at once.
 _LARGE: Final = 1 << 20

@@ -17,8 +17,6 @@ from taihu.worker.engine.layers.dense import Linear
 from taihu.worker.fc.stage import FcWeights
 from taihu.worker.fc.tail import Mover
 
-__all__ = ["Shards", "split_columns"]
-
 
 @dataclass(frozen=True)
 class _Shard:

@@ -12,17 +12,6 @@ from taihu.kernels.nn.elementwise import add_bias, column_sums
 from taihu.worker.engine.base.layer import Array, Layer, Run
 from taihu.worker.fc.passes import Pass
 
-__all__ = [
-    "ComputedPart",
-    "FcWeights",
-    "Multiply",
-    "Stage",
-    "StageMemory",
-    "StagePart",
-    "TailMemory",
-    "product",
-]
-
 ComputedPart = Literal["forward", "input gradient", "weight gradients"]
 """A piece of a layer that is computed at a time, with the elementwise layers behind it."""
 

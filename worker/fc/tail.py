@@ -31,8 +31,6 @@ from taihu.worker.fc.own_inputs import InputsKept, OwnInputs
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes
 from taihu.worker.fc.stage import Stage, StageMemory, StagePart, TailMemory
 
-__all__ = ["Mover", "Tail", "TailResult"]
-
 TakeGradient = Callable[[str, int, Array, int], None]
 LossFunction = Callable[[Array, Array], tuple[float, Array]]
 

@@ -14,8 +14,6 @@ from taihu.core.wire.base.clock import Clock
 if TYPE_CHECKING:
     from taihu.worker.exchange.session import Session
 
-__all__ = ["Activity"]
-
 _RECENT_STEPS: Final = 50
 
 

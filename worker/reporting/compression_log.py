@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from taihu.core.compression import Outcome, Unit
 
-__all__ = ["CompressionLog"]
-
 _MOST_REFRESHES = 1 << 15
 _BINS = 256
 _LARGEST_SHARE = 4

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from taihu.core.process.memory.mapped_files import OPEN_FLAGS, make_mapped, map_file
 from taihu.worker.reporting.run_rows import STEP_COLUMNS, Scalars
 
-__all__ = ["HeldRows"]
-
 _ROWS: Final = 2048
 _WHOLE: Final = frozenset({"step", "epoch", "sent_bytes", "received_bytes"})
 _STEP: Final = 0  # among STEP_COLUMNS

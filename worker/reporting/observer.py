@@ -20,8 +20,6 @@ from taihu.worker.training.evaluation import Scores
 from taihu.worker.training.progress import ProgressMeter, StepSample
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Observer"]
-
 _VALUE_BYTES: Final = 4
 
 

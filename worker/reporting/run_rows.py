@@ -8,18 +8,6 @@ from typing import NamedTuple
 from taihu.core.job.loggers import LoggedRow
 from taihu.worker.training.progress import Evaluation, StepSample
 
-__all__ = [
-    "STEP_COLUMNS",
-    "EventNote",
-    "OwnNote",
-    "StepNote",
-    "begun_scalars",
-    "epoch_scalars",
-    "logged_step",
-    "logged_test",
-    "step_scalars",
-]
-
 STEP_COLUMNS = (
     "step",
     "epoch",

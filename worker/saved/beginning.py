@@ -14,8 +14,6 @@ from taihu.worker.saved.reading import open_model
 from taihu.worker.saved.sources import CheckpointSource, TensorSource
 from taihu.worker.saved.writing import BUFFER_PREFIX
 
-__all__ = ["begin_from", "beginning_of"]
-
 
 @contextmanager
 def beginning_of(job: Job, rank: int) -> Iterator[TensorSource | None]:

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import DataError
 from taihu.worker.saved.prediction import LoadedModel
 
-__all__ = ["Draw", "continued", "next_chances"]
-
 
 @dataclass(frozen=True, eq=False)
 class Draw:

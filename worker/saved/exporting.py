@@ -13,8 +13,6 @@ from taihu.worker.saved.metadata import SavedModel, parse_metadata
 from taihu.worker.saved.sources import CheckpointSource
 from taihu.worker.saved.writing import METADATA_KEY
 
-__all__ = ["description_of", "export_model"]
-
 _DESCRIPTION: Final = "model"
 
 

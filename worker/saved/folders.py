@@ -11,8 +11,6 @@ from taihu.core.base.errors import DataError
 from taihu.worker.data.base.folder_files import IMAGES, Wanted, find_files, words_on
 from taihu.worker.saved.metadata import SavedModel
 
-__all__ = ["files_for", "in_folders"]
-
 _MOST_TOLD: Final = 4
 _ARRAYS: Final = frozenset({".npy", ".npz"})
 _TABLES: Final = frozenset({".csv", ".tsv", ".parquet"})

@@ -17,10 +17,8 @@ from taihu.core.base.errors import DataError
 from taihu.core.model.model_defaults import smallest_size
 from taihu.worker.data.base.defects import Fault
 from taihu.worker.data.base.sources import missing_package
-from taihu.worker.data.own.bad_image import BadImageError
+from taihu.worker.data.own.images.bad_image import BadImageError
 from taihu.worker.saved.metadata import SavedModel
-
-__all__ = ["Samples", "read_samples"]
 
 _ARRAY_NAMES: Final = ("x_test", "x", "test_images", "images", "inputs")
 _TABLES: Final = (".csv", ".tsv", ".parquet")
@@ -60,7 +58,7 @@ def read_samples(files: Sequence[Path], saved: SavedModel, batch: int) -> Iterat
 
 def _images(files: Sequence[Path], saved: SavedModel) -> Samples:
     try:
-        from taihu.worker.data.own.images import image_threads  # noqa: PLC0415 - an extra
+        from taihu.worker.data.own.images.images import image_threads  # noqa: PLC0415 - an extra
     except ImportError:
         raise missing_package(files[0], "images") from None
     if len(saved.input_shape) != 3:
@@ -84,7 +82,7 @@ def _images(files: Sequence[Path], saved: SavedModel) -> Samples:
 
 def _image(file: Path, saved: SavedModel) -> NDArray[np.uint8]:
     """An image in the shape that the model takes."""
-    from taihu.worker.data.own.pixels import read_image  # noqa: PLC0415 - an extra
+    from taihu.worker.data.own.images.pixels import read_image  # noqa: PLC0415 - an extra
 
     height, width, channels = saved.input_shape
     size, colours = (height, width), 1 if channels == 1 else 3
@@ -150,7 +148,7 @@ def _shaped(array: NDArray[Any], saved: SavedModel, file: Path) -> NDArray[Any]:
 
 def _table(file: Path, saved: SavedModel) -> NDArray[Any]:
     try:
-        from taihu.worker.data.own.table import read_features  # noqa: PLC0415 - an extra
+        from taihu.worker.data.own.tables.table import read_features  # noqa: PLC0415 - an extra
     except ImportError:
         raise missing_package(file, "table") from None
     if not saved.columns:

@@ -16,8 +16,6 @@ from taihu.worker.data.base.depth import Depth, Kind
 from taihu.worker.data.base.reading import AsTrained, Column, Form, TableReading
 from taihu.worker.data.base.statistics import Statistics
 
-__all__ = ["LARGEST_METADATA", "LARGEST_SAMPLE", "LONGEST_TEXT", "SavedModel", "parse_metadata"]
-
 LARGEST_SAMPLE: Final = 1 << 26
 _FORMAT: Final = 2
 LONGEST_TEXT: Final = 4096

@@ -13,8 +13,6 @@ from taihu.worker.engine import Model, StepContext
 from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.reading import StoredModel, load_model
 
-__all__ = ["LoadedModel", "load_model_file"]
-
 _BATCH: Final = 256
 _CONTEXT: Final = StepContext(training=False, seed=0, step=0, first_sample=0)
 

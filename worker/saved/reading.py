@@ -25,8 +25,6 @@ from taihu.worker.saved.exporting import export_model
 from taihu.worker.saved.metadata import SavedModel, parse_metadata
 from taihu.worker.saved.writing import BUFFER_PREFIX, METADATA_KEY
 
-__all__ = ["ModelFile", "StoredModel", "load_model", "open_model"]
-
 _VALUE_BYTES: Final = 4
 _NOT_OURS: Final = "not written by `taihu train --save`"
 

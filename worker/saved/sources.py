@@ -13,8 +13,6 @@ from taihu.core.checkpoint.part import PARAMETERS
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.worker.saved.writing import BUFFER_PREFIX
 
-__all__ = ["CheckpointSource", "TensorSource"]
-
 
 class TensorSource(Protocol):
     """Tensors by name, "layer/tensor", and running statistics, "buffers/layer/buffer".

@@ -18,8 +18,6 @@ from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.engine import Model
 from taihu.worker.saved.metadata import LARGEST_METADATA, LONGEST_TEXT, SavedModel
 
-__all__ = ["BUFFER_PREFIX", "METADATA_KEY", "bound_pieces", "describe_model", "save_model"]
-
 METADATA_KEY = "taihu"
 BUFFER_PREFIX = "buffers/"
 _BYTES: Final = 4  # of a float32

@@ -30,6 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.base.rows import save_rows
 from benchmarks.inputs.strangers import calls, raw
 from benchmarks.inputs.strangers.kinds import Kind, counted_kinds
 from benchmarks.inputs.strangers.run import Job, Others, Run, started
@@ -59,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     allow_open_files()
     with tempfile.TemporaryDirectory() as name:
         rows, complaints = measure(Path(name), options.calls, options.others, encrypts=options.tls)
-    if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    save_rows(options.json, rows)
     for complaint in complaints:
         print(f"error: {complaint}", file=sys.stderr)
     return 1 if complaints else 0

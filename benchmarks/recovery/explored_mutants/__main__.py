@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.recovery.explored_mutants.changes import Change, chosen, read_changes
 from benchmarks.recovery.explored_mutants.proving import Book, Proof, confirm, prove
 from taihu.core.base.errors import ConfigError
-from taihu.local.progress import Progress
+from taihu.local.display.progress import Progress
 
 __all__ = ["main", "table"]
 

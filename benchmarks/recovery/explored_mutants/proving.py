@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.base.rows import in_lines
 from benchmarks.recovery.explored_mutants.changes import Change
 from taihu.core.base.errors import RunError
 from taihu.explore.campaign.campaign import explore, explored
@@ -86,7 +87,7 @@ class Book:
                 "proofs": [asdict(each) for each in self.proofs.values()],
                 "unchanged": dict(sorted(self.unchanged.items())),
             }
-            self.file.write_text(json.dumps(told, indent=1) + "\n")
+            self.file.write_text(in_lines(told) + "\n")
 
     def fails_unchanged(self, seed: int) -> bool:
         """Whether a seed fails without any change, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -37,11 +38,13 @@ def until_answered(
     peer: str,
     timeout_s: float,
     clock: Clock,
+    attempt_s: float = math.inf,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> T:
     """Call `call(remaining_seconds)` until its peer answers, or `gives_up()` says that nobody waits any more.
 
-    Tried again is a call that found nobody, or was cut, as a server that ends cuts the calls in progress.
+    Tried again is a call that found nobody, or was cut, as a server that ends cuts the calls in progress, and one
+    that has no answer after `attempt_s`.
 
     Raises:
         PeerUnreachableError: nobody answered within `timeout_s`, the message names `peer` and the time; or it was
@@ -56,11 +59,11 @@ def until_answered(
         if gives_up():
             raise PeerUnreachableError(f"{peer}: nobody waits for its answer any more")
         try:
-            return call(remaining)
+            return call(min(remaining, attempt_s))
         except TaihuError as error:
             if error.was_said:
                 raise
-            if isinstance(error, PeerUnreachableError):
+            if isinstance(error, PeerUnreachableError) and remaining <= attempt_s:
                 break
             told = str(error)
         clock.sleep(min(delay, max(0.0, timeout_s - (clock.now() - start))))
@@ -76,6 +79,7 @@ def call_until_reachable(
     peer: str,
     timeout_s: float,
     clock: Clock,
+    attempt_s: float = math.inf,
     gives_up: Callable[[], bool] = lambda: False,
 ) -> T:
     """As `until_answered`, of a `call` that raises errors of gRPC."""
@@ -86,7 +90,9 @@ def call_until_reachable(
         except grpc.RpcError as error:
             raise error_from_rpc(error, peer) from None
 
-    return until_answered(answered, peer=peer, timeout_s=timeout_s, clock=clock, gives_up=gives_up)
+    return until_answered(
+        answered, peer=peer, timeout_s=timeout_s, clock=clock, attempt_s=attempt_s, gives_up=gives_up
+    )
 
 
 def _of_name(told: str) -> str:

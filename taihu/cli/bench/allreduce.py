@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Final, Literal
@@ -14,32 +13,19 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce
 from taihu.allreduce.communicator import Communicator
-from taihu.allreduce.rendezvous import listen_for_peers, meet
-from taihu.cli.bench.ranks import check_used, measure_here
+from taihu.allreduce.rendezvous import meet
+from taihu.cli.bench.ranks import RankOptions, check_used, measure_here
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
-from taihu.core.coordination.listener import listen_options
 from taihu.core.job import Job
-from taihu.core.job.environment import rank_from_environment, resolve_job
+from taihu.core.job.environment import resolve_job
+from taihu.core.job.flags import takes_options
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
-from taihu.core.process.entry import Interrupts
-from taihu.core.process.options import (
-    AdvertiseOption,
-    BindOption,
-    CoordinatorOption,
-    DirectPortOption,
-    JsonOption,
-    SetOption,
-    SupervisorOption,
-    supervised_by,
-)
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.settings import ClusterSettings, Transport
 from taihu.core.wire.base.address import free_port, join_address, split_address
 from taihu.core.wire.frames.headers import ValueType
 from taihu.worker.memory.arenas import Arenas, allocate_arenas
-
-__all__ = ["allreduce"]
 
 _OURS = "taihu"
 _USED: Final = {
@@ -48,7 +34,9 @@ _USED: Final = {
 }
 
 
+@takes_options
 def allreduce(
+    *,
     sizes: Annotated[str, typer.Option(metavar="MB,...", help="Buffer sizes in 10^6 bytes.")] = "0.1,1,10,60.97,244",
     ranks: Annotated[int, typer.Option(metavar="P", min=1, help="Number of ranks.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds that count, after two that do not.")] = 10,
@@ -62,14 +50,7 @@ def allreduce(
     against: Annotated[
         Literal["gloo"] | None, typer.Option(metavar="gloo", help="Time torch.distributed's Gloo in turns with ours.")
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="Run this rank only, others on other hosts.")] = None,
-    coordinator: CoordinatorOption = None,
-    bind: BindOption = "",
-    advertise: AdvertiseOption = "",
-    direct_port: DirectPortOption = 0,
-    assignments: SetOption = None,
-    json_file: JsonOption = None,
-    supervisor: SupervisorOption = None,
+    options: RankOptions,
 ) -> None:
     """Time allreduce of fp32 buffers between real processes: all on this machine, or one rank per host.
 
@@ -80,38 +61,26 @@ def allreduce(
       taihu dev bench allreduce --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu dev bench allreduce --ranks 2 --rank 1 --coordinator 10.0.0.1:7070     (on the other host)
     """  # noqa: D301
-    interrupts = Interrupts()
-    supervised_by(supervisor, interrupts)
+    interrupts = options.interrupts()
     flags: dict[str, dict[str, object]] = {
-        "cluster": {"workers": ranks, "coordinator": coordinator},
+        "cluster": {"workers": ranks, "coordinator": options.coordinator},
         "exchange": {"kind": "ring", "transport": path},
     }
-    rank = rank if rank is not None else rank_from_environment(os.environ, "worker")
-    job = resolve_job(None, assignments or (), flags, launched=rank is not None)
+    rank, assignments = options.own_rank(), options.assignments or ()
+    job = resolve_job(None, assignments, flags, launched=rank is not None)
     check_used(job, "allreduce", _USED)
     megabytes = _parse_sizes(sizes)
-    check_writable(json_file)
+    check_writable(options.json_file)
     interrupts.install()
     if rank is None:
-        arguments = [
-            "--sizes",
-            sizes,
-            "--ranks",
-            str(ranks),
-            "--rounds",
-            str(rounds),
-            "--path",
-            job.exchange.transport,
-        ]
+        arguments = ["--sizes", sizes, "--ranks", str(ranks), "--rounds", str(rounds)]
+        arguments += ["--path", job.exchange.transport]
         arguments += [f"--against={against}"] if against is not None else []
-        arguments += [f"--set={item}" for item in assignments or ()]
+        arguments += [f"--set={item}" for item in assignments]
         rows = measure_here("allreduce", ranks, arguments)["rows"]
     else:
-        listen = listen_options(job, "worker", rank, bind=bind, advertise=advertise, direct_port=direct_port)
-        listener = listen_for_peers(job, rank, listen)
-        typer.echo(f"listening on {listener.address}")
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
-        with meet(job, rank, layout, listener) as meeting:
+        with meet(job, rank, layout, options.listener(job, rank)) as meeting:
             arenas = allocate_arenas(elements_of(max(megabytes)), shared=job.shares_memory)
             _choose_path(meeting.communicator, job, arenas)
 
@@ -126,8 +95,8 @@ def allreduce(
             meeting.client.finish()
     if rank is None or rank == 0:
         _tell(rows)
-    if json_file is not None:
-        write_json(json_file, {"rows": rows})
+    if options.json_file is not None:
+        write_json(options.json_file, {"rows": rows})
 
 
 def _choose_path(communicator: Communicator, job: Job, arenas: Arenas) -> None:

@@ -21,8 +21,8 @@ from taihu.core.process.options import JsonOption, SupervisorOption
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.system.clocks import perf_counter
 from taihu.kernels.nn.peak import multiply_add_rate
-from taihu.local.display import waiting
-from taihu.local.processes import LocalProcesses
+from taihu.local.display.display import waiting
+from taihu.local.processes.processes import LocalProcesses
 from taihu.worker.bench.engine import EngineStep, LayerTime
 
 __all__ = ["engine"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,27 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from taihu.allreduce.rendezvous import listen_for_peers
-from taihu.cli.bench.ranks import assignments_of, check_used, wait_for_all
+from taihu.cli.bench.ranks import RankOptions, assignments_of, check_used, wait_for_all
 from taihu.cli.planning.link_rate import floor_seconds, parse_rate
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
-from taihu.core.coordination.listener import listen_options
 from taihu.core.coordination.plans.planning import is_computed
 from taihu.core.job import Job
-from taihu.core.job.environment import rank_from_environment, resolve_job
+from taihu.core.job.environment import resolve_job
+from taihu.core.job.flags import takes_options
 from taihu.core.planner.model_shapes import layer_table
-from taihu.core.process.entry import Interrupts
-from taihu.core.process.options import (
-    AdvertiseOption,
-    BindOption,
-    CoordinatorOption,
-    DirectPortOption,
-    JsonOption,
-    SetOption,
-    SupervisorOption,
-    supervised_by,
-)
 from taihu.core.process.results import check_writable, read_json, write_json
 from taihu.core.settings import (
     ClusterSettings,
@@ -41,14 +28,12 @@ from taihu.core.settings import (
 )
 from taihu.core.traits.methods import METHODS
 from taihu.core.wire.base.log import configure_logs
-from taihu.local.processes import LocalProcesses
+from taihu.local.processes.processes import LocalProcesses
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.bench.exchange import Rounds, exchange_rounds
 
 if TYPE_CHECKING:
     from taihu.core.wire.links.pipe import Carrier
-
-__all__ = ["bench_job", "exchange"]
 
 _RATE: Final = ("optimizer.momentum=0.0", "optimizer.learning_rate=1e-3")
 # Compute, data and schedules have no part in it: nothing is trained.
@@ -65,7 +50,9 @@ _USED: Final = {
 }
 
 
+@takes_options
 def exchange(
+    *,
     model: Annotated[str, typer.Option(metavar="M", help="Layer table: resnet50, vgg16, resnet20, ...")] = "resnet50",
     servers: Annotated[int, typer.Option(metavar="S")] = 1,
     workers: Annotated[int, typer.Option(metavar="N")] = 3,
@@ -79,14 +66,7 @@ def exchange(
     role: Annotated[
         str, typer.Option(metavar="all|server|worker", help="Start everything here, or one role.")
     ] = "all",
-    rank: Annotated[int | None, typer.Option(help="Rank of the worker, or index of the server.")] = None,
-    coordinator: CoordinatorOption = None,
-    bind: BindOption = "",
-    advertise: AdvertiseOption = "",
-    direct_port: DirectPortOption = 0,
-    assignments: SetOption = None,
-    json_file: JsonOption = None,
-    supervisor: SupervisorOption = None,
+    options: RankOptions,
 ) -> None:
     """Time the exchange of steps with a model's true layer shapes between real processes; nothing is computed.
 
@@ -106,10 +86,11 @@ def exchange(
       taihu dev bench exchange --role server --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
       taihu dev bench exchange --role worker --rank 0 --coordinator 10.0.0.1:7070     (on each worker's host)
     """  # noqa: D301
-    interrupts = Interrupts()
-    supervised_by(supervisor, interrupts)
-    cluster: dict[str, object] = {"servers": servers, "workers": workers, "coordinator": coordinator}
-    job = bench_job(assignments or (), cluster, launched=role != "all", plan="per-layer" if blobs else "bucket:4MB")
+    interrupts = options.interrupts()
+    cluster: dict[str, object] = {"servers": servers, "workers": workers, "coordinator": options.coordinator}
+    job = bench_job(
+        options.assignments or (), cluster, launched=role != "all", plan="per-layer" if blobs else "bucket:4MB"
+    )
     wanted = Rounds(rounds, warmup, _carriers(against))
     if "tcp" in wanted.against and job.is_encrypted:
         raise ConfigError(
@@ -120,21 +101,16 @@ def exchange(
         raise ConfigError(
             f"--against {against}: values lie in shared memory here; add --set exchange.transport={other}"
         )
-    check_writable(json_file)
+    check_writable(options.json_file)
     interrupts.install()
-    if rank is None:
-        rank = rank_from_environment(os.environ, role) or 0
+    rank = options.own_rank(role) or 0
     layout = layer_table(model).by_tensor() if blobs else layer_table(model)
     link_rate = None if rate is None else parse_rate(rate)
     if role == "server":
-        _serve(job, ServerOptions(index=rank, bind=bind, direct_port=direct_port))
+        _serve(job, ServerOptions(index=rank, bind=options.bind, direct_port=options.direct_port))
         return
     if role == "worker":
-        listener = None
-        if job.workers_meet:
-            listen = listen_options(job, "worker", rank, bind=bind, advertise=advertise, direct_port=direct_port)
-            listener = listen_for_peers(job, rank, listen)
-            typer.echo(f"listening on {listener.address}")
+        listener = options.listener(job, rank) if job.workers_meet else None
         measured = exchange_rounds(job, rank, layout, wanted, listener)
     elif role == "all":
         measured = _measure_here(job, ["--model", model, *(["--blobs"] if blobs else [])], wanted)
@@ -148,8 +124,8 @@ def exchange(
         "floor_seconds": _floor(job, measured, link_rate),
     }
     _tell(results)
-    if json_file is not None:
-        write_json(json_file, results)
+    if options.json_file is not None:
+        write_json(options.json_file, results)
 
 
 def bench_job(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -12,36 +11,26 @@ from typing import Annotated, Any, get_args
 import typer
 from threadpoolctl import threadpool_limits
 
-from taihu.allreduce.rendezvous import listen_for_peers, meet
-from taihu.cli.bench.ranks import measure_here
+from taihu.allreduce.rendezvous import meet
+from taihu.cli.bench.ranks import RankOptions, measure_here
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
-from taihu.core.coordination.listener import listen_options
-from taihu.core.job.environment import rank_from_environment, resolve_job
+from taihu.core.job.environment import resolve_job
+from taihu.core.job.flags import takes_options
 from taihu.core.job.machine import share_of_threads
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.fc_mode import FcLayer
-from taihu.core.process.entry import Interrupts
-from taihu.core.process.options import (
-    AdvertiseOption,
-    BindOption,
-    CoordinatorOption,
-    JsonOption,
-    SetOption,
-    SupervisorOption,
-    supervised_by,
-)
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.trace import Tracer, merge_parts
 from taihu.worker.fc.bench import time_exchanges, time_schemes
 from taihu.worker.fc.passes import Scheme
 
-__all__ = ["fc"]
-
 _LAYER = re.compile(r"^([1-9][0-9]*)x([1-9][0-9]*)$")
 
 
+@takes_options
 def fc(
+    *,
     layers: Annotated[
         str, typer.Option(metavar="KxN,...", help="Inputs and outputs of layers; the default is VGG-16's three.")
     ] = "25088x4096,4096x4096,4096x1000",
@@ -57,16 +46,10 @@ def fc(
             metavar="G", help="With --compute: products take as long as at this speed, and are not computed."
         ),
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="Run this rank only, others on other hosts.")] = None,
-    coordinator: CoordinatorOption = None,
-    bind: BindOption = "",
-    advertise: AdvertiseOption = "",
-    assignments: SetOption = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --compute: write rank 0's transfers for Perfetto.")
     ] = None,
-    json_file: JsonOption = None,
-    supervisor: SupervisorOption = None,
+    options: RankOptions,
 ) -> None:
     """Time the communication of fully connected layers: gradients around a ring against activations of shards.
 
@@ -78,27 +61,25 @@ def fc(
       taihu dev bench fc --compute --layers 4096x4096 --batches 64 --ranks 8 --gflops 5
       taihu dev bench fc --ranks 2 --rank 0 --coordinator 10.0.0.1:7070     (on 10.0.0.1)
     """  # noqa: D301
-    interrupts = Interrupts()
-    supervised_by(supervisor, interrupts)
+    interrupts = options.interrupts()
     flags: dict[str, dict[str, object]] = {
-        "cluster": {"workers": ranks, "coordinator": coordinator},
+        "cluster": {"workers": ranks, "coordinator": options.coordinator},
         "exchange": {"kind": "ring", "fc": "shard", "transport": "tcp"},
     }
-    rank = rank if rank is not None else rank_from_environment(os.environ, "worker")
-    job = resolve_job(None, assignments or (), flags, launched=rank is not None)
+    rank, assignments = options.own_rank(), options.assignments or ()
+    job = resolve_job(None, assignments, flags, launched=rank is not None)
     shapes, sizes = _parse_layers(layers), _parse_batches(batches)
     _check_speed(gflops, compute=compute)
-    check_writable(json_file, trace)
+    check_writable(options.json_file, trace)
     interrupts.install()
     if rank is None:
         arguments = ["--layers", layers, "--batches", batches, "--ranks", str(ranks), "--rounds", str(rounds)]
         arguments += ["--compute"] if compute else []
         arguments += [] if gflops is None else ["--gflops", str(gflops)]
-        arguments += [f"--set={item}" for item in assignments or ()]
+        arguments += [f"--set={item}" for item in assignments]
         rows = measure_here("fc", ranks, arguments, trace=trace)["rows"]
     else:
-        listener = listen_for_peers(job, rank, listen_options(job, "worker", rank, bind=bind, advertise=advertise))
-        typer.echo(f"listening on {listener.address}")
+        listener = options.listener(job, rank)
         layout = Layout((LayerSpec("none", (TensorSpec("none", (1,)),)),))
         tracer = Tracer() if trace is not None else Tracer.off()
         threads = share_of_threads(job, ranks)
@@ -114,8 +95,8 @@ def fc(
         _write_trace(tracer, trace)
     if rank is None or rank == 0:
         _tell(rows)
-    if json_file is not None:
-        write_json(json_file, {"rows": rows})
+    if options.json_file is not None:
+        write_json(options.json_file, {"rows": rows})
 
 
 def _parse_layers(text: str) -> list[FcLayer]:

@@ -2,23 +2,76 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from taihu.allreduce.rendezvous import listen_for_peers
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
+from taihu.core.coordination.listener import Listener, listen_options
 from taihu.core.job import Job
+from taihu.core.job.environment import rank_from_environment
 from taihu.core.job.toml import toml_value
+from taihu.core.process.entry import Interrupts
+from taihu.core.process.options import (
+    AdvertiseOption,
+    BindOption,
+    CoordinatorOption,
+    DirectPortOption,
+    JsonOption,
+    SetOption,
+    SupervisorOption,
+    supervised_by,
+)
 from taihu.core.process.results import read_json
 from taihu.core.system.clocks import sleep
-from taihu.local.display import waiting
-from taihu.local.processes import LocalProcesses
+from taihu.local.display.display import waiting
+from taihu.local.processes.processes import LocalProcesses
 
 __all__ = ["assignments_of", "check_used", "measure_here", "wait_for_all"]
 
 _OF_A_PROCESS = {"cluster.coordinator", "cluster.servers", "cluster.workers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """Options of a bench between processes: which one this is, how it meets the others, and where results go."""
+
+    rank: Annotated[
+        int | None, typer.Option(help="Be this rank alone, a worker's or a server's; others run on other hosts.")
+    ] = None
+    coordinator: CoordinatorOption = None
+    bind: BindOption = ""
+    advertise: AdvertiseOption = ""
+    direct_port: DirectPortOption = 0
+    assignments: SetOption = None
+    json_file: JsonOption = None
+    supervisor: SupervisorOption = None
+
+    def interrupts(self) -> Interrupts:
+        """Those of this process, which ends with the one that has started it."""
+        interrupts = Interrupts()
+        supervised_by(self.supervisor, interrupts)
+        return interrupts
+
+    def own_rank(self, role: str = "worker") -> int | None:
+        """The rank that was given, by the option or a launcher; None where this process starts all of them."""
+        return self.rank if self.rank is not None else rank_from_environment(os.environ, role)
+
+    def listener(self, job: Job, rank: int) -> Listener:
+        """The listener of worker `rank` for the others, and its address on standard output."""
+        listen = listen_options(
+            job, "worker", rank, bind=self.bind, advertise=self.advertise, direct_port=self.direct_port
+        )
+        listener = listen_for_peers(job, rank, listen)
+        typer.echo(f"listening on {listener.address}")
+        return listener
 
 
 def check_used(job: Job, bench: str, used: Mapping[str, frozenset[str]]) -> None:

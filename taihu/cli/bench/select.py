@@ -22,7 +22,7 @@ from taihu.core.system.clocks import perf_counter
 from taihu.core.system.pools import ThreadPoolExecutor
 from taihu.kernels.packing.pack import pack, packed_bound
 from taihu.kernels.selection.select import accumulate_select, kth_largest_magnitude
-from taihu.local.display import waiting
+from taihu.local.display.display import waiting
 
 __all__ = ["select"]
 

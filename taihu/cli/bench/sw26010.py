@@ -17,12 +17,10 @@ from taihu.core.process.results import check_writable, write_json
 from taihu.kernels.sw26010.errors import BlockingError
 from taihu.kernels.sw26010.grids import KERNELS, PUBLISHED_SWDNN, Row, rows_of
 from taihu.kernels.sw26010.ledger import Ledger
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.worker.bench.engine import step_flops
 from taihu.worker.engine.models.loading import build_model
 from taihu.worker.sw26010.times import layer_times
-
-__all__ = ["shares_of", "sw26010"]
 
 _COLUMNS = ("kernel", "configuration", "GFLOP/s", "of peak", "ms", "DMA", "limited by")
 

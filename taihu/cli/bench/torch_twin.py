@@ -30,8 +30,6 @@ from taihu.worker.engine import (
     Sequential,
 )
 
-__all__ = ["TorchLayout", "TorchStep", "import_torch", "torch_twin"]
-
 TorchLayout = Literal["nchw", "channels_last"]
 
 

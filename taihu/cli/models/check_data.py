@@ -12,14 +12,12 @@ from taihu.core.base.words import counted, one_line
 from taihu.core.job import load_job, parse_assignments
 from taihu.core.process.options import JsonOption, SetOption
 from taihu.core.process.results import check_writable, write_json
-from taihu.local.display import waiting
+from taihu.local.display.display import waiting
 
 if TYPE_CHECKING:
     from taihu.worker.data.base.dataset import Dataset
     from taihu.worker.data.base.reading import Column
     from taihu.worker.data.checking import CheckedData
-
-__all__ = ["check_data"]
 
 _MOST_COLUMNS = 20
 _MOST_TEXTS = 5

@@ -13,12 +13,10 @@ from rich.table import Table
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.process.options import JsonOption
 from taihu.core.process.results import check_writable, write_json
-from taihu.local.display import waiting
+from taihu.local.display.display import waiting
 
 if TYPE_CHECKING:
     from taihu.worker.engine.model_check import CheckedModel, PlacedLayer
-
-__all__ = ["check_model"]
 
 _COLUMNS = ("layer", "kind", "output", "parameters", "gradients")
 

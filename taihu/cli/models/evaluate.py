@@ -24,8 +24,6 @@ from taihu.worker.saved.reading import load_model
 from taihu.worker.training.evaluation import evaluate, samples_at_once
 from taihu.worker.training.hashing import parameters_sha256
 
-__all__ = ["evaluate_file"]
-
 # Settings of the data that are no paths and name nothing that is executed.
 _READING: Final = (
     "resize", "target", "task", "test_share", "split_seed", "sequence", "drop", "fill", "texts", "header", "encoding",

@@ -15,8 +15,6 @@ from taihu.core.process.results import check_writable
 from taihu.export.to_torch import write_torch
 from taihu.worker.saved.prediction import LoadedModel, load_model_file
 
-__all__ = ["export"]
-
 
 def export(
     file: ModelArgument,

@@ -18,14 +18,12 @@ from taihu.core.base.words import counted, one_line
 from taihu.core.checkpoint.places import place_of
 from taihu.core.process.options import JsonOption, OwnModelOption
 from taihu.core.process.results import check_writable, write_json
-from taihu.local.progress import Progress
+from taihu.local.display.progress import Progress
 from taihu.worker.data.base.defects import Defects
-from taihu.worker.data.own.bad_image import BadImageError
+from taihu.worker.data.own.images.bad_image import BadImageError
 from taihu.worker.saved.folders import in_folders
 from taihu.worker.saved.inputs import read_samples
 from taihu.worker.saved.prediction import LoadedModel, load_model_file
-
-__all__ = ["predict"]
 
 
 def predict(

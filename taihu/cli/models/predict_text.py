@@ -17,8 +17,6 @@ from taihu.core.base.errors import DataError
 from taihu.worker.saved.continuation import Draw, continued, next_chances
 from taihu.worker.saved.prediction import LoadedModel
 
-__all__ = ["TextOptions", "predict_text"]
-
 _USUAL_LENGTH: Final = 100
 _STDIN: Final = Path("-")
 

@@ -18,8 +18,6 @@ from taihu.core.process.options import (
     refuse,
 )
 
-__all__ = ["memory", "search", "step"]
-
 
 def step(
     profile_file: Annotated[

@@ -17,8 +17,6 @@ from taihu.worker.training.objective import objective
 from taihu.worker.training.planned_memory import memory_job, spread_layers
 from taihu.worker.training.step_memory import StepMemory
 
-__all__ = ["JobMemory"]
-
 
 class JobMemory:
     """The memory of a job and of variants of it, which train the same model on the same data.

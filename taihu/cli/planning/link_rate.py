@@ -5,8 +5,6 @@ from __future__ import annotations
 from taihu.core.base import words
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["floor_seconds", "parse_rate"]
-
 _TCP_PAYLOAD_SHARE = 1448 / 1514
 
 

@@ -28,10 +28,8 @@ from taihu.core.planner.memory import (
 from taihu.core.process.memory.free import free_bytes
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.traits.stages import STAGES, Stage
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.worker.data.load import load_dataset
-
-__all__ = ["plan_memory"]
 
 _NOT_COUNTED: Final = "Python and its libraries are not counted: about 200 MB in each process"
 

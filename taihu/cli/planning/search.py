@@ -17,15 +17,13 @@ from taihu.core.base.whole_file import write_text
 from taihu.core.job import Job
 from taihu.core.job.advice import advice
 from taihu.core.process.results import check_writable, write_json
-from taihu.local.progress import Progress
+from taihu.local.display.progress import Progress
 from taihu.search.floors import Floor
 from taihu.search.job_file import job_file
 from taihu.search.search import ALIKE, Found, Search, ranked
 from taihu.search.steps import Costs, Steps
 from taihu.search.ways import Candidate, allowed_for, candidates_of
 from taihu.simulation.placement import Placement
-
-__all__ = ["AskedSearch", "plan_search", "searched"]
 
 
 @dataclass(frozen=True)

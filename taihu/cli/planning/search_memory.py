@@ -11,13 +11,11 @@ from taihu.core.base.words import counted
 from taihu.core.job import Job
 from taihu.core.planner.largest_batch import largest_batch
 from taihu.core.planner.memory import MemoryJob, server_memory, worker_memory
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.search.job_file import where
 from taihu.search.ways import Candidate, Way
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.load import load_dataset
-
-__all__ = ["HostMemory"]
 
 
 class HostMemory:

@@ -9,14 +9,12 @@ from typing import Any, Final
 
 from taihu.core.base.words import aligned, counted
 from taihu.core.job import Job
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.search.job_file import where
 from taihu.search.reasons import why_it_loses, why_it_was_passed
 from taihu.search.search import Found, Passed
 from taihu.search.ways import Allowed, Candidate, Way, why_no_higher_stage
 from taihu.simulation.placement import Placement
-
-__all__ = ["Answer", "as_json", "described", "exchange_in_words", "notes"]
 
 _COLUMNS: Final = ("", "step s", "exchange", "sends", "plan", "fc", "zero", "precision", "recompute", "hosts")
 

@@ -11,8 +11,6 @@ from taihu.core.base.words import aligned
 from taihu.core.planner.zero_tables import activations, memory_per_device, model_sizes, trained_alone
 from taihu.core.process.results import check_writable, write_json
 
-__all__ = ["plan_tables"]
-
 _TABLES: Final = (
     (
         "table 1",

@@ -26,9 +26,7 @@ from taihu.core.process.results import check_writable, write_json
 from taihu.core.security.security import Security
 from taihu.core.traits.methods import METHODS, NONE, Method, Threshold
 from taihu.core.wire.base.host_names import check_host
-from taihu.local.display import human_bytes
-
-__all__ = ["AskedCompression", "Costs", "method_asked", "plan_time", "profile_of_running_job"]
+from taihu.local.display.display import human_bytes
 
 _COLUMNS = ("group", "layers", "elements", "up", "down", "ready ms", "compressed ms", "sent ms", "done ms")
 _ANSWER_S = 5.0

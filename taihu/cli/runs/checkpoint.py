@@ -16,10 +16,8 @@ from taihu.core.checkpoint.resharding import reshard
 from taihu.core.checkpoint.store import CheckpointStore, newest_in
 from taihu.core.job.run_folder import CHECKPOINTS
 from taihu.core.process.results import check_writable
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.worker.saved.exporting import export_model
-
-__all__ = ["export", "ls", "reshard_checkpoint", "verify"]
 
 _Folder = Annotated[
     str, typer.Argument(metavar="DIR", help="A run's folder, that of its checkpoints, or one of them; or a URL.")

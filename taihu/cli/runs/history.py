@@ -12,8 +12,6 @@ from taihu.core.base.words import counted
 from taihu.core.history.checking import Verdict, check_histories
 from taihu.core.history.files import read_histories
 
-__all__ = ["history"]
-
 _USUAL: Final = "history"
 
 

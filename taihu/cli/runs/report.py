@@ -14,8 +14,6 @@ from taihu.core.process.results import check_writable
 from taihu.report.page import comparison_of, page_of
 from taihu.report.reading import read_run, read_trace
 
-__all__ = ["report"]
-
 _REPORT: Final = "report.html"
 _COMPARISON: Final = "comparison.html"
 

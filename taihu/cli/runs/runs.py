@@ -14,8 +14,6 @@ from taihu.core.process.options import JsonOption
 from taihu.core.process.results import check_writable, write_json
 from taihu.local.runs import RunEntry, runs_in
 
-__all__ = ["runs"]
-
 _COLUMNS = ("run", "started", "state", "step", "loss", "accuracy")
 
 

@@ -10,8 +10,8 @@ import typer
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.words import counted
 from taihu.core.system.clocks import monotonic, sleep
+from taihu.local.display.progress import Progress
 from taihu.local.finding import processes_of
-from taihu.local.progress import Progress
 from taihu.local.runs import LOGS, find_run
 from taihu.local.scripts.lives import refused
 

@@ -22,8 +22,6 @@ from taihu.core.process.options import JobOption, JsonOption, SetOption
 from taihu.core.process.results import write_json
 from taihu.core.wire.base.host_names import check_host
 
-__all__ = ["status"]
-
 
 def status(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where server 0, in a ring worker 0, listens.")],

@@ -12,8 +12,8 @@ from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.process.options import JobOption, SetOption
 from taihu.core.system.clocks import monotonic, sleep
 from taihu.core.system.signals import SIGTERM, pidfd_send_signal
+from taihu.local.display.progress import Progress
 from taihu.local.finding import held, processes_of
-from taihu.local.progress import Progress
 from taihu.local.runs import LOGS, entry_of, find_run
 
 __all__ = ["stop"]

@@ -25,7 +25,7 @@ from taihu.core.process.results import check_writable, json_lines
 from taihu.core.security.security import Security
 from taihu.core.system.clocks import sleep
 from taihu.core.wire.base.host_names import check_host
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 
 __all__ = ["render", "top"]
 

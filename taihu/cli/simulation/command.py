@@ -10,8 +10,6 @@ import typer
 from taihu.core.base.errors import ConfigError
 from taihu.core.process.options import JobArgument, JsonOption, ServersOption, SetOption
 
-__all__ = ["figure", "run"]
-
 
 def run(
     job_file: JobArgument = None,

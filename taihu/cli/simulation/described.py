@@ -18,8 +18,6 @@ from taihu.worker.training.objective import objective
 from taihu.worker.training.planned_memory import spread_layers
 from taihu.worker.training.step_memory import StepMemory
 
-__all__ = ["DescribedModel"]
-
 
 class DescribedModel:
     """The model of `job`, which is made when it is first asked about, and not bound to memory.

@@ -16,8 +16,6 @@ from taihu.simulation.figures.catalogue import FIGURES
 from taihu.simulation.figures.figure import Figure, Row
 from taihu.simulation.figures.sparse import MODELS, sparse_methods
 
-__all__ = ["run_figures"]
-
 _SPARSE = "dlgs"
 
 

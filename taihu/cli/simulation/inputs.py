@@ -17,8 +17,6 @@ from taihu.simulation.machine_file import machines_in, named_machines
 from taihu.simulation.machines import Machines, Network, of_profile
 from taihu.worker.sw26010 import modelled_step
 
-__all__ = ["Work", "machines_of", "work_of"]
-
 
 @dataclass(frozen=True)
 class Work:

@@ -11,8 +11,6 @@ from typing import Any
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.profile import Compression, Profile
 
-__all__ = ["Measured", "load_measured"]
-
 
 @dataclass(frozen=True)
 class Measured:

@@ -10,8 +10,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.whole_file import make_folder, writing
 from taihu.simulation.figures.figure import Figure, Panel, Series
 
-__all__ = ["draw", "draw_figures"]
-
 _PARTS = ("seconds_per_step", "seconds_compute", "seconds_wait")
 _IN_A_ROW: Final = 4
 _PANEL_INCHES: Final = (4.6, 3.6)

@@ -25,8 +25,6 @@ from taihu.simulation.loss import Loss, simulate_loss
 from taihu.simulation.placement import Placement
 from taihu.worker.training.planned_memory import memory_job
 
-__all__ = ["Asked", "loss_of", "run_simulation", "swept"]
-
 _KEYS: Final = ("nodes", "servers")
 
 

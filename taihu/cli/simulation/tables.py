@@ -13,13 +13,11 @@ from taihu.core.job import Job
 from taihu.core.planner.memory import MemoryUse
 from taihu.core.trace.parts import TracePart
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE
-from taihu.local.display import human_bytes
+from taihu.local.display.display import human_bytes
 from taihu.simulation.from_start import FirstSteps
 from taihu.simulation.job import Simulated
 from taihu.simulation.loss import Recovery
 from taihu.simulation.placement import Placement
-
-__all__ = ["Row", "described", "facts_of"]
 
 _COLUMNS: Final = (
     "step s",

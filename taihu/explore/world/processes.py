@@ -15,9 +15,9 @@ from taihu.explore.network import Network
 from taihu.explore.scheduler import RUNNING, STALLED
 from taihu.explore.tasks import Process, Task
 from taihu.explore.world.members import Member
-from taihu.local.causes import Ended, cause_of, end_in_words
-from taihu.local.processes import DaemonFailedError
-from taihu.local.stuck import LastingNames
+from taihu.local.processes.causes import Ended, cause_of, end_in_words
+from taihu.local.processes.processes import DaemonFailedError
+from taihu.local.processes.stuck import LastingNames
 
 __all__ = ["KILLED", "SimulatedProcesses"]
 
@@ -28,7 +28,7 @@ _LOG: Final = Path("log")
 
 
 class SimulatedProcesses:
-    """The processes of a run. It has what `taihu.local.supervision` uses of `LocalProcesses`.
+    """The processes of a run. It has what `taihu.local.processes.supervision` uses of `LocalProcesses`.
 
     Args:
         job: of the run.

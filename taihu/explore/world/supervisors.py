@@ -13,10 +13,10 @@ from taihu.core.job import Job
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.explore.scheduler import RUNNING
 from taihu.explore.world.processes import SimulatedProcesses
-from taihu.local.display import PlainDisplay
-from taihu.local.processes import LocalProcesses
-from taihu.local.successors import Successors
-from taihu.local.supervision import Supervision
+from taihu.local.display.display import PlainDisplay
+from taihu.local.processes.processes import LocalProcesses
+from taihu.local.processes.successors import Successors
+from taihu.local.processes.supervision import Supervision
 
 __all__ = ["HABITS", "Supervisor"]
 

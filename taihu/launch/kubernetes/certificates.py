@@ -10,8 +10,6 @@ from taihu.core.job.security import certified
 from taihu.core.security.identity import Identity, member_name
 from taihu.launch.kubernetes.options import CERTIFICATES, Issuer, ManifestOptions, Object
 
-__all__ = ["CERTIFICATE_API", "certificates_volume", "issued", "security_settings"]
-
 CERTIFICATE_API: Final = "cert-manager.io/v1"
 
 # Read by the pod's group, and nobody else.

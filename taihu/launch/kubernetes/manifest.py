@@ -30,8 +30,6 @@ from taihu.launch.kubernetes.options import (
 from taihu.launch.kubernetes.pods import Pods
 from taihu.launch.kubernetes.trainjob import NODE, runtime_ref, runtime_spec
 
-__all__ = ["manifest", "object_name"]
-
 # A pod that is started again counts, and so does one that is evicted; Kubernetes waits longer each time.
 _POD_RESTARTS = 6
 _AGENT_RESTARTS = 1000

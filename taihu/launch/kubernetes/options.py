@@ -6,22 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-__all__ = [
-    "CERTIFICATES",
-    "CHECKPOINTS",
-    "CONFIG",
-    "DATA_FOLDER",
-    "GRPC_PORT",
-    "MEMORY",
-    "METRICS_PORT",
-    "RUNS",
-    "Issuer",
-    "ManifestOptions",
-    "Object",
-    "Resources",
-    "Script",
-]
-
 Object = dict[str, Any]
 
 GRPC_PORT: Final = 7070

@@ -25,8 +25,6 @@ from taihu.launch.kubernetes.options import (
     Script,
 )
 
-__all__ = ["Pods"]
-
 _USER: Final = 65532
 _THREADS: Final = "TAIHU_CLUSTER__THREADS"
 

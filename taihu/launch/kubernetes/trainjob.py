@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = ["NODE", "runtime_ref", "runtime_spec"]
-
 Object = dict[str, Any]
 
 NODE: Final = "node"

@@ -15,15 +15,13 @@ from taihu.core.security.token import Token
 from taihu.core.system.signals import Signals
 from taihu.core.wire.base.address import free_port
 from taihu.local.own_token import security_of_run
-from taihu.local.processes import LocalProcesses
-
-__all__ = ["Ground", "OneMachine", "ScriptProcesses", "WorkerPlace", "words_of_torch"]
+from taihu.local.processes.processes import LocalProcesses
 
 _HERE = "127.0.0.1"
 
 
 class ScriptProcesses(Protocol):
-    """Processes of a run, as `taihu.local.processes.LocalProcesses` has them."""
+    """Processes of a run, as `taihu.local.processes.processes.LocalProcesses` has them."""
 
     @property
     def names(self) -> list[str]:

@@ -19,13 +19,13 @@ from taihu.core.process.results import read_json
 from taihu.core.security.security import Security
 from taihu.core.settings import CheckpointSettings
 from taihu.core.system.clocks import monotonic, sleep
-from taihu.local.display import Display
+from taihu.local.display.display import Display
+from taihu.local.display.watching import StatusWatch
 from taihu.local.own_token import kept_for_commands
-from taihu.local.process_files import ProcessFiles
-from taihu.local.processes import DaemonFailedError
+from taihu.local.processes.process_files import ProcessFiles
+from taihu.local.processes.processes import DaemonFailedError
 from taihu.local.scripts.ground import Ground, ScriptProcesses
 from taihu.local.scripts.lives import ScriptLives
-from taihu.local.watching import StatusWatch
 
 __all__ = ["GRACE_S", "SCRIPT", "Members", "Script", "ScriptLife"]
 

@@ -14,9 +14,7 @@ from taihu.core.checkpoint.held_steps import held_in
 from taihu.core.checkpoint.run_memory import named_memory
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.restarts import Restarts
-from taihu.local.processes import DaemonFailedError
-
-__all__ = ["Numbers", "ScriptLives", "refused"]
+from taihu.local.processes.processes import DaemonFailedError
 
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0

@@ -12,9 +12,9 @@ from taihu.core.job.run_folder import CHECKPOINTS, RunFiles
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
 from taihu.core.system.clocks import monotonic, sleep
-from taihu.local.display import Display
-from taihu.local.process_files import ProcessFiles, log_folder
-from taihu.local.processes import DaemonFailedError
+from taihu.local.display.display import Display
+from taihu.local.processes.process_files import ProcessFiles, log_folder
+from taihu.local.processes.processes import DaemonFailedError
 from taihu.local.results import results_of
 from taihu.local.scripts.ground import Ground, OneMachine
 from taihu.local.scripts.life import SCRIPT, Members, Script, ScriptLife

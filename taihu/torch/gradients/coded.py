@@ -13,8 +13,6 @@ from taihu.core.compression.coding import Coder
 from taihu.core.model.layout import Layout
 from taihu.torch.gradients.gradients import GradientArena
 
-__all__ = ["CodedGradients", "Codes"]
-
 
 @dataclass(frozen=True)
 class Codes:

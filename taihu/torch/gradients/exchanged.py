@@ -18,8 +18,6 @@ from taihu.core.model.layout import LayerSpec, Layout
 from taihu.torch.gradients.gradients import exchangeable, layer_of
 from taihu.torch.gradients.spread import is_spread
 
-__all__ = ["ExchangedSet", "Optimized", "Watch", "checksum_of_parameter", "digest_of_tensors"]
-
 _DIGEST_BYTES: Final = 6
 _KNOWN: Final = 16
 _SHOWN: Final = 4

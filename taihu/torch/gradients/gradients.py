@@ -22,8 +22,6 @@ from taihu.torch.gradients.sealed import SealedGradient, sealed_like
 from taihu.torch.gradients.spread import is_spread, was_spread
 from taihu.torch.gradients.staging import Staging, pin, staging_of
 
-__all__ = ["GradientArena", "check_parameters", "exchangeable", "layer_of", "layout_of", "trained", "views_of"]
-
 _log = structlog.get_logger()
 _CAN_LET_GO: Final = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and hasattr(torch._C, "_storage_Use_Count")
 

@@ -11,9 +11,6 @@ import torch
 
 from taihu.core.base.errors import RunError
 
-__all__ = ["Means"]
-
-
 _Version = tuple[weakref.ref[torch.Tensor], int]
 """A gradient, and its version when it was looked at."""
 

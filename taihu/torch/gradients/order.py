@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import ConfigError
 from taihu.core.model.layout import Layout
 
-__all__ = ["ORDER", "carried_over", "order_of_state", "state_in_order", "whole_order", "with_layers"]
-
 ORDER: Final = "order"
 """The name of the order in a state, shape (parameters,), int64; one that has none is in the order of numbers."""
 

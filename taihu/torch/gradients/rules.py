@@ -14,8 +14,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.core.traits.optimizers import ADAM, ADAMW, SGD, Optimizer
 from taihu.torch.gradients.spread import is_spread
 
-__all__ = ["ScriptOptimizer"]
-
 _KINDS: Final[Mapping[type[torch.optim.Optimizer], Optimizer]] = {
     torch.optim.SGD: SGD,
     torch.optim.Adam: ADAM,

@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["SealedGradient", "sealed_like"]
-
 _HARMLESS: Final = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("device", "dtype", "grad_fn", "is_leaf", "is_sparse", "layout", "ndim", "requires_grad", "shape")

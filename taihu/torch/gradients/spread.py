@@ -22,8 +22,6 @@ from taihu.core.base.errors import RunError
 from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.fc.tail import Mover
 
-__all__ = ["Call", "Product", "Spread", "is_spread", "mark", "was_spread"]
-
 _MARK: Final = "_taihu_spread"
 
 

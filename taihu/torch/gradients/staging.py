@@ -13,8 +13,6 @@ from typing import Any, Final, Protocol
 import structlog
 import torch
 
-__all__ = ["CudaStreams", "Event", "Staging", "Streams", "pin", "staging_of"]
-
 _log = structlog.get_logger()
 
 _PORTABLE: Final = 1

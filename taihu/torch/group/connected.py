@@ -7,11 +7,11 @@ from typing import Final
 
 from taihu.core.base.errors import MemberLostError
 from taihu.core.system.threads import Lock
-from taihu.torch.group.callers import Callers
-from taihu.torch.group.exchange import GroupExchange
-from taihu.torch.group.messages import Messages
-from taihu.torch.group.order import Order
-from taihu.torch.group.place import GroupPlace
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.callers import Callers
+from taihu.torch.group.operations.exchange import GroupExchange
+from taihu.torch.group.operations.messages import Messages
+from taihu.torch.group.operations.order import Order
 
 __all__ = ["Connected"]
 

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from taihu.core.base.errors import ConfigError, TaihuError
 from taihu.core.system.threads import Lock, spawn
-from taihu.torch.group.calls import Words
 from taihu.torch.group.connected import Connected
-from taihu.torch.group.exchange import GroupExchange
-from taihu.torch.group.handles import Handles, Invitation
-from taihu.torch.group.meeting import Meeting, meet
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.work import GroupWork
+from taihu.torch.group.meeting.handles import Handles, Invitation
+from taihu.torch.group.meeting.meeting import Meeting, meet
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.operations.calls import Words
+from taihu.torch.group.operations.exchange import GroupExchange
+from taihu.torch.group.operations.work import GroupWork
 
 __all__ = ["Members"]
 

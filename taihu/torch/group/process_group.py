@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 
 from taihu.core.system.threads import Lock
-from taihu.torch.group import moves, sparse, sums
-from taihu.torch.group.calls import MOST_TAG, Words, call_of
-from taihu.torch.group.checks import (
+from taihu.torch.group.meeting.place import GroupPlace
+from taihu.torch.group.members import Members
+from taihu.torch.group.operations import moves, sparse, sums
+from taihu.torch.group.operations.calls import MOST_TAG, Words, call_of
+from taihu.torch.group.operations.checks import (
     check_cpu,
     check_dense,
     check_one,
@@ -27,11 +29,9 @@ from taihu.torch.group.checks import (
     seconds_of,
     split_rows,
 )
-from taihu.torch.group.devices import Devices, Stage
-from taihu.torch.group.exchange import Turn
-from taihu.torch.group.members import Members
-from taihu.torch.group.place import GroupPlace
-from taihu.torch.group.work import GroupWork
+from taihu.torch.group.operations.devices import Devices, Stage
+from taihu.torch.group.operations.exchange import Turn
+from taihu.torch.group.operations.work import GroupWork
 
 __all__ = ["TaihuGroup"]
 

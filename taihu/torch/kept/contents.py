@@ -15,8 +15,6 @@ from taihu.torch.kept.keeping import Arrays
 from taihu.torch.kept.loops import Loops, Position, generators
 from taihu.torch.kept.tree import arrays_and_words, from_arrays_and_words
 
-__all__ = ["ALIKE", "OURS", "Contents", "Counts", "Stateful", "objects_of"]
-
 ALIKE: Final = "shared"
 """The names of arrays that all workers have alike begin so."""
 
@@ -37,6 +35,14 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: Any, /) -> Any:
         """Go on from that."""
+
+
+@runtime_checkable
+class Owning(Protocol):
+    """An optimizer in whose state a worker has a part of its own."""
+
+    def own_state(self) -> dict[str, Any]:
+        """That part; its names begin with `OURS`."""
 
 
 class Counts(NamedTuple):
@@ -76,10 +82,10 @@ class Contents:
         loops = self._loops
         own, shared = {}, {}
         for name, each in self._objects.items():
-            divided, mine = _divided(each) if alike or isinstance(each, torch.optim.Optimizer) else (None, None)
-            if mine:
+            if mine := _own_of(each):
                 own[name] = mine
-            shared[name] = divided
+            if alike:
+                shared[name] = _shared_of(each)
         tree = {"objects": own, "at_epoch": loops.at_epoch, "at_loop": loops.at_loop, "now": loops.draws_from}
         arrays = self._packed(tree, _OWN)
         if not alike:
@@ -127,11 +133,19 @@ def objects_of(alike: Arrays) -> dict[str, Any]:
     return objects
 
 
-def _divided(each: Stateful) -> tuple[Any, dict[str, Any]]:
-    """The state of an object: what all workers have alike, and what this one has of its own."""
+def _own_of(each: object) -> dict[str, Any]:
+    """The part of an object's state that this worker has of its own, whoever has wrapped it, as Accelerate does."""
+    while isinstance(each, torch.optim.Optimizer) and not isinstance(each, Owning):
+        each = getattr(each, "optimizer", None)
+    return each.own_state() if isinstance(each, Owning) else {}
+
+
+def _shared_of(each: Stateful) -> Any:
+    """The part of an object's state that all workers have alike."""
     kept = each.state_dict()
-    own = {key: kept[key] for key in kept if str(key).startswith(OURS)} if isinstance(kept, Mapping) else {}
-    return {key: kept[key] for key in kept if key not in own} if own else kept, own
+    if not isinstance(kept, Mapping) or not any(str(key).startswith(OURS) for key in kept):
+        return kept
+    return {key: kept[key] for key in kept if not str(key).startswith(OURS)}
 
 
 def _words(arrays: Arrays, name: str) -> str:

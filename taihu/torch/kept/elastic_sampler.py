@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["ElasticSampler"]
-
 
 class ElasticSampler(Sampler[list[int]]):
     """A `batch_sampler` of which each worker draws its share: step after step all have the same samples together.

@@ -16,8 +16,6 @@ from taihu.core.base.whole_file import replaced, writing
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.torch.kept.contents import objects_of
 
-__all__ = ["export_objects"]
-
 
 def export_objects(checkpoint: Checkpoint, path: Path) -> None:
     """Write the objects of a script's checkpoint, each by its `state_dict()`.

@@ -24,8 +24,6 @@ from taihu.torch.kept.keeping import Arrays, Keeping
 from taihu.torch.kept.offers import Chosen, Offer, choose
 from taihu.torch.kept.telling import Telling, Workers
 
-__all__ = ["GoingOn", "forget_former"]
-
 # Launchers count the lives of a script that are over: `taihu run`, torchrun, and Slurm, which queues a job again.
 _LIVES: Final = (variable_of("LIVES"), "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 # torchrun starts all again where hosts come or go, which it does not count.

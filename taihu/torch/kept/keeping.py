@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -209,7 +209,3 @@ class Keeping:
 
 def _member(rank: int) -> str:
     return f"worker {rank}"
-
-
-def _state(arrays: Iterable[Arrays]) -> State:
-    return State(own={name: each for some in arrays for name, each in some.items()})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["Moments"]
-
 _FIRST: Final = 8
 _AT_MOST: Final = 0.2
 

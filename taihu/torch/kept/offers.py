@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Self
 
 from taihu.core.checkpoint.held_steps import Label
 
-__all__ = ["Chosen", "Held", "Offer", "choose"]
-
 
 class Held(NamedTuple):
     """A held step.

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from taihu.core.job import Job
 
-__all__ = ["Telling", "Workers"]
-
 
 class Workers(Protocol):
     """The workers of a script, of which this process is one.

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import CheckpointError, ConfigError
 
-__all__ = ["arrays_and_words", "from_arrays_and_words"]
-
 _PLAIN: Final = (int, float, str, bool, type(None))
 _AS_THEY_ARE: Final = (torch.float32, torch.float64, torch.float16, torch.int32, torch.int64, torch.uint8)
 """The types that a file of arrays knows by name; others are bytes there."""

@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from taihu.core.base.errors import RunError
 
-__all__ = ["AwayParameter"]
-
 _KNOWN: Final = (
     "_version",
     "device",

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from taihu.torch.gradients.exchanged import ExchangedSet
 
-__all__ = ["Joining"]
-
 _Sums = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 

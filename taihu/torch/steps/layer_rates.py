@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from taihu.torch.gradients.exchanged import Optimized
 
-__all__ = ["LayerRates", "rates_by_id"]
-
 
 def rates_by_id(groups: Iterable[Mapping[str, Any]]) -> dict[int, float]:
     """The learning rates of an optimizer's parameters by their identity, -1 where a group has none."""

@@ -24,8 +24,6 @@ from taihu.worker.training.plan_follower import PlanFollower
 from taihu.worker.training.step_driver import StepDriver, Wait
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Helping", "LayerSteps"]
-
 
 class Helping(Protocol):
     """Sums in memory that workers share, which a thread of their own carries out, or the one that waits for them."""

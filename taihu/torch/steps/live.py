@@ -13,8 +13,6 @@ from taihu.torch.steps.away import AwayParameter
 from taihu.torch.steps.layer_steps import LayerSteps
 from taihu.torch.steps.saved_parameters import SavedParameters
 
-__all__ = ["LiveParameters"]
-
 
 class _Use(NamedTuple):
     """`user` uses the parameters of `layers` until it says that it does not."""

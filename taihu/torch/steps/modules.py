@@ -11,9 +11,6 @@ import torch
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["ModuleReads", "Uses"]
-
-
 # Of what `__reduce_ex__` returns.
 _STATE: Final = 2
 

@@ -18,8 +18,6 @@ from taihu.torch.steps.layer_steps import LayerSteps
 from taihu.torch.steps.live import LiveParameters
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["LayerPlaces", "Opened"]
-
 
 class LayerPlaces:
     """The layers of a layout, each a parameter.

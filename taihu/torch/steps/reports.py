@@ -37,8 +37,6 @@ from taihu.worker.reporting.observer import Observer
 from taihu.worker.reporting.run_log import RunLog, open_writers
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["ReportOptions", "Reports", "begin_results", "options_of"]
-
 
 @dataclass(frozen=True)
 class ReportOptions:

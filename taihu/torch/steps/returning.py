@@ -15,8 +15,6 @@ from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Returning", "refuse_within_backward"]
-
 
 class Returning:
     """Waits for the parameters that a step has changed, each when it is read first, or all of them.

@@ -16,8 +16,6 @@ from taihu.allreduce.small_sums import SmallSums
 from taihu.core.base.errors import RunError
 from taihu.core.base.words import listed
 
-__all__ = ["Call", "Heard", "RollCall", "Word", "disagreement", "first_difference"]
-
 _WORDS: Final = 5
 _TEXT_BYTES: Final = 400
 _REMEDY: Final = "make and change models and optimizers on all workers alike, between the same two backwards"

@@ -10,8 +10,6 @@ import torch
 
 from taihu.core.base.errors import RunError
 
-__all__ = ["SavedParameters"]
-
 
 class _Saved(NamedTuple):
     """A tensor that was saved, as it was then; `layers` are those of the arena that it lies in, None outside."""

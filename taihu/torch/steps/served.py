@@ -16,8 +16,6 @@ from taihu.torch.gradients.gradients import views_of
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought
 
-__all__ = ["Served", "offer", "take_over"]
-
 _ONE: Final = 1
 
 

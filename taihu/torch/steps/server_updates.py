@@ -11,8 +11,6 @@ from taihu.torch.gradients.rules import ScriptOptimizer
 from taihu.torch.gradients.sealed import SealedGradient
 from taihu.torch.steps.modules import ModuleReads, Uses
 
-__all__ = ["ServerUpdates"]
-
 
 class ServerUpdates:
     """The part of one optimizer in backward steps that is there only where servers update (`update="servers"`).

@@ -40,8 +40,6 @@ from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_driver import Wait
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Apart", "BackwardSteps", "Open"]
-
 _USUAL_CHECKS: Final = 128
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Brought", "Turns"]
-
 Brought = frozenset[int]
 """Numbers of the optimizers that some worker has gradients of in a backward."""
 

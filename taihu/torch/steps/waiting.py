@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from taihu.core.wire.base.clock import Clock
 
-__all__ = ["Waiting"]
-
 
 class Waiting:
     """A block in which this worker waits for others; how long is measured.

@@ -59,9 +59,14 @@ def test_by_default_nobody_applies_momentum_behind_a_selection(servers: int, opt
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("servers", [0, 2])
-@pytest.mark.parametrize("rises", ["auto", "no", "yes"])
-@pytest.mark.parametrize("momentum_at", ["none", "workers"])
+# Here and below rows hold every pair of two parameters' values, where not every row of all parameters' values.
+@pytest.mark.parametrize(
+    ("servers", "rises", "momentum_at"),
+    [
+        *((0, "auto", "none"), (2, "no", "none"), (0, "yes", "none")),
+        *((2, "auto", "workers"), (0, "no", "workers"), (2, "yes", "workers")),
+    ],
+)
 def test_a_warm_up_holds_for_what_is_held_back(servers: int, rises: str, momentum_at: str) -> None:
     settings = {"momentum_at": momentum_at, "held_back_rises": rises}
     job = job_of(servers, 2, {"momentum": 0.5, "warmup_steps": 4}, **settings)
@@ -88,9 +93,15 @@ def test_a_threshold_is_made_anew_where_its_count_leaves_the_slack(
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-4)
 
 
-@pytest.mark.parametrize(("servers", "downlink"), [(0, "exact"), (0, "dense"), (2, "exact"), (2, "dense")])
-@pytest.mark.parametrize("threshold", ["layer", "group"])
-@pytest.mark.parametrize("value_type", ["int8", "int4", "int2"])
+@pytest.mark.parametrize(
+    ("value_type", "threshold", "servers", "downlink"),
+    [
+        *(("int8", "layer", 0, "exact"), ("int8", "group", 0, "dense")),
+        *(("int8", "group", 2, "exact"), ("int8", "layer", 2, "dense")),
+        *(("int4", "group", 0, "exact"), ("int4", "layer", 2, "exact"), ("int4", "layer", 0, "dense")),
+        *(("int2", "layer", 0, "dense"), ("int2", "group", 2, "dense"), ("int2", "layer", 2, "exact")),
+    ],
+)
 def test_values_of_few_bits_are_multiples_and_what_is_rounded_away_is_sent_later(
     value_type: str, threshold: str, servers: int, downlink: str
 ) -> None:
@@ -113,14 +124,16 @@ def test_sums_of_few_bits_come_back_and_what_is_rounded_away_comes_later(servers
         np.testing.assert_allclose(seen[0], exact, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("optimizer", [{"momentum": 0.0}, {"momentum": 0.5}])
 @pytest.mark.parametrize(
-    ("servers", "up", "down"),
-    [(2, "int8", "fp32"), (2, "int4", "int8"), (2, "int2", "int4"), (0, "int8", "fp32"), (0, "int2", "fp32")],
+    ("servers", "up", "down", "momentum"),
+    [
+        *((2, "int8", "fp32", 0.0), (2, "int4", "int8", 0.0), (2, "int4", "int8", 0.5)),
+        *((2, "int2", "int4", 0.0), (2, "int2", "int4", 0.5), (0, "int8", "fp32", 0.5), (0, "int2", "fp32", 0.0)),
+    ],
 )
-def test_all_values_go_in_few_bits(servers: int, up: str, down: str, optimizer: dict[str, object]) -> None:
+def test_all_values_go_in_few_bits(servers: int, up: str, down: str, momentum: float) -> None:
     settings = {"method": "quantized", "value_type": up, "downlink_value_type": down}
-    job = job_of(servers, 3, optimizer, **settings)
+    job = job_of(servers, 3, {"momentum": momentum}, **settings)
     run = exchange_steps(job, LAYOUT, whole_gradients, steps=STEPS)
     expected = expected_parameters(job, LAYOUT, whole_gradients, ["bucket:1kB"] * STEPS)
     for seen, exact in zip(run.parameters, expected, strict=True):
@@ -154,8 +167,14 @@ def test_few_bits_take_fewer_bytes_back() -> None:
     assert received(downlink_value_type="int4", value_type="int4") < received(value_type="int4") / 2.5
 
 
-@pytest.mark.parametrize("downlink", ["exact", "doublesqueeze", "dense"])
-@pytest.mark.parametrize("value_type", ["fp16", "bf16", "int8", "int4", "int2"])
+# The other pairs of few bits are above, with the values that they have to come to.
+@pytest.mark.parametrize(
+    ("downlink", "value_type"),
+    [
+        *((downlink, half) for downlink in ("exact", "doublesqueeze", "dense") for half in ("fp16", "bf16")),
+        *(("doublesqueeze", "int8"), ("doublesqueeze", "int4"), ("doublesqueeze", "int2"), ("dense", "int4")),
+    ],
+)
 def test_replicas_stay_equal_with_rounded_values(downlink: str, value_type: str) -> None:
     run = exchange_steps(job_of(2, 3, {}, downlink=downlink, value_type=value_type), LAYOUT, gradients, steps=STEPS)
     for replicas in run.parameters:
@@ -189,8 +208,10 @@ def wide(layout: Layout, rank: int, step: int) -> Values:
     return np.random.default_rng([rank, step]).standard_normal(layout.elements, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("slack", "value_type"), [(0.25, "fp32"), ("none", "fp32"), (0.25, "int8")])
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("workers", "slack", "value_type"),
+    [(each, *rest) for each in (1, 2, 3, 5) for rest in (("none", "fp32"), (0.25, "int8"))] + [(3, 0.25, "fp32")],
+)
 def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int, slack: float | str, value_type: str) -> None:
     """Steps without gradients empty what was held back: then everything has been applied, once."""
     settings = {"threshold_slack": slack, "value_type": value_type}

@@ -9,8 +9,6 @@ from typing import Any, Final
 from taihu.core.base.errors import DataError
 from taihu.core.base.words import counted, one_line
 
-__all__ = ["Defects", "Fault", "check_all"]
-
 _PLACES_TOLD: Final = 3
 _LONGEST_SEEN: Final = 40
 _FAULTS_TOLD: Final = 6

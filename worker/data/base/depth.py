@@ -8,8 +8,6 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Depth", "DepthError", "Kind", "Values", "depth_of", "shown_range", "whole_range"]
-
 Kind = Literal["16-bit pixels", "32-bit pixels", "floating-point pixels"]
 # Resampled images go a little beyond black and white.
 _BEYOND: Final = 0.05

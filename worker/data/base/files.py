@@ -9,8 +9,6 @@ from pathlib import Path
 
 from taihu.core.base.errors import DataError
 
-__all__ = ["check_readable", "check_size", "exists", "read_file"]
-
 
 def exists(path: Path) -> bool:
     """Whether `path` exists; unlike `Path.exists` this is False, no exception, in a folder one may not search."""

@@ -13,8 +13,6 @@ from typing import Final
 from taihu.core.base.errors import DataError
 from taihu.core.base.words import counted
 
-__all__ = ["IMAGES", "Wanted", "entries", "find_files", "is_folder", "is_hidden", "words_on"]
-
 # All that Pillow decodes by itself.
 _IMAGE_ENDINGS: Final = frozenset(
     f".{ending}"

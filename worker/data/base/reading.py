@@ -7,8 +7,6 @@ from typing import Final, Literal
 
 from taihu.worker.data.base.depth import Depth
 
-__all__ = ["NOTHING_KNOWN", "AsTrained", "Column", "Form", "TableReading"]
-
 Form = Literal["whole", "number", "percent", "truth", "date", "text"]
 """Of a column: whole numbers, others, percentages, true and false, moments in seconds since 1970, or texts."""
 

@@ -15,25 +15,6 @@ from taihu.core.process.programs.user_code import split_function
 from taihu.worker.data.base.files import check_readable, exists
 from taihu.worker.data.base.folder_files import is_folder, is_hidden
 
-__all__ = [
-    "CIFAR10_RECORD_BYTES",
-    "CIFAR10_REMEDY",
-    "CIFAR10_TEST",
-    "CIFAR10_TRAIN",
-    "FASHION_MNIST_REMEDY",
-    "FASHION_MNIST_TRAIN",
-    "IDX_IMAGES_MAGIC",
-    "FolderKind",
-    "check_batch",
-    "check_sources",
-    "cifar10_folder",
-    "digits_file",
-    "fashion_mnist_file",
-    "folder_kind",
-    "missing_package",
-    "table_files",
-]
-
 CIFAR10_REMEDY: Final = (
     "unpack cifar-10-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html "
     "and give its folder with --data-path"

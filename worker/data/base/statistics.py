@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 
-__all__ = ["Moments", "Read", "Statistics", "image_statistics", "no_statistics", "read_statistics", "spread_rows"]
-
 # The statistics widen the pixels to 8 bytes; in portions of this many images that stays small.
 _CHUNK = 1024
 _CHUNK_VALUES = 1 << 20

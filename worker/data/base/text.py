@@ -13,8 +13,6 @@ from taihu.core.model.names import TOKENS
 from taihu.worker.data.base.dataset import Dataset, Rows, Targets
 from taihu.worker.data.base.statistics import no_statistics
 
-__all__ = ["TextExamples", "sequences", "sequences_of", "text_dataset"]
-
 
 @dataclass(frozen=True, eq=False)
 class TextExamples:

@@ -16,8 +16,6 @@ from taihu.worker.data.base.sources import (
     cifar10_folder,
 )
 
-__all__ = ["load_cifar10"]
-
 
 def load_cifar10(path: Path | None) -> Dataset:
     """Read CIFAR-10, (32, 32, 3) and 10 classes, from the folder `path` or its `cifar-10-batches-bin`.

@@ -9,8 +9,6 @@ import numpy as np
 from taihu.worker.data.base.dataset import Dataset, build_dataset
 from taihu.worker.data.base.sources import digits_file
 
-__all__ = ["load_digits"]
-
 _TRAIN = 1437
 
 

@@ -12,8 +12,6 @@ from taihu.worker.data.base.dataset import Dataset, Images, Labels, build_datase
 from taihu.worker.data.base.files import check_size, read_file
 from taihu.worker.data.base.sources import FASHION_MNIST_REMEDY, fashion_mnist_file
 
-__all__ = ["load_fashion_mnist"]
-
 _MAGIC_UINT8 = 0x0800  # plus the number of dimensions
 _SIDE = 28
 

@@ -16,8 +16,6 @@ from taihu.worker.data.base.files import read_file
 from taihu.worker.data.base.statistics import spread_rows
 from taihu.worker.data.base.text import TextExamples, sequences, sequences_of, text_dataset
 
-__all__ = ["count_python_source", "load_python_source", "python_files"]
-
 _REMEDY: Final = "give text of your own with --data FILE.txt"
 _TEST_PARTS: Final = 16
 # A test takes seconds then.

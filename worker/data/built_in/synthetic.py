@@ -9,8 +9,6 @@ import numpy as np
 from taihu.core.model.names import parse_synthetic
 from taihu.worker.data.base.dataset import Dataset, Images, Labels, build_dataset
 
-__all__ = ["load_synthetic"]
-
 
 @lru_cache(maxsize=1)
 def load_synthetic(name: str) -> Dataset:

@@ -21,8 +21,6 @@ from taihu.worker.data.own.assemble import Split, assemble
 from taihu.worker.data.own.inputs import array_inputs
 from taihu.worker.data.own.text_labels import plain_labels
 
-__all__ = ["count_own_arrays", "load_own_arrays"]
-
 # Pairs of names for training and testing, as Keras, MedMNIST and scikit-learn call them.
 _TRAIN: Final = (
     ("x_train", "y_train"),

@@ -16,8 +16,6 @@ from taihu.worker.data.base.statistics import no_statistics
 from taihu.worker.data.own.inputs import Inputs, Paired
 from taihu.worker.data.own.targets import Given, understand
 
-__all__ = ["Split", "assemble", "split_rows"]
-
 
 @dataclass(frozen=True, eq=False)
 class Split:

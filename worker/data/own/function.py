@@ -19,8 +19,6 @@ from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.own.assemble import Split, assemble
 from taihu.worker.data.own.inputs import Inputs, UserCode, array_inputs, item_inputs
 
-__all__ = ["dataset_of", "load_own_function"]
-
 _FORM = (
     "expected (train, test), each a pair (inputs, targets) or an object whose items are such pairs, and perhaps the "
     "names of classes"

@@ -13,8 +13,6 @@ from taihu.core.base.errors import DataError
 from taihu.worker.data.base.dataset import TargetKind, Targets
 from taihu.worker.data.own.text_labels import numbered, plain_labels
 
-__all__ = ["Given", "Task", "Understood", "understand"]
-
 Task = Literal["auto", "classes", "values"]
 _RENUMBER: Final = "number classes from 0, for example np.unique(labels, return_inverse=True)[1]"
 # More different numbers than a data set usually has classes.

@@ -19,8 +19,6 @@ from taihu.worker.data.base.folder_files import Wanted, find_files, words_on
 from taihu.worker.data.base.text import TextExamples, sequences, sequences_of, text_dataset
 from taihu.worker.data.own.assemble import split_rows
 
-__all__ = ["count_own_text", "load_own_text"]
-
 _REMEDY: Final = "give the path of a text file, or a folder of .txt files"
 _TEXTS: Final = Wanted(frozenset({".txt"}), packings=(".gz",))
 _TRAIN: Final = "train.txt"

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import DataError
 
-__all__ = ["numbered", "plain_labels"]
-
 # So many samples with a text of their own each have no classes.
 _LEAST_ALIKE: Final = 20
 

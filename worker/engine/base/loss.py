@@ -13,17 +13,6 @@ from taihu.kernels.nn.loss import binary_cross_entropy, cross_entropy, smoothed_
 from taihu.worker.engine.base.layer import Array
 from taihu.worker.engine.base.scores import Deviations, RightBits, RightClasses, Surprise, Tally
 
-__all__ = [
-    "BinaryCrossEntropy",
-    "CrossEntropy",
-    "Loss",
-    "MeanSquaredError",
-    "TokenCrossEntropy",
-    "make_loss",
-    "outputs_of_model",
-    "softmax_cross_entropy",
-]
-
 
 class Loss(Protocol):
     """A mean over the samples of a batch.

@@ -10,8 +10,6 @@ import numpy as np
 from taihu.kernels.nn.loss import surprise
 from taihu.worker.engine.base.layer import Array
 
-__all__ = ["Deviations", "RightBits", "RightClasses", "Surprise", "Tally"]
-
 
 class Tally(Protocol):
     """Takes in the batches of a test; the first of the metrics is the one that progress shows."""

@@ -12,8 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 from taihu.core.system.mappings import MADV_DONTNEED
 from taihu.worker.memory.pages import private_memory
 
-__all__ = ["Array", "BufferPool", "Workspace"]
-
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 

@@ -10,8 +10,6 @@ from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.attention import causal_softmax, causal_softmax_gradient
 from taihu.worker.engine.base.layer import Array, Layer, Run, Shape, shape_error
 
-__all__ = ["CausalAttention"]
-
 
 class CausalAttention(Layer):
     """y = softmax(q k^T / sqrt(d)) v for each head, where every place sees itself and those before it.

@@ -16,8 +16,6 @@ from taihu.kernels.nn.batch_norm import (
 )
 from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape
 
-__all__ = ["BatchNorm"]
-
 
 class BatchNorm(ParameterLayer):
     """y = (x - mean) / sqrt(variance + epsilon) * scale + shift per channel, over the worker's own batch.

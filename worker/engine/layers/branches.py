@@ -14,8 +14,6 @@ from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Sh
 from taihu.worker.engine.base.loss import Loss
 from taihu.worker.engine.base.workspace import Workspace
 
-__all__ = ["Auxiliary", "Concat"]
-
 
 class Concat(Layer):
     """The channels of all branches, one after another; every branch has the same input (Szegedy et al. 2015).

@@ -11,8 +11,6 @@ from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.elementwise import add, add_rectified, grains
 from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Shape, shape_error
 
-__all__ = ["PaddedShortcut", "Residual", "Sequential"]
-
 
 class Sequential(Layer):
     """Layers one after another; its children are named by kind and count, for example `conv1`, `conv2`."""

@@ -19,8 +19,6 @@ from taihu.kernels.nn.window import Window
 from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape, check_initial, fill_normal, shape_error
 from taihu.worker.engine.layers.products import even_side, multiply, multiply_rows
 
-__all__ = ["Conv2d"]
-
 # A block of padded images stays in the second-level cache, beside a tile of the weight.
 _BLOCK_BYTES: Final = 1 << 17
 # A block reads the whole weight once: the larger that is, the more images share it.

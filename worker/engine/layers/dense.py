@@ -23,8 +23,6 @@ from taihu.worker.engine.base.layer import (
 )
 from taihu.worker.engine.layers.products import multiply, multiply_rows
 
-__all__ = ["Dropout", "Flatten", "Linear", "ReLU"]
-
 
 class Linear(ParameterLayer):
     """y = x W + b with W (inputs, units); of sequences (time, inputs) every place for itself.

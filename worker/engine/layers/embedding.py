@@ -14,8 +14,6 @@ from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run, Sh
 from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.layers.products import multiply, multiply_rows
 
-__all__ = ["Embedding", "PositionEmbedding", "TiedLinear"]
-
 # As in GPT-2 (Radford et al. 2019): outputs that share the table begin near 0.
 _DEVIATION: Final = 0.02
 _COLUMNS: Final = 64

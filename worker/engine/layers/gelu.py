@@ -10,8 +10,6 @@ from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.gelu import gelu, gelu_with_slope, scaled, unary_grains
 from taihu.worker.engine.base.layer import Array, Layer, Run, Shape
 
-__all__ = ["GELU"]
-
 
 class GELU(Layer):
     """y = x Phi(x), with the normal distribution's Phi, or with its approximation by a hyperbolic tangent.

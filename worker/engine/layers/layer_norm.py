@@ -10,8 +10,6 @@ from taihu.kernels.nn.batch_norm import fold
 from taihu.kernels.nn.layer_norm import layer_norm, layer_norm_gradient, norm_blocks
 from taihu.worker.engine.base.layer import Array, ParameterLayer, Run, Shape, shape_error
 
-__all__ = ["LayerNorm"]
-
 
 class LayerNorm(ParameterLayer):
     """y = (x - mean) / sqrt(variance + epsilon) * scale + shift, with the moments of each row of features alone.

@@ -12,8 +12,6 @@ from taihu.kernels.nn.window import Window
 from taihu.worker.engine.base.layer import Array, Layer, Run, Shape, shape_error
 from taihu.worker.engine.base.team import Team
 
-__all__ = ["AvgPool2d", "GlobalAvgPool", "MaxPool2d"]
-
 
 class _Pool2d(Layer):
     """Windows over an image.

@@ -9,8 +9,6 @@ import numpy as np
 from taihu.worker.engine.base.layer import Array
 from taihu.worker.engine.base.team import Team
 
-__all__ = ["even_side", "multiply", "multiply_rows"]
-
 _COLUMNS: Final = 256
 _ROWS: Final = 256
 # Larger blocks are not multiplied any faster.

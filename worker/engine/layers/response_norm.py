@@ -10,8 +10,6 @@ from taihu.core.base.errors import ModelError
 from taihu.kernels.nn.response_norm import Response, response_norm, response_norm_gradient
 from taihu.worker.engine.base.layer import Array, Layer, Run, Shape, shape_error
 
-__all__ = ["LocalResponseNorm"]
-
 
 class LocalResponseNorm(Layer):
     """y_c = x_c / (k + alpha / size * sum of x_j^2) ^ beta, over the `size` channels around c, as Caffe has it.

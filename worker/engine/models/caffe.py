@@ -21,8 +21,6 @@ from taihu.worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
 from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from taihu.worker.engine.layers.response_norm import LocalResponseNorm
 
-__all__ = ["layers_of_net"]
-
 _ENDS: Final = frozenset({"SoftmaxWithLoss", "Softmax", "SigmoidCrossEntropyLoss", "EuclideanLoss"})
 _JOINS: Final = frozenset({"Concat", "Eltwise"})
 _LOOKERS_ON: Final = frozenset({"Accuracy", "Silence"})

@@ -21,8 +21,6 @@ from taihu.worker.engine.layers.layer_norm import LayerNorm
 from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from taihu.worker.engine.layers.response_norm import LocalResponseNorm
 
-__all__ = ["BUILT_IN", "build_from_definition"]
-
 BUILT_IN: Final[Mapping[str, type[Layer]]] = MappingProxyType(
     {
         layer.__name__: layer

@@ -13,8 +13,6 @@ from taihu.worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
 from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from taihu.worker.engine.layers.response_norm import LocalResponseNorm
 
-__all__ = ["alexnet", "alexnet_lrn", "fully_connected", "googlenet", "resnet50", "vgg16"]
-
 
 def resnet50(input_shape: Shape, outputs: int) -> Layer:
     """The 50-layer residual network of He et al. 2015, table 1, with projections where a stage begins (option B).

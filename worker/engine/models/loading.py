@@ -15,8 +15,6 @@ from taihu.worker.engine.models.definition import build_from_definition
 from taihu.worker.engine.models.model import Model
 from taihu.worker.engine.models.zoo import MODELS
 
-__all__ = ["build_layers", "build_model"]
-
 
 def build_model(name: str, input_shape: Shape, outputs: int) -> Model:
     """Build a model for inputs of a shape and a number of outputs.

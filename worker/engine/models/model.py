@@ -18,8 +18,6 @@ from taihu.worker.engine.layers.branches import Auxiliary
 from taihu.worker.engine.layers.containers import Sequential
 from taihu.worker.engine.recompute.chain import SegmentedChain, segmented
 
-__all__ = ["Model", "StepHooks"]
-
 
 @dataclass(frozen=True)
 class StepHooks:

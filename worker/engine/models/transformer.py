@@ -10,8 +10,6 @@ from taihu.worker.engine.layers.embedding import Embedding, PositionEmbedding, T
 from taihu.worker.engine.layers.gelu import GELU
 from taihu.worker.engine.layers.layer_norm import LayerNorm
 
-__all__ = ["transformer"]
-
 
 def transformer(
     tokens: int, *, blocks: int, width: int, heads: int, dropout: float = 0.0, tied: bool = True

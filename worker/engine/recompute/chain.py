@@ -15,8 +15,6 @@ from taihu.worker.engine.layers.containers import Sequential
 from taihu.worker.engine.recompute.kept_inputs import KeptInputs, SpilledInputs
 from taihu.worker.engine.recompute.segments import cut, usual_segments
 
-__all__ = ["SegmentedChain", "segmented"]
-
 
 def segmented(chain: Sequential, segments: int | None, *, spill: bool, stop: int | None = None) -> SegmentedChain:
     """`chain`, which has been built, in `segments` segments, or in the best number up to about its square root.

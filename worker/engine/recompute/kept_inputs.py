@@ -11,8 +11,6 @@ from taihu.worker.engine.base.layer import Array, Shape
 from taihu.worker.engine.base.workspace import Workspace
 from taihu.worker.engine.recompute.temporary_file import TemporaryFile
 
-__all__ = ["KeptInputs", "SpilledInputs"]
-
 
 class KeptInputs:
     """A stack of arrays: a forward pushes the inputs of segments, the backward pops them in reverse order.

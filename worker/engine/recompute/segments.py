@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
-__all__ = ["Together", "cut", "memory", "usual_segments"]
-
 Together = Callable[[Iterable[int]], int]
 
 # Sizes are estimates: budgets need not be tried in smaller steps than 1/64.

@@ -12,8 +12,6 @@ import numpy as np
 from taihu.core.base.errors import RunError
 from taihu.worker.engine.base.layer import Array
 
-__all__ = ["TemporaryFile"]
-
 
 class TemporaryFile:
     """A file in the folder for temporary files, closed with the object; `remedy` is a setting that needs none.

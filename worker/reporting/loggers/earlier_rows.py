@@ -12,8 +12,6 @@ from taihu.core.job.loggers import Kind, LoggedRow
 from taihu.core.job.run_folder import EPOCHS, STEPS
 from taihu.worker.reporting.run_rows import Scalars, logged_step, logged_test
 
-__all__ = ["rows_in"]
-
 _TABLES: Final[tuple[tuple[Kind, str, Callable[[Scalars], LoggedRow]], ...]] = (
     ("step", STEPS, logged_step),
     ("test", EPOCHS, logged_test),

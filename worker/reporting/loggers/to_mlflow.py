@@ -14,8 +14,6 @@ from taihu.core.base.whole_file import write_text
 from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun, State
 from taihu.core.wire.base.clock import WallClock
 
-__all__ = ["MlflowRun"]
-
 _EXPERIMENT: Final = "taihu"
 _AT_ONCE: Final = 1000  # metrics in a request, of which MLflow's servers take no more
 _PARAMS_AT_ONCE: Final = 100

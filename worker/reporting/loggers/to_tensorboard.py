@@ -12,8 +12,6 @@ from taihu.core.base.whole_file import writing
 from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun, State
 from taihu.core.wire.base.clock import WallClock
 
-__all__ = ["EventFile"]
-
 
 class EventFile:
     """A `Logger`; everything of one row is one event.

@@ -14,8 +14,6 @@ from taihu.core.job.loggers import Kind, LoggedRow, LoggedRun, State
 from taihu.core.system.chance import random_hex
 from taihu.worker.reporting.loggers.wandb_file import steps_in
 
-__all__ = ["WandbRun"]
-
 _PROJECT: Final = "taihu"
 _CODES: Final[Mapping[State, int]] = {"finished": 0, "stopped": 0, "interrupted": 1, "failed": 1}
 

@@ -15,8 +15,6 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from taihu.core.job.loggers import Kind
 
-__all__ = ["steps_in"]
-
 _BLOCK: Final = 32_768
 _HEADER: Final = struct.Struct("<IHB")  # checksum, length, whether a record begins or ends here
 _BEGINS_FILE: Final = 7

@@ -1,0 +1,1 @@
+"""A run's processes on this machine: started, watched, replaced, and ended together."""

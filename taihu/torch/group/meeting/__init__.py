@@ -1,0 +1,1 @@
+"""The members of a group find each other, before they are connected."""
