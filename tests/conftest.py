@@ -85,9 +85,9 @@ def pytest_collectstart() -> None:
     settings.load_profile("taihu")
 
 
-# Kernels, which a fresh clone compiles: files that need different ones do so side by side. Then tests of real
-# processes, which wait for each other, and of whole runs: the longest files there are.
-_FIRST = ("kernels", "security", "end_to_end", "worker")
+# Kernels, which a fresh clone compiles: files that need different ones do so side by side. Then the longest files:
+# of explored seeds, of real processes, which wait for each other, and of whole runs.
+_FIRST = ("kernels", "explore", "security", "end_to_end", "worker")
 
 
 def _turn(item: pytest.Item) -> int:

@@ -77,7 +77,7 @@ class Desk:
         )
 
     def answer(self, ask: Ask[A], call: Call) -> A:
-        """See `Answering.answer`."""
+        """The answer to one ask; raises the TaihuError that whoever calls is to hear."""
         return cast("A", self._answers[type(ask)](ask, call))
 
     def _begin(self, ask: asks.Begin, call: Call) -> Begun | asks.Again:

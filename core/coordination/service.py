@@ -49,7 +49,7 @@ class _RemoteCall:
         return remaining_s(self._context)
 
     def when_ended(self, tell: Callable[[], None]) -> None:
-        """See `Call.when_ended`."""
+        """Have `tell` called when the call has ended, at once where it has."""
         if not self._context.add_callback(tell):
             tell()
 

@@ -68,7 +68,7 @@ class ClusterSettings(Section):
         if compute == "sw26010-functional":
             raise ValueError(
                 "'sw26010-functional' trains no more: use 'sw26010', which plans by the same times, and "
-                "`taihu dev bench sw26010` for those of single kernels"
+                "`taihu dev bench sw26010` to run the kernels of the functional model"
             )
         return compute
 

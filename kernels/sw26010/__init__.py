@@ -1,1 +1,1 @@
-"""A model of the SW26010 processor: kernels as blockings, and what they cost."""
+"""The SW26010 processor as a functional model: results tile by tile, and what they cost."""

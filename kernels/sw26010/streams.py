@@ -5,8 +5,12 @@ CPEs take pieces of whole rows in turn, contiguous in main memory. Passes over e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.errors import BlockingError
@@ -14,7 +18,9 @@ from taihu.kernels.sw26010.ldm import Ldm
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.machine import CPES, FMA_LANES
 from taihu.kernels.sw26010.product import check_machine, cuts
-from taihu.kernels.sw26010.waves import Unit, add_waves, reduction_work, vector_work
+from taihu.kernels.sw26010.waves import Unit, add_waves, reduction_work, vector_work, wave
+
+__all__ = ["Pass", "StreamPlan", "execute_stream", "plan_slabs", "plan_stream"]
 
 
 @dataclass(frozen=True)
@@ -168,3 +174,38 @@ def plan_slabs(
         )
         for first in range(0, max(width, 1), slab)
     ]
+
+
+_Kernel = Callable[..., Any]
+_LEAST: Final = 1
+
+
+def execute_stream(
+    plan: StreamPlan, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]], compute: _Kernel
+) -> Ledger:
+    """Make the pass; returns the ledger as it was counted.
+
+    Args:
+        plan: the pieces.
+        inputs: `reads` arrays (rows, width).
+        outputs: `writes` arrays (rows, width), which may be among the inputs.
+        compute: called with copies of a wave's rows of the inputs and buffers for those of the outputs.
+    """
+    ledgers = []
+    for share in plan.shares():
+        ledger = Ledger()
+        first = share.start
+        while first < share.stop:
+            cpes = min(CPES, max((share.stop - first) // plan.piece, _LEAST))
+            rows = min(plan.piece, share.stop - first)
+            part = slice(first, first + cpes * rows)
+            local = [np.ascontiguousarray(array[part]).copy() for array in inputs]
+            results = [np.empty(array[part].shape, array.dtype) for array in outputs]
+            compute(*local, *results)
+            for array, result in zip(outputs, results, strict=True):
+                array[part] = result
+            wave(ledger, plan.unit(rows), cpes)
+            first = part.stop
+        plan.finish(ledger)
+        ledgers.append(ledger)
+    return plan.together(ledgers)

@@ -16,8 +16,11 @@ from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
 from taihu.kernels.sw26010.ldm import Ldm
 from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.machine import CPES
 from taihu.kernels.sw26010.product import check_machine
-from taihu.kernels.sw26010.waves import Unit, add_waves, vector_work
+from taihu.kernels.sw26010.waves import Unit, add_waves, vector_work, wave
+
+__all__ = ["WindowPlan", "WindowTask", "plan_windows"]
 
 WindowTask = Literal["im2col", "col2im", "max", "average", "max gradient", "average gradient"]
 
@@ -165,6 +168,34 @@ class WindowPlan:
         ledger = Ledger.together(ledgers, self.batch * self.channels * (image + positions * area) * self.itemsize)
         ledger.core_groups = self.core_groups
         return ledger
+
+    def waves(self, share: range) -> Iterator[tuple[list[tuple[int, int]], slice, slice]]:
+        """((image, line) of each CPE, pixels, channels) in the order in which `cost` counts them."""
+        kinds: dict[int, list[int]] = {}
+        for line in range(self.lines()):
+            kinds.setdefault(len(self.reached(line)), []).append(line)
+        for pixels, channels in self.pieces():
+            for lines in kinds.values():
+                places = [(image, line) for image in share for line in lines]
+                for first in range(0, len(places), CPES):
+                    yield places[first : first + CPES], pixels, channels
+
+    def count(  # noqa: PLR0917 - a place and what was seen there
+        self, ledger: Ledger, cpes: int, lines: int, pixels: slice, channels: slice, moved: tuple[int, int]
+    ) -> None:
+        """Enter a wave that was made, with the elements that were read and written as they were counted.
+
+        The positions of maxima are moved as often as the values beside them.
+        """
+        unit = self.unit(lines, pixels, channels)
+        shares = [elements // cpes * self.itemsize for elements in moved]
+        if self.task in ("max", "max gradient"):
+            shares.insert(1 + (self.task == "max"), shares[self.task == "max"] // self.itemsize * _INDEX_BYTES)
+        transfers = tuple(
+            Transfer(tuple((block, share // block) for block, _ in planned.runs))
+            for planned, share in zip(unit.transfers, shares, strict=True)
+        )
+        wave(ledger, Unit(unit.work, transfers), cpes)
 
 
 def _reached(  # noqa: PLR0917 - a range, a window, two sides, a direction

@@ -29,7 +29,7 @@ _EXPLORER: Final = "taihu.explore."
 _BETWEEN_TASKS: Final = frozenset({"_pick"})
 
 
-# What daemons share between their threads; `lines_of` takes modules of them that have locks.
+# What daemons share between their threads; `lines_of` takes modules of them that have locks, or are given one.
 _ROOMS: Final = (
     "taihu.core.chaos",
     "taihu.core.checkpoint",
@@ -41,7 +41,7 @@ _ROOMS: Final = (
     "taihu.worker.exchange",
     "taihu.worker.reporting",
 )
-_LOCKS: Final = re.compile(r"\b(Lock|RLock|Condition)\(")
+_LOCKS: Final = re.compile(r"\b(Lock|RLock|Condition)\(|^    lock: ", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from taihu.core.planner.carriage import carrier_in
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
 from taihu.simulation.compute import Compute
-from taihu.simulation.job import Simulated, Traffic, step_of
+from taihu.simulation.job import Simulated, step_of
 from taihu.simulation.members import Members
 from taihu.simulation.placement import Placement
 from taihu.worker.training.calibration import Measuring
@@ -76,7 +76,6 @@ def simulate_first_steps(  # noqa: PLR0917 - as `simulate_job`
     planning = Planning(job, members.layout)
     coordinators = [_Coordinator(planning, range(at.first, at.last + 1)) for at in members.places]
     followers = [PlanFollower(measuring, each, 0.0) for each in coordinators]
-    traffic = Traffic(members)
     plans, first = [planning.plan], 1
     members.join(planning.plan, last_step=0)
     message_s = placement.network.alpha_seconds + placement.network.message_seconds
@@ -94,7 +93,7 @@ def simulate_first_steps(  # noqa: PLR0917 - as `simulate_job`
     records = members.workers[0].records
     counted = _settled(records, plans[-1].from_step, measuring)
     bounds = counted.start - 1, counted.stop - 1, len(counted)
-    most = [traffic.most(*bounds, role) for role in (Role.WORKER, Role.SERVER)]
+    most = [members.traffic.most(*bounds, role) for role in (Role.WORKER, Role.SERVER)]
     return FirstSteps(
         seconds=tuple(after - before for before, after in _ends(records)),
         plans=tuple(plans),

@@ -19,7 +19,7 @@ from taihu.simulation.placement import Placement
 from taihu.worker.exchange.step_rules import rules_of
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Simulated", "Traffic", "simulate_job", "step_of"]
+__all__ = ["Simulated", "simulate_job", "step_of"]
 
 _LEAST_STEPS: Final = 2
 _UNEVEN_STEPS: Final = 8
@@ -108,7 +108,7 @@ def simulate_job(
     enough = steps or (_UNEVEN_STEPS if placement.is_random else _LEAST_STEPS)
     members = Members(job, layout, compute, placement, profile, traced=traced)
     members.join(plan_of(job, members.layout, members.costs), last_step=0)
-    traffic, steps = Traffic(members), max(_LEAST_STEPS, enough)
+    traffic, steps = members.traffic, max(_LEAST_STEPS, enough)
     members.train(1, steps)
     traffic.note()
     # Where parameters are fetched, the first step fetches more than others and the last one less.
@@ -116,33 +116,6 @@ def simulate_job(
     bounds = (1, steps) if fetches else (0, steps + 1)
     most = [traffic.most(*bounds, steps - fetches, role) for role in (Role.WORKER, Role.SERVER)]
     return step_of(members, range(2, steps + 1), compute.seconds, most)
-
-
-class Traffic:
-    """Bytes of all hosts at the end of every step of the first worker, and at the end of all."""
-
-    def __init__(self, members: Members) -> None:
-        self._members = members
-        self._hosts = members.hosts
-        self._bytes = [[(0.0, 0.0)] * len(self._hosts)]
-        members.workers[0].on_step = self.note
-
-    def note(self) -> None:
-        """Note what every host has sent and received until now."""
-        self._bytes.append([(host.sent_bytes, host.received_bytes) for host in self._hosts])
-
-    def most(self, first: int, last: int, steps: int, role: Role) -> tuple[int, int] | None:
-        """The most that a host with a process of this role sent, and received, in each of the `steps` between notes.
-
-        None where there is no such process.
-        """
-        workers = len(self._members.workers)
-        hosts = slice(None, workers) if role is Role.WORKER else slice(workers, None)
-        pairs = list(zip(self._bytes[first][hosts], self._bytes[last][hosts], strict=True))
-        if not pairs:
-            return None
-        sent, received = (max(new[way] - old[way] for old, new in pairs) for way in (0, 1))
-        return round(sent / steps), round(received / steps)
 
 
 def step_of(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from taihu.core.coordination.membership.members import Role
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
@@ -28,11 +28,36 @@ from taihu.simulation.sizes import Sizes
 from taihu.simulation.sparse import join_sparse
 from taihu.simulation.worker import Passes, SimulatedWorker
 from taihu.worker.exchange.step_rules import rules_of
-from taihu.worker.training.calibration import Measuring
+from taihu.worker.training.calibration import Measuring, Unmeasured
 
-__all__ = ["Members"]
+__all__ = ["Members", "Traffic"]
 
 _FP32_BYTES: Final = 4
+
+
+class Traffic:
+    """Bytes of all hosts at the end of every step of the first worker, and whenever else they are noted."""
+
+    def __init__(self, workers: Sequence[Host], servers: Sequence[Host]) -> None:
+        self._hosts = [*workers, *servers]
+        self._workers = len(workers)
+        self._bytes = [[(0.0, 0.0)] * len(self._hosts)]
+
+    def note(self) -> None:
+        """Note what every host has sent and received until now."""
+        self._bytes.append([(host.sent_bytes, host.received_bytes) for host in self._hosts])
+
+    def most(self, first: int, last: int, steps: int, role: Role) -> tuple[int, int] | None:
+        """The most that a host with a process of this role sent, and received, in each of the `steps` between notes.
+
+        None where there is no such process.
+        """
+        hosts = slice(None, self._workers) if role is Role.WORKER else slice(self._workers, None)
+        pairs = list(zip(self._bytes[first][hosts], self._bytes[last][hosts], strict=True))
+        if not pairs:
+            return None
+        sent, received = (max(new[way] - old[way] for old, new in pairs) for way in (0, 1))
+        return round(sent / steps), round(received / steps)
 
 
 class Members:
@@ -54,6 +79,7 @@ class Members:
         places: the workers' ranks, those that are alike together.
         workers: one for each of them.
         servers: those of the present plan.
+        traffic: of their hosts.
 
     Raises:
         ConfigError: the job cannot be simulated, or not on these machines.
@@ -76,18 +102,16 @@ class Members:
         self._compute = compute if self._end is None else self._end.compute
         self.costs = costs_of(job, self.layout, self._compute, placement.felt_network, profile)
         self._job, self._placement, self._measuring, self._traced = job, placement, measuring, traced
+        self._rules = rules_of(job, self.layout.elements)
         self._tracers: dict[str, Tracer] = {}
         self.queue = EventQueue()
         self._fabric = Fabric(self.queue, placement.network, placement.seed, placement.machines)
         self.places = workers_of(job, placement)
-        self.workers = [self._worker(at) for at in self.places]
-        self._server_hosts = list(self._hosts_of_servers()) if job.servers else []
+        hosts = [self._fabric.host(at.count, at.supernode) for at in self.places]
+        self._server_hosts = list(self._hosts_of_servers(hosts)) if job.servers else []
+        self.traffic = Traffic(hosts, [host for _, host in self._server_hosts])
+        self.workers = [self._worker(at, host) for at, host in zip(self.places, hosts, strict=True)]
         self.servers: list[SimulatedServer] = []
-
-    @property
-    def hosts(self) -> list[Host]:
-        """The hosts of workers, and then those of servers."""
-        return [*(worker.host for worker in self.workers), *(host for _, host in self._server_hosts)]
 
     @property
     def parts(self) -> tuple[TracePart, ...]:
@@ -101,15 +125,15 @@ class Members:
         rate = placement.machines.add_bytes_per_second
         widened = [4 * (stop - start) / rate for start, stop in group_bounds(plan.layout, plan.groups)]
         passes = Passes(widened, *sizes.selecting(by_steps=self._measuring is not None))
-        for worker in self.workers:
-            worker.adopt(plan, passes)
-        self._spread()
+        tails = self._tails()
         if job.servers:
             self.servers = [self._server(at, host, plan, sizes, last_step) for at, host in self._server_hosts]
-            join_servers(self.workers, self.servers, job, sizes, self._fabric)
+            routes = join_servers(self.workers, self.servers, job, plan, sizes, self._fabric)
         else:
             join_peers = join_sparse if job.compression.method.selects else join_ring
-            join_peers(self.workers, job, plan, sizes, self._fabric)
+            routes = join_peers(self.workers, job, plan, sizes, self._fabric)
+        for worker, route, tail in zip(self.workers, routes, tails, strict=True):
+            worker.adopt(plan, passes, route, tail)
 
     def renew(self, lost: int | None) -> None:
         """All workers and servers go on as other objects, of which old ones hear nothing any more; `join` follows.
@@ -119,10 +143,7 @@ class Members:
         for server in self.servers:
             server.is_over = True
         for rank, (at, old) in enumerate(zip(self.places, self.workers, strict=True)):
-            new = self._worker(at, old.host)
-            if rank != lost:
-                new.take_over(old)
-            self.workers[rank] = new
+            self.workers[rank] = self._worker(at, old.host, None if rank == lost else old)
 
     def bring_parameters(self, rank: int, brought: Callable[[], None]) -> None:
         """A worker that is back gets all parameters: of the servers their parts, or of the next rank all of them."""
@@ -150,11 +171,11 @@ class Members:
             worker.start(first, last)
         self.queue.run()
 
-    def _spread(self) -> None:
-        """Give every worker the end of the model, if any of it is spread, and the ends of all others."""
-        if self._end is None:
-            return
+    def _tails(self) -> Sequence[TailSteps | None]:
+        """The end of the model on every worker, with the ends of all others, if any of it is spread."""
         workers = self.workers
+        if self._end is None:
+            return [None] * len(workers)
         alone = len(workers) == 1
         tails = [TailSteps(self._end, self._job, None if alone else rank) for rank in range(len(workers))]
         for rank, (worker, tail) in enumerate(zip(workers, tails, strict=True)):
@@ -164,20 +185,21 @@ class Members:
             tail.meet(
                 [(other, tails[other], path) for other, path in zip(others, paths, strict=True)], worker.changed
             )
-            worker.tail = tail
+        return tails
 
-    def _worker(self, at: Alike, host: Host | None = None) -> SimulatedWorker:
-        job, placement = self._job, self._placement
-        rules = rules_of(job, self.layout.elements)
+    def _worker(self, at: Alike, host: Host, before: SimulatedWorker | None = None) -> SimulatedWorker:
+        job, placement, rules = self._job, self._placement, self._rules
         return SimulatedWorker(
             queue=self.queue,
-            host=host or self._fabric.host(at.count, at.supernode),
-            rules=replace(rules, agrees=not job.servers and job.holds_gradients, asks_early=bool(job.servers)),
+            host=host,
+            rules=rules,
             compute=self._compute,
             pace=Pace(placement.machines, at.last, job.world.workers, placement.seed),
             scale=LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if rules.holds else None,
-            measuring=self._measuring,
+            measuring=self._measuring or Unmeasured(),
             tracer=self._tracer(f"worker {at.first}"),
+            on_step=self.traffic.note if not at.first else lambda: None,
+            before=before,
         )
 
     def _server(self, at: Alike, host: Host, plan: Plan, sizes: Sizes, last_step: int) -> SimulatedServer:
@@ -193,12 +215,12 @@ class Members:
         tracer = self._tracer(f"server {at.first}")
         return SimulatedServer(at.first, aggregator, framing, host, sizes, tracer)
 
-    def _hosts_of_servers(self) -> Iterator[tuple[Alike, Host]]:
+    def _hosts_of_servers(self, workers: Sequence[Host]) -> Iterator[tuple[Alike, Host]]:
         for at in servers_apart(self._job, self._placement):
             yield at, self._fabric.host(at.count, at.supernode)
-        for at, worker in zip(self.places, self.workers, strict=True):
+        for at, host in zip(self.places, workers, strict=True):
             if at.servers:
-                yield at, worker.host
+                yield at, host
 
     def _tracer(self, name: str) -> Tracer:
         """The recorder of a process, the same by all plans."""

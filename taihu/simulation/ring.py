@@ -13,6 +13,8 @@ from itertools import count
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from typing_extensions import override
+
 from taihu.allreduce.order.operation import Action, Segment
 from taihu.allreduce.ring.schedule import Chunks, Phase, Ring, buffer_layout, cut_chunks, segment_elements
 from taihu.core.coordination.plans.plan import Plan
@@ -26,6 +28,7 @@ from taihu.simulation.hops import MANY_RANKS, Hops
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
+from taihu.worker.exchange.base.route import Updated
 
 __all__ = ["RingRoute", "join_ring"]
 
@@ -170,15 +173,17 @@ class RingRoute(SimulatedRoute):
         self._gathers: dict[tuple[int, int, int], int] = {}
         self._flags = count(1)
 
+    @override
     def parts(self, group: int) -> int:
         """One: a group ends as a whole."""
         return 1
 
+    @override
     def begin(self, at: At) -> None:
-        """Begin a step."""
         self._at = at
 
-    def send(self, group: int) -> float:
+    @override
+    def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """Sum the group; its bytes are known when it has been."""
         at, start = self._at, self._worker.queue.now
 
@@ -186,21 +191,23 @@ class RingRoute(SimulatedRoute):
             now = self._worker.queue.now
             self._worker.tracer.add("ring", "allreduce", start, now, step=at.step, group=group)
             # As much comes from the left as goes to the right.
-            self._worker.updated(group, at, sent_bytes=size, received_bytes=size)
+            self._worker.updated(Updated(group, at, round(size), round(size)))
 
         phase: Phase = "reduce-scatter" if self._scatters else "both"
         key, chunks = (at.step, group, 0), self._rings.chunks[group]
         self._ranks.start(self._index, key, chunks, phase, finished, self._sum_passes)
-        return 0.0
+        return 0
 
-    def apply(self, at: At) -> None:
+    @override
+    def apply(self, at: At, loss_scale: float) -> None:
         """Update by the sums of all groups, after the squares of what each rank owns, where it owns a part."""
-        update = partial(self._worker.later, self._update_seconds)
+        update = partial(self._worker.work, self._update_seconds)
         if not self._divides:
             update(partial(self._worker.applied, at))
             return
         self._small((at.step, _SQUARES, 0), partial(update, partial(self._updated, at)))
 
+    @override
     def fetch(self, group: int, step: int) -> None:
         """Gather the group's parameters; all ranks do so as often."""
         number = self._gathers[step, self._at.attempt, group] = (
@@ -251,8 +258,10 @@ class _Rings:
         return (Shard(layout, self._size, self._size - 1).frames((group,), segment),) * self._size
 
 
-def join_ring(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric) -> None:
-    """Give every worker its route: either there is one that stands for all, or each stands for itself."""
+def join_ring(
+    workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric
+) -> list[SimulatedRoute]:
+    """The route of every worker: either there is one that stands for all, or each stands for itself."""
     size = job.world.workers
     rings = _Rings(plan, size, sizes.value_bytes, alike=len(workers) < size)
     # Ports that ranks use beside, or in both directions in turns, are not in `Hops`.
@@ -263,5 +272,4 @@ def join_ring(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: S
     else:
         ranks = _EachRank(fabric, workers, size, sizes)
     update_seconds = sizes.update_seconds(size if job.stage.divides_optimizer else 1)
-    for index, worker in enumerate(workers):
-        worker.route = RingRoute(worker, index, ranks, job, rings, update_seconds)
+    return [RingRoute(worker, index, ranks, job, rings, update_seconds) for index, worker in enumerate(workers)]

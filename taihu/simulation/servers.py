@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from typing_extensions import override
+
+from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.planner.partition import FrameSpec, Framing
 from taihu.core.trace import Tracer
@@ -20,6 +23,7 @@ from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.simulation.network import Fabric, Host, Path
 from taihu.simulation.sizes import Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
+from taihu.worker.exchange.base.route import Updated
 from taihu.worker.exchange.servers.answers import FramesUnderWay
 
 __all__ = ["ServersRoute", "SimulatedServer", "join_servers"]
@@ -103,6 +107,7 @@ class _Link:
         sender: Sender,
         window: int,
         sizes: Sizes,
+        version: int,
     ) -> None:
         self.queue = worker.queue
         self.sender = sender
@@ -112,7 +117,7 @@ class _Link:
         self._sizes = sizes
         self._under_way = FramesUnderWay[FrameSpec](window)
         self._taking = worker.host.thread()
-        self._at = At(worker.plan.version, 0)
+        self._at = At(version, 0)
 
     @property
     def is_over(self) -> bool:
@@ -156,8 +161,8 @@ class _Link:
             self._ask(wanted, at.step)
         if admitted is not None:
             self._pass(admitted)
-        received = self._server.host.count * size_bytes
-        self._worker.updated(frame.group, at, received_bytes=received, completed_s=sent_s)
+        received = round(self._server.host.count * size_bytes)
+        self._worker.updated(Updated(frame.group, at, 0, received, sent_s))
 
     def fetched(self, frame: FrameSpec, at: At) -> None:
         """Parameters that were asked for have come."""
@@ -186,25 +191,26 @@ class ServersRoute(SimulatedRoute):
         self._links = links
         self._update_seconds = update_seconds
 
+    @override
     def parts(self, group: int) -> int:
-        """The frames of the group, each of which is answered by itself."""
         return sum(len(link.frames(group)) for link in self._links)
 
+    @override
     def begin(self, at: At) -> None:
-        """Begin a step."""
         for link in self._links:
             link.begin(at)
 
-    def send(self, group: int) -> float:
-        """Push to all servers."""
-        return sum(link.push(group) for link in self._links)
+    @override
+    def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
+        return round(sum(link.push(group) for link in self._links))
 
-    def apply(self, at: At) -> None:
+    @override
+    def apply(self, at: At, loss_scale: float) -> None:
         """Update, as every worker does where the servers only add."""
-        self._worker.later(self._update_seconds, lambda: self._worker.applied(at))
+        self._worker.work(self._update_seconds, lambda: self._worker.applied(at))
 
+    @override
     def fetch(self, group: int, step: int) -> None:
-        """Ask all servers."""
         for link in self._links:
             link.ask(group, step)
 
@@ -213,14 +219,22 @@ class ServersRoute(SimulatedRoute):
         told()
 
 
-def join_servers(
-    workers: Sequence[SimulatedWorker], servers: Sequence[SimulatedServer], job: Job, sizes: Sizes, fabric: Fabric
-) -> None:
-    """Give every worker its route to all servers."""
-    for kind, worker in enumerate(workers):
+def join_servers(  # noqa: PLR0917 - who, by what, and what is between them
+    workers: Sequence[SimulatedWorker],
+    servers: Sequence[SimulatedServer],
+    job: Job,
+    plan: Plan,
+    sizes: Sizes,
+    fabric: Fabric,
+) -> list[SimulatedRoute]:
+    """The route of every worker to all servers."""
+    window, update_seconds = job.exchange.window_frames, sizes.update_seconds()
+
+    def route(kind: int, worker: SimulatedWorker) -> SimulatedRoute:
         sender = Sender(job.name, 1, kind)
         links = [
-            server.link(_Link(worker, server, fabric, sender, job.exchange.window_frames, sizes))
-            for server in servers
+            server.link(_Link(worker, server, fabric, sender, window, sizes, plan.version)) for server in servers
         ]
-        worker.route = ServersRoute(worker, links, sizes.update_seconds())
+        return ServersRoute(worker, links, update_seconds)
+
+    return [route(kind, worker) for kind, worker in enumerate(workers)]

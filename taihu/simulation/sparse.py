@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from typing_extensions import override
 
 from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
@@ -29,6 +30,7 @@ from taihu.core.wire.frames.headers import At
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
+from taihu.worker.exchange.base.route import Updated
 
 __all__ = ["SparseRingRoute", "join_sparse"]
 
@@ -194,15 +196,17 @@ class SparseRingRoute(SimulatedRoute):
         self._sum = _ExpectedSum(self._size, rank.selections)
         self._at = At(0, 0)
 
+    @override
     def parts(self, group: int) -> int:
         """The frames of the group, each of which has an allreduce of its own."""
         return len(self._framing.by_group[group])
 
+    @override
     def begin(self, at: At) -> None:
-        """Begin a step."""
         self._at = at
 
-    def send(self, group: int) -> float:
+    @override
+    def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """Begin the allreduce of every part of the group; its bytes are known when it has ended."""
         at, worker, start = self._at, self._rank.worker, self._rank.worker.queue.now
         for frame in self._framing.by_group[group]:
@@ -216,12 +220,14 @@ class SparseRingRoute(SimulatedRoute):
                 worker.host.memory.do(seconds, self._applied, at, frame.group, start, operation.sent_bytes)
 
             self._rank.start((at.step, self._numbers[frame.offset]), exchange, frame.count, finished)
-        return 0.0
+        return 0
 
-    def apply(self, at: At) -> None:
+    @override
+    def apply(self, at: At, loss_scale: float) -> None:
         """Refuse: what is selected has no whole norm."""
         raise RunError("compressed gradients are not clipped together")
 
+    @override
     def fetch(self, group: int, step: int) -> None:
         """Refuse: all parameters stay."""
         raise RunError(f"group {group} was asked for, although its parameters stay")
@@ -234,7 +240,7 @@ class SparseRingRoute(SimulatedRoute):
         worker = self._rank.worker
         worker.tracer.add("sparse", "allreduce", start, worker.queue.now, step=at.step, group=group)
         # As much comes as goes.
-        worker.updated(group, at, sent_bytes=size_bytes, received_bytes=size_bytes)
+        worker.updated(Updated(group, at, round(size_bytes), round(size_bytes)))
 
     def _exchange(self, frame: FrameSpec) -> SparseExchange:
         kept = max(1, round(self._sizes.added(frame) / _SUM_BYTES))
@@ -248,8 +254,10 @@ class SparseRingRoute(SimulatedRoute):
                 return SparseAllgather(own, rank=rank, size=self._size, elements=elements, summation=self._sum)
 
 
-def join_sparse(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric) -> None:
-    """Give every worker its route: either there is one that stands for all, or each stands for itself.
+def join_sparse(
+    workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes: Sizes, fabric: Fabric
+) -> list[SimulatedRoute]:
+    """The route of every worker: either there is one that stands for all, or each stands for itself.
 
     Raises:
         ConfigError: one is to stand for all where ranks have different parts in a tree.
@@ -259,4 +267,4 @@ def join_sparse(workers: Sequence[SimulatedWorker], job: Job, plan: Plan, sizes:
     ranks = [_Rank(index, job.world.workers, worker, sizes, fabric) for index, worker in enumerate(workers)]
     for rank in ranks:
         rank.meet(ranks)
-        rank.worker.route = SparseRingRoute(rank, job, plan, sizes)
+    return [SparseRingRoute(rank, job, plan, sizes) for rank in ranks]

@@ -31,7 +31,7 @@ from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.frames.format import FORM
 
 JOB = make_job(1, 2)
-PATIENCE_S = 6.0
+PATIENCE_S = 60.0
 
 SCENARIOS = {
     "a run from the first who joins to the end": """
@@ -125,7 +125,7 @@ def member_of(who: str) -> Life:
 
 
 def ask_of(who: str, verb: str, words: str) -> tuple[Ask[object], float]:
-    """What a line asks, and how long it waits for the answer."""
+    """The ask of a line, and the seconds that it waits for the answer."""
     if who == "onlooker":
         return (GetStatus() if verb == "asks" else Stop(JOB.name, words)), PATIENCE_S
     me, job = member_of(who), JOB.name

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sw26010.convolution import execute_convolution
 
 from taihu.kernels.sw26010.convolution import (
     ConvolutionPlan,
     FilterPlace,
+    execute_convolution,
     most_columns,
     plan_convolution,
 )

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sw26010 import computed
-from support.sw26010.threshold import select_largest
 
 from taihu.kernels.optim import SgdRule, sgd, sgd_momentum
 from taihu.kernels.sw26010 import passes
 from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
 from taihu.kernels.sw26010.layer_costs import batch_norm_cost, elementwise_cost, update_cost
 from taihu.kernels.sw26010.streams import Pass, plan_stream
-from taihu.kernels.sw26010.threshold import selection_cost
+from taihu.kernels.sw26010.threshold import select_largest, selection_cost
 
 _elements = st.sampled_from([1, 3, 255, 256, 1000, 16_384, 70_001])
 _groups = st.integers(1, 4)
@@ -31,21 +29,21 @@ def _random(shape: Any, seed: int) -> Any:
 @given(_elements, _groups)
 def test_elementwise_passes(elements: int, core_groups: int) -> None:
     a, b, out = _random(elements, 0), _random(elements, 1), np.empty(elements, np.float32)
-    ledger = computed.ring_add(a, b, out, core_groups=core_groups)
+    ledger = passes.ring_add(a, b, out, core_groups=core_groups)
     assert np.array_equal(out, a + b)
     assert ledger == plan_stream(passes.ADD, elements, core_groups=core_groups).cost()
     assert (ledger.dma_bytes, ledger.flops) == (12 * elements, elements)
     cost = elementwise_cost(passes.RELU, passes.RELU_GRADIENT, elements, core_groups=core_groups)
-    assert computed.relu(a, out, core_groups=core_groups) == cost.forward
+    assert passes.relu(a, out, core_groups=core_groups) == cost.forward
     assert np.array_equal(out, np.maximum(a, 0))
-    assert computed.relu_gradient(a, b, out, core_groups=core_groups) == cost.backward
+    assert passes.relu_gradient(a, b, out, core_groups=core_groups) == cost.backward
     assert np.array_equal(out, np.where(a > 0, b, 0))
 
 
 def test_a_sum_may_lie_over_its_operand() -> None:
     a, b = _random(1000, 0), _random(1000, 1)
     expected = a + b
-    computed.ring_add(a, b, a)
+    passes.ring_add(a, b, a)
     assert np.array_equal(a, expected)
 
 
@@ -59,7 +57,7 @@ def test_updates_have_the_bits_of_the_cpus(elements: int, core_groups: int, mome
         sgd(expected_p, g, rule)
     else:
         sgd_momentum(expected_p, g, expected_b, rule)
-    ledger = computed.sgd_update(p, g, b, rule, core_groups=core_groups)
+    ledger = passes.sgd_update(p, g, b, rule, core_groups=core_groups)
     assert np.array_equal(p, expected_p)
     if b is not None and expected_b is not None:
         assert np.array_equal(b, expected_b)
@@ -74,13 +72,13 @@ def test_batch_norm_and_its_gradient(rows: int, channels: int, core_groups: int)
     y, dx = np.empty_like(x), np.empty_like(x)
     moments, gradients = np.empty((2, channels)), np.empty((2, channels))
     cost = batch_norm_cost(rows, channels, core_groups=core_groups)
-    assert computed.batch_norm(x, y, scale, shift, 1e-3, moments, core_groups=core_groups) == cost.forward
+    assert passes.batch_norm(x, y, scale, shift, 1e-3, moments, core_groups=core_groups) == cost.forward
     wide = x.astype(np.float64)
     inverse = 1 / np.sqrt(wide.var(axis=0) + 1e-3)
     normal = (wide - wide.mean(axis=0)) * inverse
     np.testing.assert_allclose(moments, [wide.mean(axis=0), wide.var(axis=0)], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(y, normal * scale + shift, rtol=1e-3, atol=5e-4)
-    ledger = computed.batch_norm_gradient(x, dy, dx, scale, moments, 1e-3, gradients, core_groups=core_groups)
+    ledger = passes.batch_norm_gradient(x, dy, dx, scale, moments, 1e-3, gradients, core_groups=core_groups)
     assert ledger == cost.backward
     np.testing.assert_allclose(gradients, [(dy * normal).sum(axis=0), dy.sum(axis=0)], rtol=1e-4, atol=1e-3)
     expected = scale * inverse * (dy - dy.mean(axis=0) - normal * (dy * normal).mean(axis=0))
@@ -92,9 +90,9 @@ def test_batch_norm_and_its_gradient(rows: int, channels: int, core_groups: int)
 def test_biases_and_their_gradients(rows: int, width: int, core_groups: int) -> None:
     y, bias, sums = _random((rows, width), 0), _random(width, 1), np.empty(width, np.float32)
     expected = y + bias
-    computed.add_bias(y, bias, core_groups=core_groups)
+    passes.add_bias(y, bias, core_groups=core_groups)
     np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
-    computed.column_sums(y, sums, core_groups=core_groups)
+    passes.column_sums(y, sums, core_groups=core_groups)
     np.testing.assert_allclose(sums, y.sum(axis=0, dtype=np.float64), rtol=1e-6, atol=1e-4)
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sw26010.core_group import order_of
-from support.sw26010.product import execute_product, matrix_product
 
+from taihu.kernels.sw26010.core_group import order_of
 from taihu.kernels.sw26010.errors import BlockingError, LdmOverflowError
 from taihu.kernels.sw26010.machine import BROADCAST_CYCLES
 from taihu.kernels.sw26010.mesh import product_work
-from taihu.kernels.sw26010.product import ProductPlan, plan_product
+from taihu.kernels.sw26010.product import ProductPlan, execute_product, matrix_product, plan_product
 
 _sides = st.integers(1, 70)
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sw26010.pieces import col2im, im2col, pool, pool_gradient
 
 from taihu.kernels.nn.window import Window
 from taihu.kernels.sw26010.errors import BlockingError
 from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.pieces import col2im, im2col, pool, pool_gradient
 from taihu.kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
 
 Images = tuple[int, int, int, int]

@@ -31,7 +31,7 @@ __all__ = ["KINDS", "Place", "client_of", "coordinator_of", "joined_desk", "life
 
 
 class Place(Protocol):
-    """Where a coordinator answers, or nobody does."""
+    """A place where a coordinator answers, or nobody does."""
 
     @abstractmethod
     def opens(self, desk: Answering) -> None:

@@ -62,7 +62,7 @@ def _driven(
 
     def work(worker: Worker) -> None:
         settle(worker.exchange)
-        driver = StepDriver(job, worker.exchange)
+        driver = StepDriver(worker.exchange)
         layers = range(len(worker.exchange.plan.layout.layers))
         for step in range(1, steps + 1):
             if barrier.wait() == 0:

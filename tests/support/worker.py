@@ -104,7 +104,7 @@ def train_slowly(worker: Worker, steps: int, run_again: Sequence[tuple[int, int]
 
     def quiet() -> None:
         parameters = exchange._protocol.parameters
-        exchange._wait_until(lambda: all(map(parameters.is_quiet, range(groups))), 0)
+        exchange.carry_out(wait for wait in [(lambda: all(map(parameters.is_quiet, range(groups))), 0)])
 
     for step in range(1, steps + 1):
         for group in reversed(range(groups)):

@@ -20,7 +20,8 @@ from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.torch.gradients.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
-from taihu.worker.training.step_driver import StepDriver
+from taihu.worker.exchange.executor import Waits
+from taihu.worker.training.step_driver import LayerProgram
 
 STEPS, BATCH, LATE = 6, 12, 3
 ORDERS = ((2, 0, 4, 1, 3), (4, 3, 0, 2, 1), (0, 1, 2, 3, 4))
@@ -112,14 +113,14 @@ def test_what_is_complete_first_is_pushed_first_in_worker_0s_order(way: str, mon
     tables = dict(WAYS[way])
     update = tables.pop("update", "workers")
     told: dict[int, list[str]] = {}
-    ready = StepDriver.group_ready
+    ready = LayerProgram.group_ready
 
-    def tell(driver: StepDriver, group: int) -> None:
-        if (events := told.get(id(driver))) is not None:
+    def tell(program: LayerProgram, group: int) -> Waits:
+        if (events := told.get(id(program))) is not None:
             events.append(f"ready {group}")
-        ready(driver, group)
+        return ready(program, group)
 
-    monkeypatch.setattr(StepDriver, "group_ready", tell)
+    monkeypatch.setattr(LayerProgram, "group_ready", tell)
 
     def work(world: World) -> tuple[list[float], list[str], list[str], list[torch.Tensor]]:
         model = Net(ORDERS[world.rank])
@@ -132,7 +133,7 @@ def test_what_is_complete_first_is_pushed_first_in_worker_0s_order(way: str, mon
         losses = train(model, optimizer, share_of(world), range(1))
         assert optimizer._steps is not None
         assert optimizer._steps._opened is not None
-        told[id(optimizer._steps._opened.steps._driver)] = events
+        told[id(optimizer._steps._opened.steps._driver._program)] = events
         events.clear()
         losses += train(model, optimizer, share_of(world), range(1, 2))
         pushed = [*events]

@@ -22,7 +22,7 @@ from taihu.core.coordination.plans.planning import Planning
 from taihu.core.planner.groups import Group
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
-from taihu.worker.memory.group_memory import GroupMemory
+from taihu.worker.exchange.shell import ArenaValues
 
 WIDTH = 16
 # Each parameter is a group of its own, and no more than two of them are here beside those that are used.
@@ -33,14 +33,14 @@ STAGE_3 = {"zero": 3, "transport": "tcp", "plan": "per-layer", "bucket_bytes": 4
 def lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that are given back are lost at once, where small groups would leave them in pages that they share."""
 
-    def drop(memory: GroupMemory, group: int) -> None:
+    def drop(memory: ArenaValues, group: int) -> None:
         memory._arenas.parameters[slice(*memory._bounds[group])] = np.nan
 
-    def drop_all(memory: GroupMemory) -> None:
+    def drop_all(memory: ArenaValues) -> None:
         memory._arenas.parameters[:] = np.nan
 
-    monkeypatch.setattr(GroupMemory, "drop", drop)
-    monkeypatch.setattr(GroupMemory, "drop_all", drop_all)
+    monkeypatch.setattr(ArenaValues, "drop", drop)
+    monkeypatch.setattr(ArenaValues, "drop_all", drop_all)
 
 
 class Scaled(nn.Module):  # type: ignore[misc]

@@ -26,6 +26,7 @@ from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.steps.modules import ModuleReads
 from taihu.torch.world import World
 from taihu.worker.exchange.base.route import Updated
+from taihu.worker.exchange.executor import Executor
 from taihu.worker.exchange.shell import Exchange
 
 STEPS, MICRO, BATCH = 50, 2, 24
@@ -196,11 +197,12 @@ def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkey
     events: list[str] = []
     has_computed = [threading.Event(), threading.Event()]
     watched: Exchange | None = None
-    updated = Exchange._updated
+    updated = Executor.updated
 
-    def late(exchange: Exchange, part: Updated) -> None:
-        if exchange is not watched or part.group >= 2:  # of the first module: the layout begins with the last one
-            updated(exchange, part)
+    def late(steps: Executor, part: Updated) -> None:
+        exchange = watched
+        if exchange is None or exchange.steps is not steps or part.group >= 2:
+            updated(steps, part)  # of the first module: the layout begins with the last one
             return
 
         def tell() -> None:
@@ -208,7 +210,7 @@ def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkey
             while not exchange.awaited and not has_computed[1].is_set():
                 pass
             events.append("updates of the second have come")
-            updated(exchange, part)
+            updated(steps, part)
 
         threading.Thread(target=tell).start()
 
@@ -241,7 +243,7 @@ def test_forward_computes_with_what_is_there_while_the_rest_is_on_its_way(monkey
             module.register_forward_hook(computed(number))
         model(torch.ones(1, 3))
 
-    monkeypatch.setattr(Exchange, "_updated", late)
+    monkeypatch.setattr(Executor, "updated", late)
     on_workers(2, work, servers=1, exchange={"plan": "per-layer", "transport": "tcp"})
     first, *come, last = events
     assert (first, last) == ("the first has computed", "the second has computed")

@@ -15,6 +15,7 @@ from torch import nn
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.steps.reports import Reports
 from taihu.torch.world import World
+from taihu.worker.exchange.executor import Executor, Waits
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.training.step_record import StepRecord
 
@@ -210,7 +211,7 @@ def test_models_that_train_in_turns_are_those_of_one_process(way: str, loop: str
 def test_groups_go_while_their_backward_is_under_way_and_no_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second round on it is known which backward comes next; groups have parameters of one model."""
     told: dict[int, list[str]] = {}
-    push, stepped = Exchange.push, Reports.stepped
+    push, stepped = Executor.push, Reports.stepped
     elements: dict[int, list[list[int]]] = {}
 
     def note(reports: Reports, record: StepRecord) -> None:
@@ -220,12 +221,12 @@ def test_groups_go_while_their_backward_is_under_way_and_no_others_go(monkeypatc
 
     monkeypatch.setattr(Reports, "stepped", note)
 
-    def pushed(exchange: Exchange, group: int) -> None:
-        if (events := told.get(id(exchange))) is not None:
+    def pushed(steps: Executor, group: int) -> Waits:
+        if (events := told.get(id(steps))) is not None:
             events.append(f"push {group}")
-        push(exchange, group)
+        return push(steps, group)
 
-    monkeypatch.setattr(Exchange, "push", pushed)
+    monkeypatch.setattr(Executor, "push", pushed)
 
     def work(world: World) -> tuple[list[str], list[int]]:
         pair = Pair(wrapping(world), 0)
@@ -237,7 +238,7 @@ def test_groups_go_while_their_backward_is_under_way_and_no_others_go(monkeypatc
             events.clear()
             list(gan(pair, step, share_of(world)))
             exchange = exchange_of(pair.maker)
-            told[id(exchange)] = events
+            told[id(exchange.steps)] = events
         assert exchange.plan.predicted_seconds > 0
         return events, [times.bytes_up for times in exchange.group_times()]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.sw26010.model import ProcessorModel
 
 from taihu.core.base.errors import ModelError
 from taihu.kernels.optim import SgdRule, sgd_momentum
@@ -35,7 +34,7 @@ from taihu.worker.engine import (
     StepHooks,
 )
 from taihu.worker.engine.models.loading import build_model
-from taihu.worker.sw26010 import layer_times, modelled_step, step_seconds
+from taihu.worker.sw26010 import ProcessorModel, layer_times, modelled_step, step_seconds
 
 _SHAPE = (32, 32, 3)
 

@@ -14,7 +14,9 @@ from taihu.core.base.errors import RunError
 from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.trace import Tracer
 from taihu.worker.engine import Dropout, Flatten, Linear, Model, Sequential, StepContext, StepHooks
+from taihu.worker.exchange.executor import Waits
 from taihu.worker.exchange.shell import Exchange
+from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.step_record import StepRecord
 from taihu.worker.training.trainer import Trainer
@@ -49,27 +51,32 @@ class SlowExchange:
     asked: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.steps, self.rules, self.times = self, Rules(), list[Any]()
         self.plan = first_plan(make_job(1, 2, exchange={"plan": "per-layer"}), LAYOUT, one_host=False)
 
     def begin(self, step: int, attempt: int = 0, rates: object = None, layer_rates: object = None) -> None:
         self.asked.append(("begin", step))
 
-    def push(self, group: int) -> None:
+    def push(self, group: int) -> Waits:
         self.asked.append(("push", group))
+        yield from ()
 
-    def complete(self, group: int) -> None:
+    def complete(self, group: int) -> Waits:
         self.asked.append(("complete", group))
+        yield from ()
 
-    def wait(self, group: int) -> None:
+    def wait(self, group: int) -> Waits:
         self.asked.append(("wait", group))
         self.clock.sleep(self.wait_s)
+        yield from ()
 
-    def prepare(self, group: int) -> None:
+    def prepare(self, group: int) -> Waits:
         self.asked.append(("prepare", group))
         self.clock.sleep(self.prepare_s)
+        yield from ()
 
-    def group_times(self) -> list[Any]:
-        return []
+    def carry_out(self, waits: Waits) -> None:
+        assert not list(waits)
 
     def settle(self) -> None:
         pass

@@ -93,7 +93,7 @@ class _Bench:
         self._arenas = arenas
         self._session = session
         self._exchange: Exchange = session.exchange
-        self._driver = StepDriver(job, self._exchange)
+        self._driver = StepDriver(self._exchange)
         self._layers = range(len(self._exchange.plan.layout.layers))
         self._clock = SystemClock()
         self._gradients = DrawnGradients(self._exchange.plan.layout, (job.train.seed, rank))

@@ -16,10 +16,10 @@ from taihu.core.job import Job
 from taihu.core.job.schedule import in_steps
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.worker.exchange.base.disturbed import disturbed_events
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Route, RouteEvents
 from taihu.worker.exchange.base.updates import ByEveryWorker, optimizer_of
-from taihu.worker.exchange.disturbed import DisturbedRoute, DisturbedUpdates, disturbed_events
 from taihu.worker.exchange.ring.dense import Means, Replicas, RingRoute, RingUpdates
 from taihu.worker.exchange.ring.sharded import Owners
 from taihu.worker.exchange.ring.sparse import SparseRoute
@@ -82,9 +82,8 @@ def between_workers(
         if job.compression.method.selects:
             return SparseRoute(job, plan, communicator, arenas, events, recording, tracer=beside.tracer)
         updates = _ring_updates(job, plan, communicator, arenas, recording, beside.initial)
-        if not isinstance(beside.chaos, NoChaos):
-            updates = DisturbedUpdates(updates, beside.chaos)
-        return RingRoute(job, plan, communicator, arenas, updates, events, tracer=beside.tracer)
+        chaos = None if isinstance(beside.chaos, NoChaos) else beside.chaos
+        return RingRoute(job, plan, communicator, arenas, updates, events, tracer=beside.tracer, chaos=chaos)
 
     return _exchange(job, plan, arenas, make_route, beside, recording)
 
@@ -128,7 +127,7 @@ def _exchange(  # noqa: PLR0917 - one of each
     chaos = beside.chaos
 
     def disturbed(events: RouteEvents) -> Route:
-        return DisturbedRoute(make_route(disturbed_events(events, chaos)), chaos)
+        return make_route(disturbed_events(events, chaos))
 
     return Exchange(
         job=job,
@@ -142,6 +141,7 @@ def _exchange(  # noqa: PLR0917 - one of each
         on_failure=beside.on_failure,
         recording=recording,
         tracer=beside.tracer,
+        chaos=None if isinstance(chaos, NoChaos) else chaos,
     )
 
 

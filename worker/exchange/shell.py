@@ -1,10 +1,9 @@
-"""The exchange of gradients for parameters: a step protocol decides, a route carries, and this does as they say."""
+"""The exchange of gradients for parameters on a worker: an executor acts, a route carries, threads wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +11,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.base.errors import ExchangeError, StaleError, TaihuError
+from taihu.core.base.errors import ExchangeError, TaihuError
+from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.held_back import held_back_by
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
@@ -23,36 +23,197 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import LossScale
+from taihu.core.planner.groups import group_bounds
 from taihu.core.process.background import TaskThread
 from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.system.threads import Condition
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At
+from taihu.kernels.base.half import LARGEST
 from taihu.kernels.half_sums import warm_up
 from taihu.worker.exchange.base.recording import Recording
-from taihu.worker.exchange.base.route import Arrived, ExchangeTotals, Route, RouteEvents, Updated
-from taihu.worker.exchange.step_actions import (
-    Action,
-    Agree,
-    Apply,
-    Ask,
-    Cancel,
-    Done,
-    Drop,
-    DropAll,
-    Push,
-    Release,
-    Widen,
-)
-from taihu.worker.exchange.step_parameters import Reading
+from taihu.worker.exchange.base.route import ExchangeTotals, Route, RouteEvents
+from taihu.worker.exchange.executor import Executor, GroupTimes, Waits
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
-from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.memory.arenas import Arenas
-from taihu.worker.memory.group_memory import GroupMemory
 
 __all__ = ["Exchange"]
+
+
+class Threads:
+    """The ground of a worker's exchange: its lock and its own thread; `fail` is called with what goes wrong in that.
+
+    The lock is that of the protocol, of the times and the failure, and of memory that is given back.
+
+    Attributes:
+        failure: the error that has ended the exchange.
+    """
+
+    def __init__(self, fail: Callable[[BaseException], None]) -> None:
+        self.failure: TaihuError | None = None
+        self.own = TaskThread("exchange", fail)
+        self._changed = Condition()
+        self.lock: AbstractContextManager[object] = self._changed
+        self.changed, self.later = self._changed.notify_all, self.own.put
+        self._is_settled = True
+
+    def settle(self) -> None:
+        """Return when what is `behind` a step has been done, or raise the failure."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or self._is_settled)
+            if self.failure is not None and not self._is_settled:
+                raise self.failure
+
+    def behind(self, task: Callable[[], None]) -> None:
+        """Carry `task` out on the own thread, until which `settle` waits; called under the lock."""
+        self._is_settled = False
+        self.own.put(partial(self._behind, task))
+
+    def _behind(self, task: Callable[[], None]) -> None:
+        task()
+        with self._changed:
+            self._is_settled = True
+            self._changed.notify_all()
+
+    def until(self, is_there: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Return when `is_there()`, or in time, which is false then; called under the lock.
+
+        Raises:
+            TaihuError: the exchange has failed.
+        """
+        came = bool(self._changed.wait_for(lambda: self.failure or is_there(), timeout_s))
+        if self.failure is not None:
+            raise self.failure
+        return came
+
+
+class ArenaValues:
+    """The values of groups in a worker's arenas; nothing is decided here, and `adopt` comes first.
+
+    One thread at a time touches the same group. See `Exchange` for the arguments; `ended` follows each step.
+    """
+
+    def __init__(  # noqa: PLR0917 - one of each
+        self,
+        arenas: Arenas,
+        route: Route,
+        threads: Threads,
+        recording: Recording,
+        compressor: GroupCompressor | None,
+        scheduled: ScheduledRates | None,
+        on_compressed: Callable[[Outcome], None] | None,
+        clock: Clock,
+        tracer: Tracer,
+        chaos: Chaos | None,
+        ended: Callable[[int], None],
+    ) -> None:
+        self._arenas, self._route, self._threads, self._recording = arenas, route, threads, recording
+        self._compressor, self._scheduled, self._on_compressed = compressor, scheduled, on_compressed
+        self._clock, self._tracer, self._chaos, self.ended = clock, tracer, chaos, ended
+        self.narrows, self.selects = arenas.half is not None, compressor is not None
+        self.read: Callable[[int, int], None] | None = recording.read if recording.enabled else None
+        watched = recording.enabled or chaos is not None
+        self.pushing: Callable[[int, At], None] | None = self._pushing if watched else None
+        self._bounds: Sequence[tuple[int, int]] = ()
+        # Values that are added up in 16 bits must be so much smaller than what they can hold.
+        self._largest = LARGEST[arenas.half.kind] / route.shares_sums if arenas.half is not None else 0.0
+        # Of the step that has begun.
+        self._at = At(0, 0)
+        self._layer_rates: NDArray[np.float64] | None = None
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on by another plan."""
+        self._bounds = group_bounds(plan.layout, plan.groups)
+        self._recording.adopt(plan)
+
+    def begin(self, at: At, rates: Sequence[float] | None, layer_rates: NDArray[np.float64] | None) -> None:
+        """A step has begun."""
+        self._at = at
+        self._layer_rates = self._scheduled.of(at.step) if layer_rates is None and self._scheduled else layer_rates
+        if rates is not None:
+            self._route.tell(rates)
+
+    def narrow(self, group: int) -> bool:
+        """Make gradients what is sent."""
+        half, pages = self._arenas.half, self._arenas.gradient_pages
+        if half is None or pages is None:
+            return True
+        start, stop = self._bounds[group]
+        fits = half.narrow(start, self._arenas.gradients[start:stop], self._largest)
+        pages.release(start, stop)
+        return fits
+
+    def select(self, group: int, at: At, times: GroupTimes) -> bool:
+        """Have the group compressed on the own thread."""
+        if (compressor := self._compressor) is None:
+            return False
+        self._threads.later(partial(self._compress, compressor, group, at, times, self._layer_rates))
+        return True
+
+    def _pushing(self, group: int, at: At) -> None:
+        if self._chaos is not None:
+            self._chaos.passes(Point.PUSH, at.step)
+        if self._recording.enabled:
+            self._recording.pushed(group, at)
+
+    def _compress(
+        self, compressor: GroupCompressor, group: int, at: At, times: GroupTimes, rates: NDArray[np.float64] | None
+    ) -> None:
+        start = self._clock.now()
+        if self._recording.enabled:
+            selection = self._recording.compress(compressor, group, at, rates)
+        else:
+            selection = compressor.compress(group, at.step, rates=rates)
+        times.compressed(selection)
+        # All that others send may be here before this thread goes on: the step has ended then.
+        times.packed(start, self._clock.now())
+        if self._chaos is not None:
+            self._chaos.passes(Point.PUSH, at.step)
+        times.sent(self._route.send_selected(group, selection, compressor))
+        times.packed(start, self._clock.now())
+        if self._tracer.enabled:
+            self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
+        if self._on_compressed is not None:
+            self._on_compressed(selection.outcome)
+
+    def agree(self, told: Callable[[bool], None], *, overflowed: bool) -> None:
+        """Agree with all workers."""
+        skipped = self._route.agree_on_skipping(overflowed=overflowed)
+        if skipped and self._recording.enabled:
+            self._recording.skipped(self._at)
+        told(skipped)
+
+    def cancel(self, at: At) -> None:
+        """Drain the own thread, and the way."""
+        self._threads.own.drain()
+        self._route.path.cancel(at)
+
+    def widen(self, group: int, done: Callable[[], None]) -> None:
+        """Widen what has come."""
+        if self._arenas.half is not None:
+            start, stop = self._bounds[group]
+            self._arenas.half.widen(start, self._arenas.parameters[start:stop])
+        done()
+
+    def drop(self, group: int) -> None:
+        """Give parameters back."""
+        if self._arenas.parameter_pages is not None:
+            self._arenas.parameter_pages.release(*self._bounds[group])
+
+    def drop_all(self) -> None:
+        """Give all parameters back."""
+        if self._arenas.parameter_pages is not None and self._bounds:
+            self._arenas.parameter_pages.release(0, self._bounds[-1][1])
+
+    def release(self, group: int) -> None:
+        """Give gradients back."""
+        start, stop = self._bounds[group]
+        if self._arenas.half is not None:
+            self._arenas.half.release_gradients(start, stop)
+        elif self._arenas.gradient_pages is not None:
+            self._arenas.gradient_pages.release(start, stop)
 
 
 class Exchange:
@@ -84,6 +245,7 @@ class Exchange:
         recording: is told of what is pushed and read.
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
+        chaos: is asked for faults as the exchange starts, and before each push.
     """
 
     def __init__(
@@ -101,40 +263,49 @@ class Exchange:
         recording: Recording | None = None,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
         self._arenas = arenas
+        self._chaos = chaos
         self._timeout_s = job.exchange.timeout_s
-        self._clock = clock or SystemClock()
-        self._tracer = tracer or Tracer.off()
-        self._on_compressed = on_compressed
         self._on_failure = on_failure
-        self._recording = recording or Recording(Recorder.off(), arenas)
-        # The one lock: of the protocol, the times and the failure, and of memory that is given back.
-        self._changed = Condition()
-        self._failure: TaihuError | None = None
+        self._compressor = compressor
         # The group that the training thread waits for; -1 for none.
         self._awaited = -1
-        # Groups of the step that have not ended, and whether it is being held.
+        # Told of each step that has ended.
         self._behind: Callable[[int], None] | None = None
-        self._left = 0
-        self._tells = False
-        self._own = TaskThread("exchange", self.fail)
-        self._compressor = compressor
-        self._scheduled = scheduled
-        # Of the step that has begun.
-        self._layer_rates: NDArray[np.float64] | None = None
-        events = RouteEvents(self._updated, self._arrived, self._applied, self._later, self.fail)
-        route = self._route = make_route(events)
-        self._rules = replace(rules, agrees=route.agrees, asks_early=route.asks_early)
-        scale = LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if self._rules.holds else None
-        self._protocol = StepProtocol(self._rules, scale)
-        self.plan = plan
-        self._memory = GroupMemory(arenas, plan, shares_sums=route.shares_sums)
-        self._times = [GroupTimes(elements) for elements in self._memory.sizes]
-        # The step that reads a group which was asked for, and when it was.
-        self._asked = [(0, 0.0)] * len(plan.groups)
-        self._follow_plan()
+        clock, tracer = clock or SystemClock(), tracer or Tracer.off()
+        self._threads = threads = Threads(self.fail)
+        scale = LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if rules.holds else None
+        self._rules, self._protocol = rules, StepProtocol(rules, scale)
+        self.steps = steps = Executor(rules, self._protocol, threads, clock.now, tracer)
+        """The inputs of the training loop, of which what waits is for `carry_out`."""
+
+        route = self._route = make_route(
+            RouteEvents(steps.updated, steps.arrived, steps.applied, steps.later, self.fail)
+        )
+        recording = recording or Recording(Recorder.off(), arenas)
+        self._values = ArenaValues(
+            arenas,
+            route,
+            threads,
+            recording,
+            compressor,
+            scheduled,
+            on_compressed,
+            clock,
+            tracer,
+            chaos,
+            self._step_ended,
+        )
+        self._values.adopt(plan)
+        steps.adopt(plan, route, self._values)
         route.path.listen()
+
+    @property
+    def plan(self) -> Plan:
+        """The present plan."""
+        return self.steps.plan
 
     @property
     def path(self) -> str:
@@ -175,12 +346,14 @@ class Exchange:
             # It may have to be compiled, while heartbeats tell that this worker lives.
             warm_up(kind)
         try:
+            if self._chaos is not None:
+                self._chaos.passes(Point.INITIALIZE)
             self._route.start()
         except TaihuError as error:
-            raise self._failure or error from None
+            raise self._threads.failure or error from None
         if self._rules.fetches:
-            self._memory.drop_all()
-        self._own.start()
+            self._values.drop_all()
+        self._threads.own.start()
         give_back_freed_memory()
 
     def adopt(self, plan: Plan) -> None:
@@ -189,15 +362,12 @@ class Exchange:
         Raises:
             ExchangeError: something is under way.
         """
-        self._own.drain()
+        self._threads.own.drain()
         if self._compressor is not None:
             self._compressor.adopt(plan.groups)
         self._route.adopt(plan)
-        self.plan = plan
-        self._memory = GroupMemory(self._arenas, plan, shares_sums=self._route.shares_sums)
-        self._times = [GroupTimes(elements) for elements in self._memory.sizes]
-        self._asked = [(0, 0.0)] * len(plan.groups)
-        self._follow_plan()
+        self._values.adopt(plan)
+        self.steps.adopt(plan, self._route, self._values)
 
     def begin(
         self,
@@ -206,104 +376,58 @@ class Exchange:
         rates: Sequence[float] | None = None,
         layer_rates: NDArray[np.float64] | None = None,
     ) -> None:
-        """Start step `step` (from 1); every group of the step before has been waited for.
+        """Start a step; see `Executor.begin`."""
+        self.steps.begin(step, attempt, rates, layer_rates)
 
-        `rates` are those of a script's optimizer that servers carry out, one for each parameter group, the same on
-        all workers; one that has nothing to say gives `()`. `layer_rates`, shape (layers,), are those by which a
-        script's optimizer updates each layer, where what is held back of it follows them; -1 where that is not known.
-
-        A step that was aborted begins again with a higher `attempt`; attempts never fall, so that a lower one stands
-        for the present one.
-
-        Raises:
-            ExchangeError: the step before has not ended, or this one began already.
-            RunError: gradients do not fit into fp16, however small the loss is made.
-        """
-        self.settle()
-        with self._changed:
-            actions = self._protocol.begin(step, attempt)
-            self._left = len(self.plan.groups)
-            self._times = [GroupTimes(elements) for elements in self._memory.sizes]
-        self._do(actions)
-        self._route.begin(self._protocol.at)
-        self._layer_rates = self._scheduled.of(step) if layer_rates is None and self._scheduled else layer_rates
-        if rates is not None:
-            self._route.tell(rates)
-
-    def push(self, group: int) -> None:
-        """Send the group's gradients; returns at once, unless workers have to agree whether to skip the step."""
-        fits = not self._memory.narrows or self._memory.narrow(group)
-        self._times[group].ready_s = self._clock.now()
-        self._do(self._told(partial(self._protocol.ready, group, fits=fits)))
-
-    def leave_out(self, group: int) -> None:
-        """Exchange nothing of the group in this step, as all workers do: its gradients stay as they are here.
-
-        Raises:
-            ExchangeError: it was pushed, or groups of a step go together.
-        """
-        self._do(self._told(partial(self._protocol.leave_out, group)))
-
-    def complete(self, group: int) -> None:
-        """Return when the group that was pushed has been summed and updated by all.
+    def carry_out(self, waits: Waits) -> None:
+        """Return when nothing is left to wait for.
 
         Raises:
             ExchangeError, MemberLostError, RunError: the step cannot be completed; the message says why.
         """
-        self._wait_until(lambda: self._protocol.is_complete(group), group)
+        threads = self._threads
+        try:
+            for is_there, group in waits:
+                with threads.lock:
+                    if threads.failure is not None or not is_there():
+                        self._block(is_there, group)
+        except BaseException:
+            # What is measured, or told, ends now.
+            waits.close()
+            raise
+
+    def _block(self, is_there: Callable[[], bool], group: int) -> None:
+        """Return when a wait is over; called under the lock."""
+        self._awaited = group
+        try:
+            came = self._threads.until(is_there, self._timeout_s)
+        finally:
+            self._awaited = -1
+        if not came:
+            raise ExchangeError(
+                f"{self._protocol.awaited(group)} did not come within {self._timeout_s:g} s; another worker is "
+                "slow or stuck, see `taihu status`, or raise exchange.timeout_s"
+            )
+
+    def push(self, group: int) -> None:
+        """Send the group's gradients; returns at once, unless workers have to agree whether to skip the step."""
+        self.carry_out(self.steps.push(group))
+
+    def complete(self, group: int) -> None:
+        """Return when the group that was pushed has been summed and updated by all; raises as `carry_out`."""
+        self.carry_out(self.steps.complete(group))
 
     def wait(self, group: int) -> None:
-        """Return when the group's updated parameters are in the arena; groups are read in forward order.
-
-        Raises:
-            ExchangeError, MemberLostError, RunError: as `complete`.
-        """
-        if self._rules.fetches:
-            self._read(self._protocol.parameters.forward_reading(group))
-        else:
-            self.complete(group)
-        if self._recording.enabled:
-            self._recording.read(group, self._protocol.at.step)
+        """Return when the group's updated parameters are in the arena; groups are read in forward order."""
+        self.carry_out(self.steps.wait(group))
 
     def recall(self, group: int, *, ahead: bool = True) -> None:
-        """Return when the group's parameters, which are complete, are in the arena.
-
-        With `ahead` groups are recalled in backward order, so that it is known which come next.
-        """
-        if self._rules.fetches:
-            self._read(self._protocol.parameters.backward_reading(group, ahead=ahead))
-
-    def recall_alone(self, group: int) -> None:
-        """As `recall`, in a backward that belongs to no step: what there is room for stays, nothing comes ahead."""
-        if self._rules.fetches:
-            self._read(self._protocol.parameters.lone_reading(group))
-
-    def hold(self, group: int) -> None:
-        """Keep the group's parameters, which are in the arena, until `free`, `push` or `adopt`."""
-        self._told(partial(self._protocol.parameters.hold, group))
-
-    def free(self, group: int) -> None:
-        """Have the group's parameters stay no longer than others do; it need not be held."""
-        self._told(partial(self._protocol.parameters.free, group))
+        """Return when the group's parameters, which are complete, are in the arena; see `Executor.recall`."""
+        self.carry_out(self.steps.recall(group, ahead=ahead))
 
     def prepare(self, group: int) -> None:
         """Return when backward may read the group's parameters and write its gradients."""
-        if self._rules.drops_gradients:
-            self._write_when(partial(self._protocol.may_write, group), group)
-        self.recall(group)
-
-    def make_room(self, group: int) -> None:
-        """Return when the group's gradients may be written, and pushed unless others are read before.
-
-        What is on its way of its parameters comes first: behind the push it would pass for what the push brings.
-        """
-        if self._rules.drops_gradients:
-            may_write, is_quiet = self._protocol.may_write, self._protocol.parameters.is_quiet
-            self._write_when(lambda: may_write(group) and is_quiet(group), group)
-
-    def _write_when(self, is_free: Callable[[], bool], group: int) -> None:
-        self._wait_until(is_free, group)
-        self._told(partial(self._protocol.write, group))
+        self.carry_out(self.steps.prepare(group))
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
@@ -331,7 +455,7 @@ class Exchange:
         if (compressor := self._compressor) is None:
             take({})
         else:
-            self._own.put(lambda: take(compressor.state.arrays()))
+            self._threads.later(lambda: take(compressor.state.arrays()))
 
     def hold_steps(self, held: HeldSteps, make_state: Callable[[], State], *, is_first: bool) -> None:
         """Have `held` take what each step leads to here, from the next one on; `make_state` tells all that it holds.
@@ -354,10 +478,7 @@ class Exchange:
         Raises:
             TaihuError: the exchange has failed meanwhile.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure or not self._tells)
-            if self._tells and self._failure is not None:
-                raise self._failure
+        self._threads.settle()
 
     def resume(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, whose parameters `start` has brought; before the first step.
@@ -372,7 +493,7 @@ class Exchange:
         if self._compressor is not None:
             held_back = held_back_by(checkpoint, rank, self.plan.world.workers, self.plan.layout)
             self._compressor.state.resume(held_back)
-        with self._changed:
+        with self._threads.lock:
             self._protocol.resume(checkpoint.step, checkpoint.facts_of("worker 0"))
 
     def abort(self, step: int) -> None:
@@ -383,24 +504,25 @@ class Exchange:
         Raises:
             ExchangeError: another step is under way.
         """
-        self._do(self._told(partial(self._protocol.abort, step)))
+        self.steps.abort(step)
 
     def fail(self, error: BaseException) -> None:
         """Make every present and later `wait` raise `error`; may be called by any thread."""
-        with self._changed:
-            is_first = self._failure is None
+        threads = self._threads
+        with threads.lock:
+            is_first = threads.failure is None
             if is_first:
-                self._failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
+                threads.failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
                 self._protocol.lost("one of its members")
-            self._changed.notify_all()
-        if is_first and self._failure is not None:
-            self._on_failure(self._failure)
+            threads.changed()
+        if is_first and threads.failure is not None:
+            self._on_failure(threads.failure)
         self._route.path.fail(error)
 
     @property
     def awaited(self) -> str:
         """The cause of the training thread's wait, in words; "" where it does not wait."""
-        with self._changed:
+        with self._threads.lock:
             return "" if self._awaited < 0 else self._protocol.awaited(self._awaited)
 
     def totals(self) -> ExchangeTotals:
@@ -409,11 +531,11 @@ class Exchange:
 
     def group_times(self) -> Sequence[GroupTimes]:
         """Times at which each group of the present step was sent and answered."""
-        return self._times
+        return self.steps.times
 
     def close(self) -> None:
         """End the exchange in good order; nothing may be under way."""
-        self._own.close()
+        self._threads.own.close()
         self._route.path.close()
 
     def __enter__(self) -> Self:
@@ -426,167 +548,6 @@ class Exchange:
             self.fail(value)
         self.close()
 
-    def _follow_plan(self) -> None:
-        """Have the protocol decide by the present plan, and carry out what follows."""
-        parts = [self._route.parts(group) for group in range(len(self.plan.groups))]
-        actions = self._told(partial(self._protocol.adopt, self.plan.version, self._memory.sizes, parts))
-        self._recording.adopt(self.plan)
-        self._do(actions)
-
-    def _read(self, reading: Reading) -> None:
-        self._wait_until(lambda: self._protocol.parameters.may_turn(reading), reading.group)
-        self._do(self._told(partial(self._protocol.parameters.turn, reading)))
-        self._wait_until(lambda: self._protocol.parameters.may_read(reading.group), reading.group)
-
-    def _wait_until(self, predicate: Callable[[], bool], group: int) -> None:
-        with self._changed:
-            self._awaited = group
-            self._changed.wait_for(lambda: self._failure or predicate(), self._timeout_s)
-            self._awaited = -1
-            if self._failure is not None:
-                raise self._failure
-            if not predicate():
-                raise ExchangeError(
-                    f"{self._protocol.awaited(group)} did not come within {self._timeout_s:g} s; another worker is "
-                    "slow or stuck, see `taihu status`, or raise exchange.timeout_s"
-                )
-
-    def _told(self, tell: Callable[[], Sequence[Action]]) -> Sequence[Action]:
-        """Give the protocol an input; returns what is to be done."""
-        with self._changed:
-            actions = tell()
-            self._changed.notify_all()
-        return actions
-
-    def _do(self, actions: Sequence[Action]) -> None:
-        """Carry out what this thread caused."""
-        for action in actions:
-            match action:
-                case Push(group, skipped):
-                    self._push(group, skipped=skipped)
-                case Ask(group, step):
-                    self._asked[group] = step + 1, self._clock.now()
-                    self._route.fetch(group, step)
-                case Widen(group):
-                    self._widen(group)
-                case Agree(overflowed):
-                    skipped = self._route.agree_on_skipping(overflowed=overflowed)
-                    if skipped and self._recording.enabled:
-                        self._recording.skipped(self._protocol.at)
-                    self._do(self._told(partial(self._protocol.agreed, skipped=skipped)))
-                case Cancel(at):
-                    self._own.drain()
-                    self._route.path.cancel(at)
-                case _:
-                    self._keep_book(action)
-
-    def _hand_on(self, actions: Sequence[Action]) -> None:
-        """Carry out what the network caused; called with the lock held.
-
-        Memory is given back before anybody can see that it may be used again; what touches values is for the own
-        thread.
-        """
-        for action in actions:
-            if isinstance(action, (Ask, Widen)):
-                self._own.put(partial(self._do, (action,)))
-            else:
-                self._keep_book(action)
-
-    def _keep_book(self, action: Action) -> None:
-        match action:
-            case Apply(at):
-                self._later(at, partial(self._route.apply, at, self.loss_scale))
-            case Drop(group):
-                self._memory.drop(group)
-            case DropAll():
-                self._memory.drop_all()
-            case Release(group):
-                self._memory.release(group)
-            case Done(group, skipped):
-                self._times[group].done(self._clock.now(), skipped=skipped)
-                self._left -= 1
-                if not self._left and self._behind is not None:
-                    self._tells = True
-                    self._own.put(partial(self._tell_behind, self._behind, self._protocol.at.step))
-
-    def _tell_behind(self, take: Callable[[int], None], step: int) -> None:
-        take(step)
-        with self._changed:
-            self._tells = False
-            self._changed.notify_all()
-
-    def _push(self, group: int, *, skipped: bool) -> None:
-        times = self._times[group]
-        if self._compressor is not None:
-            self._own.put(
-                partial(self._compress, self._compressor, group, self._protocol.at, times, self._layer_rates)
-            )
-            return
-        if self._recording.enabled:
-            self._recording.pushed(group, self._protocol.at)
-        times.submitted(self._clock.now())
-        times.sent(self._route.send(group, loss_scale=self.loss_scale, skipped=skipped))
-
-    def _compress(
-        self,
-        compressor: GroupCompressor,
-        group: int,
-        at: At,
-        times: GroupTimes,
-        rates: NDArray[np.float64] | None,
-    ) -> None:
-        start = self._clock.now()
-        if self._recording.enabled:
-            selection = self._recording.compress(compressor, group, at, rates)
-        else:
-            selection = compressor.compress(group, at.step, rates=rates)
-        times.compressed(selection)
-        # All that others send may be here before this thread goes on: the step has ended then.
-        times.packed(start, self._clock.now())
-        times.sent(self._route.send_selected(group, selection, compressor))
-        times.packed(start, self._clock.now())
-        if self._tracer.enabled:
-            self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
-        if self._on_compressed is not None:
-            self._on_compressed(selection.outcome)
-
-    def _widen(self, group: int) -> None:
-        self._memory.widen(group)
-        self._told(partial(self._protocol.parameters.widened, group))
-        self._trace_fetch(group)
-
-    def _trace_fetch(self, group: int) -> None:
-        (step, asked_s), self._asked[group] = self._asked[group], (0, 0.0)
-        if step and self._tracer.enabled:
-            self._tracer.add("fetch", "fetch", asked_s, self._clock.now(), step=step, group=group)
-
-    def _updated(self, part: Updated) -> None:
-        with suppress(StaleError), self._changed:
-            actions = self._protocol.updated(part.group, part.at, skipped=part.skipped)
-            self._times[part.group].updated(part.sent_bytes, part.received_bytes, part.completed_s)
-            if actions:
-                self._hand_on(actions)
-                self._changed.notify_all()
-
-    def _applied(self, at: At) -> None:
-        with suppress(StaleError), self._changed:
-            self._hand_on(self._protocol.applied(at))
-            self._changed.notify_all()
-
-    def _later(self, at: At, task: Callable[[], None]) -> None:
-        self._own.put(partial(self._if_current, at, task))
-
-    def _if_current(self, at: At, task: Callable[[], None]) -> None:
-        with self._changed:
-            is_current = self._protocol.is_current(at)
-        if is_current:
-            task()
-
-    def _arrived(self, part: Arrived) -> None:
-        with suppress(StaleError), self._changed:
-            actions = self._protocol.parameters.arrived(part.group, part.attempt)
-            self._times[part.group].fetched(part.sent_bytes, part.received_bytes)
-            self._hand_on(actions)
-            if self._protocol.parameters.may_read(part.group):
-                self._trace_fetch(part.group)
-                self._changed.notify_all()
+    def _step_ended(self, step: int) -> None:
+        if self._behind is not None:
+            self._threads.behind(partial(self._behind, step))

@@ -57,7 +57,7 @@ PUSHED: Final = (Phase.SUMMING, Phase.SUMMED)
 
 
 def rules_of(job: Job, elements: int) -> Rules:
-    """The rules of a worker's steps, where so many parameters are exchanged; the route adds its own.
+    """The rules of a worker's steps, where so many parameters are exchanged.
 
     They are those of the memory that `taihu.worker.memory.arenas.arenas_of` makes for the job.
     """
@@ -69,6 +69,8 @@ def rules_of(job: Job, elements: int) -> Rules:
         keeps=half and job.stage.keeps_halves,
         holds=job.holds_gradients,
         clips=job.clips_whole,
+        agrees=job.holds_gradients and not job.servers,
+        asks_early=bool(job.servers),
         # What is recomputed needs the room in an order of its own.
         ahead_of_forward=not job.updates_together and job.train.recompute == "none",
         bucket_elements=job.bucket_bytes(elements) // _FP32_BYTES,

@@ -1,6 +1,7 @@
-"""A model's training step on the SW26010 model: the time that every layer takes."""
+"""A model's training step on the SW26010 model: its results, and the time that every layer takes."""
 
 from taihu.worker.sw26010.end_times import EndTimes, end_times
+from taihu.worker.sw26010.model import ProcessorModel
 from taihu.worker.sw26010.times import (
     LayerTime,
     ModelledStep,
@@ -15,6 +16,7 @@ __all__ = [
     "EndTimes",
     "LayerTime",
     "ModelledStep",
+    "ProcessorModel",
     "end_times",
     "in_backward_order",
     "layer_times",

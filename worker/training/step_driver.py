@@ -10,17 +10,22 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import RunError
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group, group_of_layer
+from taihu.worker.exchange.executor import NOTHING, Executor, Waits
 
 if TYPE_CHECKING:
-    # It brings gRPC, which who counts tensors alone does not need.
+    # Of threads and arenas, which the simulator does not need.
     from taihu.worker.exchange.shell import Exchange
 
-__all__ = ["GroupCountdown", "StepDriver", "Wait"]
+__all__ = ["GroupCountdown", "LayerProgram", "StepDriver", "Timed"]
 
-Wait = Callable[[int], None]
+Timed = Callable[[Waits, int], Waits]
+"""The same waits, for the sake of a group, with their time measured."""
+
+
+def _untimed(waits: Waits, group: int) -> Waits:
+    return waits
 
 
 class GroupCountdown:
@@ -58,45 +63,41 @@ class GroupCountdown:
         self.missing[group] = 0
 
 
-class StepDriver:
+class LayerProgram:
     """Says to an exchange by groups what a model says by layers; it knows of no images, and measures nothing.
 
     Layers are those of the plan's layout. A step is `read` for every layer before its forward; `begin`; for every
     layer `prepare` before its backward and `ready` after it, or `group_ready` for all of a group; `end_backward`. A
     group is pushed when all tensors of its layers are ready, in whatever order they come, the same on all workers.
-    One thread calls all of these.
+
+    The waits that are returned are carried out at once: a worker blocks in each (`StepDriver`), the simulator goes on
+    when its clock has come there.
 
     Args:
-        job: says whether gradients are held back, or have no memory beyond their exchange.
-        exchange: has started.
-        timed: carries out `wait(group)`, which may take its time; to measure it.
+        steps: has adopted a plan; `adopt` follows each other one.
+        timed: measures waits that may take their time.
     """
 
-    def __init__(
-        self, job: Job, exchange: Exchange, timed: Callable[[Wait, int], None] = lambda wait, group: wait(group)
-    ) -> None:
-        self._holds, self._together = job.holds_gradients, job.updates_together
-        self._keeps_gradients = not job.stage.divides_gradients
-        self._exchange = exchange
+    def __init__(self, steps: Executor, timed: Timed = _untimed) -> None:
+        self._steps = steps
         self._timed = timed
         self._one_by_one = False
         self._step = 0
         self._left_out: set[int] = set()
-        self._countdown = GroupCountdown(exchange.plan.layout, exchange.plan.groups)
+        self.adopt(steps.plan)
 
     def adopt(self, plan: Plan) -> None:
         """Go on by another plan; `finish` came before."""
-        if plan is not self._exchange.plan:
-            self._exchange.adopt(plan)
         self._countdown = GroupCountdown(plan.layout, plan.groups)
 
     def group_of(self, layer: int) -> int:
         """The group that a layer belongs to."""
         return self._countdown.group_of[layer]
 
-    def read(self, layer: int) -> None:
-        """Return when a forward may read the parameters of a layer."""
-        self._timed(self._exchange.wait, self._countdown.group_of[layer])
+    def read(self, layer: int) -> Waits:
+        """Until a forward may read the parameters of a layer."""
+        group = self._countdown.group_of[layer]
+        return self._timed(self._steps.wait(group), group)
 
     def begin(
         self,
@@ -109,55 +110,62 @@ class StepDriver:
     ) -> None:
         """All parameters of `step` have been read; its groups may be exchanged `one_by_one`, to measure them.
 
-        `rates` and `layer_rates` as `Exchange.begin` takes them.
+        `rates` and `layer_rates` as `Executor.begin` takes them.
         """
+        rules = self._steps.rules
         self._step = step
-        self._one_by_one = one_by_one and not self._together
-        self._exchange.begin(step, attempt, rates, layer_rates)
+        # What is updated together is never exchanged group by group.
+        self._one_by_one = one_by_one and not (rules.holds or rules.clips)
+        self._steps.begin(step, attempt, rates, layer_rates)
         self._countdown.begin()
         self._left_out.clear()
 
-    def prepare(self, layer: int) -> None:
-        """Return when backward may read the parameters of a layer and write its gradients."""
-        self._timed(self._exchange.prepare, self._countdown.group_of[layer])
+    def prepare(self, layer: int) -> Waits:
+        """Until backward may read the parameters of a layer and write its gradients."""
+        group = self._countdown.group_of[layer]
+        return self._timed(self._steps.prepare(group), group)
 
-    def make_room(self, layer: int) -> None:
-        """Return when the gradients of a layer, which are complete elsewhere, may be written; see `prepare`."""
-        self._timed(self._exchange.make_room, self._countdown.group_of[layer])
+    def make_room(self, layer: int) -> Waits:
+        """Until the gradients of a layer, which are complete elsewhere, may be written; see `prepare`."""
+        group = self._countdown.group_of[layer]
+        return self._timed(self._steps.make_room(group), group)
 
-    def recall(self, layer: int) -> None:
-        """Return when the backward of the step that has begun may read the parameters of a layer."""
-        self._timed(self._exchange.recall, self._countdown.group_of[layer])
+    def recall(self, layer: int) -> Waits:
+        """Until the backward of the step that has begun may read the parameters of a layer."""
+        group = self._countdown.group_of[layer]
+        return self._timed(self._steps.recall(group), group)
 
-    def recall_alone(self, layer: int) -> None:
-        """Return when a backward that belongs to no step may read the parameters of a layer."""
-        self._timed(self._exchange.recall_alone, self._countdown.group_of[layer])
+    def recall_alone(self, layer: int) -> Waits:
+        """Until a backward that belongs to no step may read the parameters of a layer."""
+        group = self._countdown.group_of[layer]
+        return self._timed(self._steps.recall_alone(group), group)
 
-    def read_again(self, layer: int) -> None:
-        """Return when a forward that is computed again may read the parameters of a layer."""
+    def read_again(self, layer: int) -> Waits:
+        """Until a forward that is computed again may read the parameters of a layer."""
         # The groups of a segment are read in forward order, and then again.
-        self._timed(self._read_again, self._countdown.group_of[layer])
+        group = self._countdown.group_of[layer]
+        return self._timed(self._steps.recall(group, ahead=False), group)
 
-    def ready(self, layer: int) -> None:
+    def ready(self, layer: int) -> Waits:
         """The gradients of all tensors of a layer are complete."""
-        self._count_down(layer, None)
+        return self._count_down(layer, None)
 
-    def tensor_ready(self, layer: int) -> None:
+    def tensor_ready(self, layer: int) -> Waits:
         """The gradient of one more tensor of a layer is complete."""
-        self._count_down(layer, 1)
+        return self._count_down(layer, 1)
 
-    def group_ready(self, group: int) -> None:
+    def group_ready(self, group: int) -> Waits:
         """The gradients of all tensors of all layers of a group are complete; says in one call what `ready` says."""
         self._countdown.end(group)
-        self._push(group)
+        return self._push(group)
 
     def leave_out(self, group: int) -> None:
         """Nothing of the group is exchanged in this step, on no worker; none of its layers is `ready` in it."""
         self._countdown.end(group)
         self._left_out.add(group)
-        self._exchange.leave_out(group)
+        self._steps.leave_out(group)
 
-    def end_backward(self) -> None:
+    def end_backward(self) -> Waits:
         """All gradients are complete; what was left to be exchanged one by one is exchanged.
 
         Raises:
@@ -169,44 +177,81 @@ class StepDriver:
             raise RunError(
                 f"step {self._step}: backward ended while {missing[group]} tensors of group {group} have no gradients"
             )
-        if self._one_by_one and self._keeps_gradients:
+        if self._one_by_one and not self._steps.rules.drops_gradients:
             for group in range(len(missing)):
                 if group not in self._left_out:
-                    self._exchange_alone(group)
+                    yield from self._exchange_alone(group)
 
-    def complete(self, group: int) -> None:
-        """Return when a group of the step that has begun, which was pushed, has been summed."""
-        self._timed(self._exchange.complete, group)
+    def complete(self, group: int) -> Waits:
+        """Until a group of the step that has begun, which was pushed, has been summed."""
+        return self._timed(self._steps.complete(group), group)
 
-    def finish(self) -> None:
-        """Return when every group has been summed and updated by all."""
-        for group in range(len(self._countdown.missing)):
-            self._exchange.complete(group)
+    def finish(self, *, timed: bool = False) -> Waits:
+        """Until every group has been summed and updated by all, which is measured where it is `timed`."""
+        waits = (wait for group in range(len(self._countdown.missing)) for wait in self._steps.complete(group))
+        return self._timed(waits, 0) if timed else waits
 
     def abort(self) -> None:
         """Give the present step up, as all workers do; `begin` with a higher attempt follows."""
-        self._exchange.abort(self._step)
+        self._steps.abort(self._step)
 
-    def _count_down(self, layer: int, tensors: int | None) -> None:
+    def _count_down(self, layer: int, tensors: int | None) -> Waits:
         try:
             group = self._countdown.ready(layer, tensors)
         except RunError as error:
             raise RunError(f"step {self._step}: {error}") from None
-        if group is not None:
-            self._push(group)
+        return NOTHING if group is None else self._push(group)
 
-    def _push(self, group: int) -> None:
-        if self._holds:
+    def _push(self, group: int) -> Waits:
+        rules = self._steps.rules
+        if rules.holds:
             # The last push of a step may wait for all workers to agree whether to skip it.
-            self._timed(self._exchange.push, group)
-        elif not self._one_by_one:
-            self._exchange.push(group)
-        elif not self._keeps_gradients:
-            self._exchange_alone(group)
+            return self._timed(self._pushed(group), group)
+        if not self._one_by_one:
+            return self._steps.push(group)
+        return self._exchange_alone(group) if rules.drops_gradients else NOTHING
 
-    def _exchange_alone(self, group: int) -> None:
-        self._exchange.push(group)
-        self._timed(self._exchange.complete, group)
+    def _pushed(self, group: int) -> Waits:
+        yield from self._steps.push(group)
 
-    def _read_again(self, group: int) -> None:
-        self._exchange.recall(group, ahead=False)
+    def _exchange_alone(self, group: int) -> Waits:
+        yield from self._steps.push(group)
+        yield from self._timed(self._steps.complete(group), group)
+
+
+class StepDriver:
+    """A `LayerProgram` whose calls return when there is nothing left to wait for; one thread makes all of them.
+
+    Args:
+        exchange: has started.
+        timed: measures waits that may take their time.
+    """
+
+    def __init__(self, exchange: Exchange, timed: Timed = _untimed) -> None:
+        program = self._program = LayerProgram(exchange.steps, timed)
+        self._exchange, carry_out = exchange, exchange.carry_out
+
+        def blocking(waits: Callable[[int], Waits]) -> Callable[[int], None]:
+            return lambda number: carry_out(waits(number))
+
+        self.group_of = program.group_of
+        self.begin, self.leave_out, self.abort = program.begin, program.leave_out, program.abort
+        self.read, self.read_again = blocking(program.read), blocking(program.read_again)
+        self.recall, self.recall_alone = blocking(program.recall), blocking(program.recall_alone)
+        self.prepare, self.make_room = blocking(program.prepare), blocking(program.make_room)
+        self.ready, self.tensor_ready = blocking(program.ready), blocking(program.tensor_ready)
+        self.group_ready, self.complete = blocking(program.group_ready), blocking(program.complete)
+
+    def end_backward(self) -> None:
+        """All gradients are complete; see `LayerProgram.end_backward`."""
+        self._exchange.carry_out(self._program.end_backward())
+
+    def finish(self, *, timed: bool = False) -> None:
+        """Return when every group has been summed and updated by all; see `LayerProgram.finish`."""
+        self._exchange.carry_out(self._program.finish(timed=timed))
+
+    def adopt(self, plan: Plan) -> None:
+        """Go on by another plan; `finish` came before."""
+        if plan is not self._exchange.plan:
+            self._exchange.adopt(plan)
+        self._program.adopt(plan)

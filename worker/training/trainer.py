@@ -20,12 +20,10 @@ from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.clipping import LayerClipping
 from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.pacing import Pacing
-from taihu.worker.training.step_driver import StepDriver, Wait
+from taihu.worker.training.step_program import StepProgram
 from taihu.worker.training.step_record import StepRecord
 
 __all__ = ["Trainer"]
-
-_SHORTEST_TRACED_WAIT_S = 20e-6
 
 
 class TrainedModel(Protocol):
@@ -71,29 +69,23 @@ class Trainer:
         self._model = model
         self._batches = batches
         self._exchange = exchange
-        self._measuring = measuring
         self._clock = clock
-        self._tracer = tracer
         self._on_step = on_step
-        self._record: StepRecord | None = None
         self._open: StepRecord | None = None
-        self._driver = StepDriver(job, exchange, self._wait)
+        self._program = StepProgram(exchange.steps, measuring, clock.now, tracer, on_move)
 
     def adopt(self, plan: Plan) -> None:
         """Train on by another plan; `finish` came before."""
-        self._driver.adopt(plan)
+        if plan is not self._exchange.plan:
+            self._exchange.adopt(plan)
+        self._program.layers.adopt(plan)
 
     def step(self, step: int) -> float:
         """Run one step, and return its loss; its last pulls end during the next step's forward, or in `finish`."""
-        serial = self._measuring.is_serial(step) and not self._job.updates_together
-        record = self._record = StepRecord(step, serial, self._measuring.is_steady(step), self._clock.now())
+        record = self._program.start(step)
         losses = [self._pass(record, turn) for turn in range(1, self._turns + 1)]
         record.loss = fmean(losses)
-        record.backward_end_s = self._clock.now()
-        self._driver.end_backward()
-        record.end_s = self._clock.now()
-        self._tracer.add("compute", "forward", record.start_s, record.forward_end_s, step=step)
-        self._tracer.add("compute", "backward", record.forward_end_s, record.backward_end_s, step=step)
+        self._exchange.carry_out(self._program.end())
         self._open = record
         return record.loss
 
@@ -108,8 +100,8 @@ class Trainer:
             self._read if turn == 1 else self._keep,
             partial(self._forwarded, turn),
             partial(self._gradient_ready, turn),
-            self._driver.prepare,
-            self._driver.read_again,
+            lambda layer: self._exchange.carry_out(self._program.prepare(layer)),
+            lambda layer: self._exchange.carry_out(self._program.read_again(layer)),
             loss_scale=lambda: self._exchange.loss_scale,
             wait_for_others=partial(self._wait_for_others, record),
         )
@@ -125,7 +117,7 @@ class Trainer:
 
     def _read(self, layer: int) -> None:
         """Return when the forward that begins a step may read the parameters of a layer."""
-        self._driver.read(layer)
+        self.read_layer(layer)
         if self._local is not None:
             self._local.begun(layer)
 
@@ -135,38 +127,22 @@ class Trainer:
 
     def finish(self) -> None:
         """Wait until the parameters of the last step are in the arena."""
-        self._driver.finish()
+        self._exchange.carry_out(self._program.layers.finish())
         self._close_record()
 
     def read_layer(self, layer: int) -> None:
         """Return when the parameters of a layer are in the arena; between steps, in forward order."""
-        self._driver.read(layer)
+        self._exchange.carry_out(self._program.read(layer))
 
     def _close_record(self) -> None:
         """Hand on the step before, all of whose answers are there."""
         record, self._open = self._open, None
         if record is not None:
             self._exchange.settle()
-            record.times = self._exchange.group_times()
             record.path = self._exchange.path
             record.loss_scale = self._exchange.loss_scale
             record.skipped_steps = self._exchange.skipped_steps
             self._on_step(record)
-
-    def _wait(self, wait: Wait, group: int) -> None:
-        """Carry out a wait of the step under way, and note how long it took."""
-        start = self._clock.now()
-        wait(group)
-        stop = self._clock.now()
-        self._on_move()
-        record = self._record
-        if record is None or record.end_s:
-            return
-        record.waited_s += stop - start
-        if record.forward_end_s and not record.backward_end_s:
-            record.waited_in_backward_s += stop - start
-        if stop - start > _SHORTEST_TRACED_WAIT_S:
-            self._tracer.add("compute", "wait", start, stop, step=record.step, group=group)
 
     def _wait_for_others(self, record: StepRecord, wait: Callable[[], None]) -> None:
         """Carry out a wait in an end of the model that is spread over the workers, which is part of its backward."""
@@ -175,16 +151,12 @@ class Trainer:
         record.end_waited_s += self._clock.now() - start
 
     def _forwarded(self, turn: int, loss: float | None) -> None:
-        record = self._record
-        assert record is not None  # noqa: S101
         if loss is not None:
-            self._check(loss, record.step)
+            self._check(loss, self._program.record.step)
         self._close_record()
-        if turn < self._turns:
-            return
-        record.forward_end_s = self._clock.now()
-        record.waited_in_forward_s = record.waited_s
-        self._driver.begin(record.step, one_by_one=record.serial)
+        if turn == self._turns:
+            self._program.forwarded()
+            self._program.begin()
 
     def _gradient_ready(self, turn: int, layer: int) -> None:
         self._on_move()
@@ -197,18 +169,13 @@ class Trainer:
 
     def _update(self, local: LocalSteps, layer: int, turn: int, scale: float = 1.0) -> None:
         """Update a layer here; behind the last local step its difference goes."""
-        record = self._record
-        assert record is not None  # noqa: S101
-        local.update(layer, record.step, turn, scale)
+        local.update(layer, self._program.record.step, turn, scale)
         if turn == self._turns:
             local.difference(layer)
             self._push(layer)
 
     def _push(self, layer: int) -> None:
-        record = self._record
-        assert record is not None  # noqa: S101
-        record.ready_s.append(self._clock.now() - record.waited_in_backward_s)
-        self._driver.ready(layer)
+        self._exchange.carry_out(self._program.ready(layer))
 
     def _check(self, loss: float, step: int) -> None:
         if math.isnan(loss) and self._job.refuses_non_finite:

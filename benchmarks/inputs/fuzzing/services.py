@@ -48,6 +48,7 @@ __all__ = ["TARGETS"]
 _LAYOUT: Final = Layout(
     (LayerSpec("fc", (TensorSpec("weight", (8,)),)), LayerSpec("out", (TensorSpec("weight", (5,)),)))
 )
+_BRINGER: Final = Sender("job", 7, 0)
 _PLAN: Final = Plan(1, 1, (Group(0, 0), Group(1, 1)), _LAYOUT, 8, world=World(1, 3))
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["CoordinatorService"]
 _METHODS: Final = tuple(sorted(method.name for method in _SERVICE.methods))
@@ -253,7 +254,7 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
         except DecodeError as error:
             raise DamagedFrameError(str(error)) from None
         initial = Initialization("job", _PLAN, Shard(_LAYOUT, 1, 0), shared=False)
-        frame = read(request.frame)
+        frame = read(request.frame, _BRINGER)
         initial.write(frame.header, dense_values(frame))
         return initial
 
@@ -269,7 +270,7 @@ def _rules() -> bytes:
 def _initial() -> bytes:
     request = parameter_server_pb2.InitializeRequest()
     first = Shard(_LAYOUT, 1, 0).state_frames(_PLAN.frame_elements)[0]
-    head = FrameHeader(Sender("job", 7, 0), At(1, 0).range(first), Parameters())
+    head = FrameHeader(_BRINGER, At(1, 0).range(first), Parameters())
     request.frame = message_of(head, [np.ones(first.count, dtype=np.float32)])
     return request.SerializeToString()
 

@@ -76,9 +76,9 @@ def unsealed(header: FrameHeader, *pieces: NDArray[Any]) -> bytes:
     return message[:_COVERED_BYTES] + message[HEADER_BYTES:]
 
 
-def read(message: bytes) -> Frame:
-    """The frame of a message of worker 2."""
-    return read_message(message, _SENDER, "worker 2")[0]
+def read(message: bytes, sender: Sender = _SENDER) -> Frame:
+    """The frame of a message of `sender`, worker 2 unless told."""
+    return read_message(message, sender, sender.label)[0]
 
 
 def sealed_frame(data: bytes) -> Frame:

@@ -66,7 +66,7 @@ class Again(NamedTuple):
 
 @dataclass(frozen=True)
 class Begin(Ask[Begun | Again]):
-    """May this process join, and from where does the run go on?
+    """This process would join, and go on from where the run does.
 
     Refused with StaleError where the place is taken by a process that lives, FinishedError where the run has
     finished, RunError where it has ended otherwise.
@@ -100,7 +100,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class Join(Ask[Peers]):
-    """Take this process in; a worker is answered when everybody is there whom it exchanges with.
+    """This process joins; a worker is answered when everybody is there whom it exchanges with.
 
     Refused with ConfigError or ModelError where it has other settings, data or layers than the run, StaleError where
     the rank is taken, RecoveringError where its `generation` is over, PeerUnreachableError where others do not come.
@@ -127,7 +127,7 @@ class Join(Ask[Peers]):
 
 @dataclass(frozen=True)
 class Vouch(Ask[None]):
-    """Is this `caller` of `member` a member, too? Refused with StaleError where not."""
+    """Whoever calls `member` says that it is this `caller`; refused with StaleError where that is no member."""
 
     job: str
     member: Life
@@ -188,7 +188,7 @@ class Heartbeat(Ask[Heard]):
 
 @dataclass(frozen=True)
 class GetPlan(Ask[Plan]):
-    """Which groups are layers merged into? Answered when the first worker has brought its layers."""
+    """The plan is asked for; answered when the first worker has brought its layers."""
 
     job: str
     member: Life
@@ -222,7 +222,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class DecideCheckpoint(Ask[Decision]):
-    """Is the state behind `step` kept? All workers ask behind the same steps; none follows one that `is_last`."""
+    """A worker stands behind `step`, where all ask whether its state is kept; none follows a step that `is_last`."""
 
     job: str
     member: Life
@@ -304,7 +304,7 @@ class Known:
 
 @dataclass(frozen=True)
 class GetProfile(Ask[Known]):
-    """What does a step cost? Anybody may ask who is let in."""
+    """The costs of a step are asked for; by anybody who is let in."""
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,12 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class GetStatus(Ask[RunStatus]):
-    """How is the run? Anybody may ask who is let in, at any time."""
+    """The status of the run is asked for; by anybody who is let in, at any time."""
 
 
 @dataclass(frozen=True)
 class Stop(Ask[RunState]):
-    """Let `job` end in order, for `reason`; the state that it is in then: FAILED where there is nothing to save.
+    """`job` is to end in order, for `reason`; the state that it is in then: FAILED where there is nothing to save.
 
     Refused with StaleError where the coordinator has another job.
     """

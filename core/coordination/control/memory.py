@@ -82,7 +82,7 @@ class MemoryControl:
         return f"the {self.peer}"
 
     def call(self, ask: Ask[A], timeout_s: float | None) -> A:
-        """See `Control.call`."""
+        """Ask once, see `Control.call`."""
         if self._is_closed:
             raise StaleError(f"{self._caller} takes no part any more")
         answering = self._place.answering
@@ -101,5 +101,5 @@ class MemoryControl:
         """Nothing connects the two that could be new."""
 
     def close(self) -> None:
-        """See `Control.close`."""
+        """End this way: nobody is asked any more."""
         self._is_closed = True

@@ -72,7 +72,7 @@ class RemoteControl:
         return f"the {self.peer}" if is_known(host) else f"the name {host} of the {self.peer} to be known"
 
     def call(self, ask: Ask[A], timeout_s: float | None) -> A:
-        """See `Control.call`."""
+        """Ask once, see `Control.call`."""
         way = self._ways[type(ask)]
         request = way.asked.to(ask)
         try:
@@ -88,7 +88,7 @@ class RemoteControl:
         return answer
 
     def renew(self, *, cuts: bool = False) -> None:
-        """See `Control.renew`."""
+        """Go on over a new connection, see `Control.renew`."""
         if cuts:
             self._channel.close()
         else:
@@ -96,7 +96,7 @@ class RemoteControl:
         self._channel = self._connect()
 
     def close(self) -> None:
-        """See `Control.close`."""
+        """End all connections."""
         for channel in (*self._former, self._channel):
             channel.close()
 

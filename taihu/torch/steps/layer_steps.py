@@ -21,7 +21,7 @@ from taihu.worker.exchange.session import Session
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.plan_follower import PlanFollower
-from taihu.worker.training.step_driver import StepDriver, Wait
+from taihu.worker.training.step_driver import StepDriver, Timed
 from taihu.worker.training.step_record import StepRecord
 
 
@@ -122,7 +122,7 @@ class LayerSteps:
         helping: carries out the last group of a step in this thread, where nothing else is under way.
         owners: of each parameter the number of the optimizer; late layers behind them have that of their source.
         turns: of the optimizers.
-        timed: carries out a wait, and measures it.
+        timed: measures waits.
         waits: called with whether this worker waits for others from now on.
     """
 
@@ -138,7 +138,7 @@ class LayerSteps:
         helping: Helping,
         owners: Sequence[int],
         turns: Turns,
-        timed: Callable[[Wait, int], None],
+        timed: Timed,
         waits: Callable[[bool], None],
         clock: Clock,
     ) -> None:
@@ -151,13 +151,12 @@ class LayerSteps:
         self._turns = turns
         self._reports = reports
         self._measuring = measuring
-        self._timed = timed
         self._waits = waits
         self._clock = clock
         self._copies = job.stage.divides_gradients
         # Who waits in backward for room, or for a sum, must not be waited for by who has no such gradient.
         self._expects = not job.stage.divides_gradients or job.stage.divides_parameters or len(set(owners)) == 1
-        self._driver = StepDriver(job, session.exchange, timed)
+        self._driver = StepDriver(session.exchange, timed)
         self._follower = PlanFollower(measuring, session.client, job.exchange.timeout_s)
         self._groups = _Groups(session.exchange.plan.groups, owners)
         # Before the first one there is one that is over.
@@ -185,11 +184,11 @@ class LayerSteps:
             self._driver.recall(layer)
         else:
             self._driver.recall_alone(layer)
-        self.exchange.hold(self.group_of(layer))
+        self.exchange.steps.hold(self.group_of(layer))
 
     def free(self, group: int) -> None:
         """The parameters of a group need not stay."""
-        self.exchange.free(group)
+        self.exchange.steps.free(group)
 
     def is_sent(self, layer: int) -> bool:
         """Whether the gradients of the layer's group have been pushed in a backward that has not ended."""
@@ -199,7 +198,7 @@ class LayerSteps:
     def begin(
         self, record: StepRecord, rates: Sequence[float] | None, layer_rates: NDArray[np.float64] | None = None
     ) -> None:
-        """A step begins; nothing of the one before is under way. Rates are as `Exchange.begin` takes them."""
+        """A step begins; nothing of the one before is under way. Rates are as `Executor.begin` takes them."""
         self._step = self._new_step(serial=record.serial)
         if self._codes is not None and layer_rates is not None:
             self._codes.coder.follow_rates(layer_rates)
@@ -311,7 +310,7 @@ class LayerSteps:
     def finish(self) -> None:
         """Return when every group has been summed, and updated where servers do so."""
         self._helping.help()
-        self._timed(lambda _: self._driver.finish(), 0)
+        self._driver.finish(timed=True)
 
     def give(self, is_brought: Callable[[int], bool]) -> None:
         """Have what came back in the gradients of the parameters that the step was about, or that was brought."""

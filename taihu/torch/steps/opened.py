@@ -62,7 +62,7 @@ class Opened:
     compression: CompressionState | Coder | None
 
     def begin(self, record: StepRecord, rates: Sequence[float] | None) -> None:
-        """A step begins; `rates` as `Exchange.begin` takes them."""
+        """A step begins; `rates` as `Executor.begin` takes them."""
         self.steps.begin(record, rates, None if self.rates is None else self.rates.now())
 
     def state(self) -> dict[str, NDArray[np.generic]]:

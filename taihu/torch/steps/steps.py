@@ -35,9 +35,9 @@ from taihu.torch.steps.served import Served
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought, Turns
 from taihu.torch.steps.waiting import Waiting
+from taihu.worker.exchange.executor import Waits
 from taihu.worker.exchange.session import Session
 from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
-from taihu.worker.training.step_driver import Wait
 from taihu.worker.training.step_record import StepRecord
 
 _USUAL_CHECKS: Final = 128
@@ -646,9 +646,9 @@ class BackwardSteps:
             return frozenset((0,))
         return frozenset(self._set.owners[number] for number in np.flatnonzero(is_brought).tolist())
 
-    def _wait(self, wait: Wait, group: int) -> None:
+    def _wait(self, waits: Waits, group: int) -> Waits:
         with self._waiting:
-            wait(group)
+            yield from waits
 
     def _has_waited(self, seconds: float) -> None:
         if self._record is not None:

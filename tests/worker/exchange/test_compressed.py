@@ -214,13 +214,14 @@ def wide(layout: Layout, rank: int, step: int) -> Values:
 )
 def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int, slack: float | str, value_type: str) -> None:
     """Steps without gradients empty what was held back: then everything has been applied, once."""
-    settings = {"threshold_slack": slack, "value_type": value_type}
+    # With a larger share all is sent in fewer steps; a tree of two and more still rejects most.
+    settings = {"threshold_slack": slack, "value_type": value_type, "density": 0.25}
     job = job_of(0, workers, {"momentum": 0.0}, downlink="doublesqueeze", **settings)
     plan = first_plan(job, LAYOUT, one_host=False)
     plan = replace(plan, routes=(SparseAlgorithm.GTOPK,) * len(plan.groups), frame_elements=1000)
     # Where nothing bounds the count, a threshold of large gradients sends nothing of small ones while it is reused;
     # and what is rounded away comes again.
-    steps = STEPS + (14 if slack != "none" and value_type == "fp32" else 42) * workers
+    steps = STEPS + (6 if slack != "none" and value_type == "fp32" else 18) * workers
 
     def some(rank: int, step: int) -> Values:
         given = gradients(rank, step)
@@ -233,7 +234,7 @@ def test_what_a_tree_rejects_is_kept_until_it_is_sent(workers: int, slack: float
         for group in plan.groups:
             start, stop = LAYOUT.offsets[group.first_layer], LAYOUT.offsets[group.last_layer + 1]
             changed = np.count_nonzero(seen[0][start:stop] != before[start:stop])
-            assert changed <= 0.1 * (stop - start) + 2  # ceil, in each of at most two parts
+            assert changed <= 0.25 * (stop - start) + 2  # ceil, in each of at most two parts
         before = seen[0]
     applied = (initial_parameters(LAYOUT) - before).astype(np.float64) / 0.1 * workers
     everything = np.sum([gradients(rank, step) for rank in range(workers) for step in range(1, STEPS + 1)], axis=0)

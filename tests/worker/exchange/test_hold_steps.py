@@ -67,7 +67,7 @@ def test_each_step_is_held_once_before_the_next_one_begins(kind: str, tmp_path: 
 
     def work(worker: Worker) -> tuple[list[int], list[bytes], list[bytes]]:
         settle(worker.exchange)
-        driver, parameters = StepDriver(job, worker.exchange), worker.arenas.parameters
+        driver, parameters = StepDriver(worker.exchange), worker.arenas.parameters
         ended: list[int] = []
         held: list[bytes] = []
         after: list[bytes] = []
@@ -99,7 +99,7 @@ def test_what_workers_hold_together_is_what_all_read(kind: str, tmp_path: Path) 
 
     def work(worker: Worker) -> bytes:
         settle(worker.exchange)
-        driver = StepDriver(job, worker.exchange)
+        driver = StepDriver(worker.exchange)
         held = HeldSteps(tmp_path, f"worker {worker.rank}", 7, RUN, steps=3)
         worker.exchange.hold_steps(held, state_of(worker), is_first=True)
         for step in range(1, STEPS + 1):
@@ -137,7 +137,7 @@ def test_nobody_gets_what_its_owner_has_not_held(kind: str, tmp_path: Path) -> N
             if (worker.rank, step) == (1, 2):
                 raise RunError("killed here")
 
-        driver = StepDriver(job, worker.exchange)
+        driver = StepDriver(worker.exchange)
         worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
         for step in (1, 2):
             take_step(driver, worker, step)
@@ -156,7 +156,7 @@ def test_a_step_does_not_begin_while_the_one_before_is_being_held(tmp_path: Path
 
     def work(worker: Worker) -> list[Any]:
         settle(worker.exchange)
-        driver, order, goes_on = StepDriver(job, worker.exchange), [], threading.Event()
+        driver, order, goes_on = StepDriver(worker.exchange), [], threading.Event()
 
         def ends(step: int) -> None:
             assert goes_on.wait(600)
@@ -186,7 +186,7 @@ def test_who_waits_for_that_hears_of_a_failure(tmp_path: Path) -> None:
             raise RunError("no room is left")
 
         worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
-        driver = StepDriver(job, worker.exchange)
+        driver = StepDriver(worker.exchange)
         take_step(driver, worker, 1)
         driver.finish()
         worker.exchange.settle()
@@ -203,7 +203,7 @@ def test_what_a_sum_leaves_out_is_held_with_the_step(tmp_path: Path) -> None:
 
     def work(worker: Worker) -> bytes:
         settle(worker.exchange)
-        driver, member = StepDriver(job, worker.exchange), f"worker {worker.rank}"
+        driver, member = StepDriver(worker.exchange), f"worker {worker.rank}"
         held = HeldSteps(tmp_path, member, 7, RUN, steps=3)
         worker.exchange.hold_steps(held, lambda: worker.exchange.state(is_first=False), is_first=False)
         for step in range(1, STEPS + 1):

@@ -19,7 +19,7 @@ from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.core.wire.frames.identity import identity_to_metadata
 from taihu.worker.exchange.base.route import Arrived
-from taihu.worker.exchange.shell import Exchange
+from taihu.worker.exchange.executor import Executor
 
 kinds = pytest.mark.parametrize("kind", ["server", "ring"])
 
@@ -109,39 +109,39 @@ def test_mixed_precision_holds_what_is_computed_with_and_no_more(kind: str, zero
 
 def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters that come behind the push would be read in the next step, for which they are too old."""
-    arrived, waits = Exchange._arrived, threading.Event()
+    arrived, waits = Executor.arrived, threading.Event()
 
-    def late(exchange: Exchange, part: Arrived) -> None:
+    def late(steps: Executor, part: Arrived) -> None:
         def tell() -> None:
             assert waits.wait(120)
-            arrived(exchange, part)
+            arrived(steps, part)
 
-        if part.group == 1 and exchange._protocol.at.step:
+        if part.group == 1 and steps.protocol.at.step:
             threading.Thread(target=tell).start()
         else:
-            arrived(exchange, part)
+            arrived(steps, part)
 
     def work(worker: Worker) -> bool:
         exchange, parameters = worker.exchange, worker.exchange._protocol.parameters
-        wait_until = exchange._wait_until
+        block = exchange._block
         exchange.begin(1)
         exchange.recall(0)
         assert not parameters.is_quiet(1)
 
-        def waiting(predicate: Callable[[], bool], group: int) -> None:
+        def waiting(is_there: Callable[[], bool], group: int) -> None:
             waits.set()
-            wait_until(predicate, group)
+            block(is_there, group)
 
-        monkeypatch.setattr(exchange, "_wait_until", waiting)
-        exchange.make_room(1)
+        monkeypatch.setattr(exchange, "_block", waiting)
+        exchange.carry_out(exchange.steps.make_room(1))
         is_quiet = parameters.is_quiet(1)
         for group in (1, 0):
-            exchange.make_room(group)
+            exchange.carry_out(exchange.steps.make_room(group))
             exchange.push(group)
         worker.complete()
         return is_quiet
 
-    monkeypatch.setattr(Exchange, "_arrived", late)
+    monkeypatch.setattr(Executor, "arrived", late)
     exchange = {"plan": "per-layer", "zero": 3, "transport": "tcp"}
     assert run_workers(make_job(1, 1, exchange=exchange), layout_of(64, 64), work) == [True]
 

@@ -15,7 +15,7 @@ from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.frames.headers import At
 
-__all__ = ["Arrived", "ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath", "Updated"]
+__all__ = ["Arrived", "Carrier", "ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath", "Updated"]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,26 @@ class RoutePath(Protocol):
         """End in good order; nothing is under way."""
 
 
-class Route(Protocol):
+class Carrier(Protocol):
+    """The part of a route that actions need; see `Route` for threads."""
+
+    def parts(self, group: int) -> int:
+        """The number of parts of a group that are told of, for each push and fetch."""
+
+    def begin(self, at: At) -> None:
+        """Begin a step: what is sent from now on belongs to `at`."""
+
+    def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
+        """Send the group's gradients; returns the bytes that this takes, as far as they are known."""
+
+    def apply(self, at: At, loss_scale: float) -> None:
+        """Update by the sums of all groups, clipped together, if none was updated on its way; `applied` follows."""
+
+    def fetch(self, group: int, step: int) -> None:
+        """Fetch the group's parameters as they are after `step`."""
+
+
+class Route(Carrier, Protocol):
     """Sends and fetches, and knows nothing of the state of a step.
 
     One thread calls all of these but `fetch`, which any thread may call. Nothing but `start`, `agree`,
@@ -108,12 +127,6 @@ class Route(Protocol):
 
     path: RoutePath
     """The path that values take; it is closed with the exchange."""
-
-    asks_early: bool
-    """Whether parts of a group that is being summed may be fetched, and come as soon as they have been updated."""
-
-    agrees: bool
-    """Whether workers agree on skipping a step before they push."""
 
     shares_sums: int
     """The number of workers whose gradients are added up in what travels, so that each may be so much smaller."""
@@ -129,29 +142,14 @@ class Route(Protocol):
     def adopt(self, plan: Plan) -> None:
         """Go on by another plan; nothing is under way."""
 
-    def parts(self, group: int) -> int:
-        """The number of parts of a group that are told of, for each push and fetch."""
-
-    def begin(self, at: At) -> None:
-        """Begin a step: what is sent from now on belongs to `at`."""
-
     def tell(self, rates: Sequence[float]) -> None:
         """Tell those that update by a script's optimizer the learning rates of the step that has begun.
 
         There is one for each parameter group, or none at all where those of other workers hold.
         """
 
-    def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
-        """Send the group's gradients; returns the bytes that this takes, as far as they are known."""
-
-    def apply(self, at: At, loss_scale: float) -> None:
-        """Update by the sums of all groups, clipped together, if none was updated on its way; `applied` follows."""
-
     def send_selected(self, group: int, selection: Selection, compressor: GroupCompressor) -> int:
         """Send what a compressor selected, which is valid until this returns."""
-
-    def fetch(self, group: int, step: int) -> None:
-        """Fetch the group's parameters as they are after `step`."""
 
     def held(self) -> Held:
         """Parameters and optimizer state that this worker updates, as they are between two steps."""

@@ -14,6 +14,7 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Chunks, Ring, cut_chunks
 from taihu.core.base.errors import RunError
+from taihu.core.chaos.points import Chaos
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import State
 from taihu.core.compression import GroupCompressor, Selection
@@ -23,6 +24,7 @@ from taihu.core.planner.partition import FrameSpec
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import At, ValueType
+from taihu.worker.exchange.base.disturbed import disturb
 from taihu.worker.exchange.base.route import Held, Route, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import ByEveryWorker, check_finite
 from taihu.worker.exchange.ring.peer_path import PeerPath
@@ -34,7 +36,6 @@ __all__ = ["Means", "Replicas", "RingRoute", "RingUpdates", "chunks_of"]
 class RingUpdates(Protocol):
     """The updates of a ring: who makes them, and so what goes around and where it ends."""
 
-    agrees: bool
     shares_sums: int
     is_told_at_end: bool
     """Whether nothing is done with a part of a group before all of it is there."""
@@ -75,10 +76,9 @@ def chunks_of(plan: Plan, workers: int, value_type: ValueType) -> list[Chunks]:
 class RingRoute(Route):
     """A route; the communicator is not closed here.
 
-    A part of a group is updated as soon as its sum is complete, while the rest is still under way.
+    A part of a group is updated as soon as its sum is complete, while the rest is still under way. `chaos` is asked
+    for faults where parts are summed and updated.
     """
-
-    asks_early = False
 
     def __init__(  # noqa: PLR0917 - one of each
         self,
@@ -90,7 +90,9 @@ class RingRoute(Route):
         events: RouteEvents,
         clock: Clock | None = None,
         tracer: Tracer | None = None,
+        chaos: Chaos | None = None,
     ) -> None:
+        self._chaos = chaos
         self._communicator = communicator
         self.path: PeerPath = PeerPath(communicator, job.exchange.transport, plan.carriage, events)
         self._arenas = arenas
@@ -101,14 +103,13 @@ class RingRoute(Route):
         self._asks_kernel = job.exchange.returns == "gradients"
         self._chunks = chunks_of(plan, communicator.size, arenas.value_type)
         self._at = At(0, 0)
-        self.agrees = updates.agrees
         self.shares_sums = updates.shares_sums
 
     @override
     def start(self) -> None:
         """Start, and find out whether all workers share memory."""
         self._updates.bring()
-        by_kernel = self._updates.is_told_at_end if self._asks_kernel else None
+        by_kernel = self._updates.is_told_at_end and self._chaos is None if self._asks_kernel else None
         self.path.open(self._arenas.shared, self._arenas.value_type, by_kernel=by_kernel)
 
     @override
@@ -138,6 +139,8 @@ class RingRoute(Route):
         key = OperationKey(self._at, group)
         operation = self._updates.operation(key, self._chunks[group], loss_scale)
         operation.on_finished = partial(self._finished, self._at, operation, self._clock.now())
+        if self._chaos is not None:
+            disturb(operation, self._chaos)
         self._communicator.start(operation)
         return 0
 
@@ -186,7 +189,6 @@ class RingRoute(Route):
 class Undivided(RingUpdates):
     """The part of updates that is alike wherever all workers have everything; it has no fields."""
 
-    agrees = False
     shares_sums = 1
     is_told_at_end = False
 

@@ -69,7 +69,6 @@ class Owners(RingUpdates):
         self._gathers_results = job.stage.divides_parameters
         self._fetches = arenas.parameter_pages is not None
         self._largest_norm = job.whole_norm
-        self.agrees = job.holds_gradients
         self.shares_sums = communicator.size
         self.is_told_at_end = False
         self._plan = plan

@@ -48,7 +48,6 @@ class SparseRoute(Route):
     allreduce rejects goes back to this worker's residual. Every worker updates all parameters itself.
     """
 
-    asks_early = agrees = False
     shares_sums = 1
 
     def __init__(  # noqa: PLR0917 - one of each

@@ -74,8 +74,6 @@ class ServerRoute(Route):
     `faults` are those of the frames that it sends.
     """
 
-    asks_early = True
-    agrees = False
     shares_sums = 1
 
     def __init__(  # noqa: PLR0917 - one of each

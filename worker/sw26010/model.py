@@ -6,16 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from support.sw26010.computed import sgd_update
-from support.sw26010.layer import ProcessorLayer
-from support.sw26010.layers import on_processor
 from taihu.kernels.optim import SgdRule
 from taihu.kernels.sw26010.layer_costs import LayerCost
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.machine import CORE_GROUPS
+from taihu.kernels.sw26010.passes import sgd_update
 from taihu.worker.engine.base.layer import Array, Run, StepContext
 from taihu.worker.engine.models.model import Model, StepHooks
+from taihu.worker.sw26010.layer import ProcessorLayer
+from taihu.worker.sw26010.layers import on_processor
 from taihu.worker.sw26010.times import LayerTime
+
+__all__ = ["ProcessorModel"]
 
 
 class ProcessorModel:
@@ -68,7 +70,7 @@ class ProcessorModel:
         return loss
 
     def update(self, parameters: Array, gradient: Array, buffer: Array | None, rule: SgdRule) -> Ledger:
-        """SGD on whole arenas, in place; see `support.sw26010.computed.sgd_update`."""
+        """SGD on whole arenas, in place; see `taihu.kernels.sw26010.passes.sgd_update`."""
         return sgd_update(parameters, gradient, buffer, rule, core_groups=self._core_groups)
 
     def layer_times(self) -> tuple[LayerTime, ...]:

@@ -1,26 +1,23 @@
-"""Computation of the CPEs on the units of windows: numba kernels, and the tasks that run them."""
+"""Computation of the CPEs on the units of `kernels.sw26010.windows`: numba kernels, and the tasks that run them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.nn.window import Window, covered, tap
-from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.ledger import Ledger
-from taihu.kernels.sw26010.machine import CPES
-from taihu.kernels.sw26010.waves import Unit, wave
 from taihu.kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
+
+__all__ = ["col2im", "im2col", "pool", "pool_gradient"]
 
 Values = NDArray[Any]
 Places = NDArray[np.int64]
 Bounds = tuple[int, int, int, int]
-
-_INDEX_BYTES: Final = 4  # Of the position of a maximum.
 
 
 @kernel_part
@@ -172,50 +169,14 @@ def _pool_gradient(  # noqa: PLR0917 - three arrays, where, how
     return read, written
 
 
-def _waves(plan: WindowPlan, share: range) -> Iterator[tuple[list[tuple[int, int]], slice, slice]]:
-    """((image, line) of each CPE, pixels, channels) in the order in which `WindowPlan.cost` counts them."""
-    kinds: dict[int, list[int]] = {}
-    for line in range(plan.lines()):
-        kinds.setdefault(len(plan.reached(line)), []).append(line)
-    for pixels, channels in plan.pieces():
-        for lines in kinds.values():
-            places = [(image, line) for image in share for line in lines]
-            for first in range(0, len(places), CPES):
-                yield places[first : first + CPES], pixels, channels
-
-
-def _count(  # noqa: PLR0917 - a place and what was seen there
-    plan: WindowPlan,
-    ledger: Ledger,
-    cpes: int,
-    lines: int,
-    pixels: slice,
-    channels: slice,
-    moved: tuple[int, int],
-) -> None:
-    """Enter a wave that was made, with the elements that were read and written as they were counted.
-
-    The positions of maxima are moved as often as the values beside them.
-    """
-    unit = plan.unit(lines, pixels, channels)
-    shares = [elements // cpes * plan.itemsize for elements in moved]
-    if plan.task in ("max", "max gradient"):
-        shares.insert(1 + (plan.task == "max"), shares[plan.task == "max"] // plan.itemsize * _INDEX_BYTES)
-    transfers = tuple(
-        Transfer(tuple((block, share // block) for block, _ in planned.runs))
-        for planned, share in zip(unit.transfers, shares, strict=True)
-    )
-    wave(ledger, Unit(unit.work, transfers), cpes)
-
-
 def _execute(plan: WindowPlan, compute: Callable[[Places, Bounds], tuple[int, int]]) -> Ledger:
     ledgers = []
     for share in plan.shares():
         ledger = Ledger()
-        for places, pixels, channels in _waves(plan, share):
+        for places, pixels, channels in plan.waves(share):
             bounds = (pixels.start, pixels.stop, channels.start, channels.stop)
             moved = compute(np.array(places, np.int64), bounds)
-            _count(plan, ledger, len(places), len(plan.reached(places[0][1])), pixels, channels, moved)
+            plan.count(ledger, len(places), len(plan.reached(places[0][1])), pixels, channels, moved)
         ledgers.append(ledger)
     return plan.together(ledgers)
 

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 import numpy as np
 from typing_extensions import override
 
-from support.sw26010.streams import execute_stream
 from taihu.kernels.sw26010 import passes
 from taihu.kernels.sw26010.ledger import Ledger
-from taihu.kernels.sw26010.streams import plan_slabs
+from taihu.kernels.sw26010.streams import execute_stream, plan_slabs
 from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run
+
+__all__ = ["ParameterProcessorLayer", "ProcessorLayer", "copy_rows", "rows_of"]
 
 
 class ProcessorLayer(ABC):

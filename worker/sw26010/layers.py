@@ -7,13 +7,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 from typing_extensions import override
 
-from support.sw26010 import computed
-from support.sw26010.layer import ProcessorLayer, copy_rows
-from support.sw26010.parameter_layers import ConvolutionLayer, FullyConnectedLayer, NormLayer
-from support.sw26010.pieces import pool, pool_gradient
 from taihu.kernels.nn.window import Window
 from taihu.kernels.sw26010 import passes
 from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.pieces import pool, pool_gradient
 from taihu.kernels.sw26010.streams import Pass, plan_stream
 from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run
 from taihu.worker.engine.layers.branches import Auxiliary
@@ -33,7 +30,11 @@ from taihu.worker.sw26010.describe import (
     Sum,
     describe,
 )
+from taihu.worker.sw26010.layer import ProcessorLayer, copy_rows
+from taihu.worker.sw26010.parameter_layers import ConvolutionLayer, FullyConnectedLayer, NormLayer
 from taihu.worker.sw26010.times import first_of, whole_image
+
+__all__ = ["on_processor"]
 
 
 class _Pooling(ProcessorLayer):
@@ -66,12 +67,12 @@ class _Rectifier(ProcessorLayer):
 
     def forward(self, x: Array, run: Run) -> Array:
         self._output = np.empty_like(x)
-        self.forward_ledger = computed.relu(x, self._output, core_groups=self.core_groups)
+        self.forward_ledger = passes.relu(x, self._output, core_groups=self.core_groups)
         return self._output
 
     def backward(self, dy: Array, run: Run) -> Array:
         dx = np.empty_like(dy)
-        self.backward_ledger = computed.relu_gradient(self._output, dy, dx, core_groups=self.core_groups)
+        self.backward_ledger = passes.relu_gradient(self._output, dy, dx, core_groups=self.core_groups)
         return dx
 
 
@@ -152,14 +153,14 @@ class _Sum(_Chain):
         if len(self._children) > 1:
             shortcut = self._children[1].forward(x, run)
         y = np.empty_like(body)
-        self.forward_ledger = computed.ring_add(body, shortcut, y, core_groups=self.core_groups)
+        self.forward_ledger = passes.ring_add(body, shortcut, y, core_groups=self.core_groups)
         return y
 
     def backward(self, dy: Array, run: Run) -> Array:
         shortcut = self._children[1].backward(dy, run) if len(self._children) > 1 else dy
         body = self._children[0].backward(dy, run)
         dx = np.empty_like(body)
-        self.backward_ledger = computed.ring_add(body, shortcut, dx, core_groups=self.core_groups)
+        self.backward_ledger = passes.ring_add(body, shortcut, dx, core_groups=self.core_groups)
         return dx
 
 
@@ -190,10 +191,10 @@ class _Branches(_Chain):
             gradient = child.backward(own, run)
             if dx is not None:
                 total = np.empty_like(gradient)
-                spent = spent.then(computed.ring_add(dx, gradient, total, core_groups=self.core_groups))
+                spent = spent.then(passes.ring_add(dx, gradient, total, core_groups=self.core_groups))
                 gradient = total
             dx = gradient
-        assert dx is not None
+        assert dx is not None  # noqa: S101
         self.backward_ledger = spent
         return dx
 
@@ -214,7 +215,7 @@ class _AuxiliaryClassifier(_Chain):
     def backward(self, dy: Array, run: Run) -> Array:
         head = self._children[0].backward(self._own.gradient, run)
         dx = np.empty_like(dy)
-        self.backward_ledger = computed.ring_add(dy, head, dx, core_groups=self.core_groups)
+        self.backward_ledger = passes.ring_add(dy, head, dx, core_groups=self.core_groups)
         return dx
 
 
@@ -266,9 +267,9 @@ def on_processor(layer: Layer, core_groups: int) -> ProcessorLayer:  # noqa: PLR
         case ResponseNorm():
             return _ResponseNorm(layer, core_groups, description)
         case Classifier():
-            assert isinstance(layer, Auxiliary)
+            assert isinstance(layer, Auxiliary)  # noqa: S101
             return _AuxiliaryClassifier(layer, core_groups)
-    assert isinstance(layer, ParameterLayer)
+    assert isinstance(layer, ParameterLayer)  # noqa: S101
     match description:
         case Convolution():
             return ConvolutionLayer(layer, core_groups, description)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 from typing_extensions import override
 
-from support.sw26010 import computed
-from support.sw26010.layer import ParameterProcessorLayer, copy_rows, rows_of
-from support.sw26010.pieces import col2im, im2col
-from support.sw26010.product import matrix_product
+from taihu.kernels.sw26010 import passes
 from taihu.kernels.sw26010.ledger import Ledger
+from taihu.kernels.sw26010.pieces import col2im, im2col
+from taihu.kernels.sw26010.product import matrix_product
 from taihu.worker.engine.base.layer import Array, ParameterLayer, Run
 from taihu.worker.sw26010.describe import (
     Convolution,
     Norm,
 )
+from taihu.worker.sw26010.layer import ParameterProcessorLayer, copy_rows, rows_of
+
+__all__ = ["ConvolutionLayer", "FullyConnectedLayer", "NormLayer"]
 
 
 class ConvolutionLayer(ParameterProcessorLayer):
@@ -38,7 +40,7 @@ class ConvolutionLayer(ParameterProcessorLayer):
             product = matrix_product(columns, weight[:, outputs], rows[:, outputs], core_groups=self.core_groups)
             ledger = ledger.then(made).then(product)
         if self._is.bias:
-            bias = computed.add_bias(rows, self._own.parameters["bias"], core_groups=self.core_groups)
+            bias = passes.add_bias(rows, self._own.parameters["bias"], core_groups=self.core_groups)
             ledger = ledger.then(bias)
         self.forward_ledger = ledger
         return y
@@ -62,7 +64,7 @@ class ConvolutionLayer(ParameterProcessorLayer):
                 back = self._input_gradient(rows[:, outputs], weight[:, outputs], dx, own, sides)
                 ledger = ledger.then(back)
         if self._is.bias:
-            sums = computed.column_sums(rows, self._own.gradients["bias"], core_groups=self.core_groups)
+            sums = passes.column_sums(rows, self._own.gradients["bias"], core_groups=self.core_groups)
             ledger = ledger.then(sums)
         self.backward_ledger = ledger
         return dx
@@ -110,7 +112,7 @@ class FullyConnectedLayer(ParameterProcessorLayer):
         y = np.empty((len(x), weight.shape[1]), x.dtype)
         self.forward_ledger = matrix_product(x, weight, y, core_groups=self.core_groups)
         if "bias" in self._own.parameters:
-            bias = computed.add_bias(y, self._own.parameters["bias"], core_groups=self.core_groups)
+            bias = passes.add_bias(y, self._own.parameters["bias"], core_groups=self.core_groups)
             self.forward_ledger = self.forward_ledger.then(bias)
         return y
 
@@ -123,7 +125,7 @@ class FullyConnectedLayer(ParameterProcessorLayer):
             dx = np.empty_like(x)
             ledger = ledger.then(matrix_product(dy, weight.T, dx, core_groups=self.core_groups))
         if "bias" in gradients:
-            ledger = ledger.then(computed.column_sums(dy, gradients["bias"], core_groups=self.core_groups))
+            ledger = ledger.then(passes.column_sums(dy, gradients["bias"], core_groups=self.core_groups))
         self.backward_ledger = ledger
         return dx
 
@@ -141,7 +143,7 @@ class NormLayer(ParameterProcessorLayer):
         rows, y = rows_of(x), np.empty_like(x)
         self._moments = np.empty((2, x.shape[-1]))
         scale, shift = self._own.parameters["scale"], self._own.parameters["shift"]
-        self.forward_ledger = computed.batch_norm(
+        self.forward_ledger = passes.batch_norm(
             rows, rows_of(y), scale, shift, self._is.epsilon, self._moments, core_groups=self.core_groups
         )
         kept, buffers, count = self._is.momentum, self.layer.buffers(), len(rows)
@@ -156,7 +158,7 @@ class NormLayer(ParameterProcessorLayer):
     def differentiate(self, x: Array, dy: Array, run: Run) -> Array:
         dx, gradients = np.empty_like(x), np.empty((2, x.shape[-1]))
         scale = self._own.parameters["scale"]
-        self.backward_ledger = computed.batch_norm_gradient(
+        self.backward_ledger = passes.batch_norm_gradient(
             rows_of(x), rows_of(dy), rows_of(dx), scale, self._moments, self._is.epsilon, gradients,
             core_groups=self.core_groups,
         )  # fmt: skip

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from support.sw26010.tiles import Tile, get_tile, mesh_tile, put_tile
 from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.ldm import Ldm
 from taihu.kernels.sw26010.ledger import Ledger
-from taihu.kernels.sw26010.mesh import tile_bytes
+from taihu.kernels.sw26010.mesh import Tile, get_tile, mesh_tile, put_tile, tile_bytes
+
+__all__ = ["CoreGroup", "order_of"]
 
 
 def order_of(matrix: NDArray[Any]) -> str:

@@ -1,0 +1,37 @@
+"""Events and operations whose points are asked for faults; they are made only where a job asks for some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from taihu.allreduce.order.operation import Operation
+from taihu.core.chaos.points import Chaos, Point
+from taihu.core.planner.partition import FrameSpec
+from taihu.worker.exchange.base.route import RouteEvents, Updated
+
+__all__ = ["disturb", "disturbed_events"]
+
+
+def disturbed_events(events: RouteEvents, chaos: Chaos) -> RouteEvents:
+    """`events`, of which the end of each part of a group passes a point."""
+
+    def updated(part: Updated) -> None:
+        chaos.passes(Point.FETCH, part.at.step)
+        events.updated(part)
+
+    return replace(events, updated=updated)
+
+
+def disturb(operation: Operation, chaos: Chaos) -> None:
+    """Have an operation pass points where a part is summed, and where it is updated by its sum."""
+
+    def passing(point: Point, then: Callable[[FrameSpec], None]) -> Callable[[FrameSpec], None]:
+        def passed(frame: FrameSpec) -> None:
+            chaos.passes(point, operation.key.at.step)
+            then(frame)
+
+        return passed
+
+    operation.on_complete = passing(Point.SUM, operation.on_complete)
+    operation.on_final = passing(Point.UPDATE, operation.on_final)
