@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+from inspect import isroutine
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
-from taihu.core.system import chance, clocks, memory, pools, processes, queues, threads
+from taihu.core.system import chance, clocks, memory, polls, pools, processes, queues, signals, threads
 from taihu.explore.stand_ins import chance as drawn
 from taihu.explore.stand_ins import clocks as virtual
 from taihu.explore.stand_ins import locks
@@ -31,8 +32,24 @@ def not_simulated(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.ENOSYS, "not simulated")
 
 
+class NoProgram:
+    """`subprocess.Popen`: no simulated process starts one; types name it."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        not_simulated()
+
+    def __class_getitem__(cls, kind: object) -> type[Self]:
+        """The same, whatever its streams have."""
+        return cls
+
+
 def _no_library() -> ctypes.CDLL:
     raise OSError("libc: a simulated process loads no library")
+
+
+def _functions_of(module: ModuleType) -> list[str]:
+    """The names of those of its functions that are more than classes and numbers."""
+    return [name for name in module.__all__ if isroutine(vars(module)[name])]
 
 
 def source_modules() -> dict[str, ModuleType]:
@@ -62,6 +79,8 @@ def source_modules() -> dict[str, ModuleType]:
             go_on_collecting=lambda: None,
             stop_collecting=lambda: None,
         ),
-        like(processes, fork=not_simulated, run=not_simulated),
+        like(processes, Popen=NoProgram, fork=not_simulated, run=not_simulated),
+        # Explored worlds send signals by `os.kill`, and poll no file.
+        *(like(each, **dict.fromkeys(_functions_of(each), not_simulated)) for each in (polls, signals)),
     ]
     return {module.__name__: module for module in modules}
