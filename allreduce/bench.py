@@ -17,16 +17,6 @@ from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.headers import ValueType
 from taihu.core.wire.links.pipe import Carrier
 
-__all__ = [
-    "AllreduceRow",
-    "as_rows",
-    "bus_bandwidth",
-    "calls_of_a_round",
-    "elements_of",
-    "faster_way",
-    "time_allreduce",
-]
-
 Values = NDArray[np.float32]
 Allreduce = Callable[[Values], None]
 

@@ -44,8 +44,6 @@ from taihu.core.wire.links.outbox import OutgoingFrame, last_word
 from taihu.core.wire.links.pipe import Carrier, PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer
 
-__all__ = ["Communicator"]
-
 _LOOK_AGAIN_S = 0.1
 
 

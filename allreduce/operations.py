@@ -26,8 +26,6 @@ from taihu.core.wire.links.frame_link import FrameLink
 from taihu.core.wire.links.inbox import Sink
 from taihu.core.wire.links.pipe import Carrier
 
-__all__ = ["AnyOperation", "Operations"]
-
 AnyOperation = Operation | SparseOperation | PartsOperation
 
 

@@ -27,8 +27,6 @@ from taihu.protos import peer_pb2
 
 Roster = Mapping[int, int]
 
-__all__ = ["PEER_SERVICE", "PeerServicer"]
-
 # A rank opens one after the other, and may be ahead of who takes them by one.
 _WAITING_FOR_RING: Final = 2
 PEER_SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name

@@ -29,9 +29,6 @@ from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.core.wire.frames.identity import WorkerIdentity
 
-__all__ = ["Meeting", "listen_for_peers", "meet"]
-
-
 _LEAST_EARLY_BYTES: Final = 256 << 20
 
 

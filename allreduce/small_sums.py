@@ -15,8 +15,6 @@ from taihu.allreduce.same_host.board import SharedBoard, open_board
 from taihu.core.settings import Transport
 from taihu.core.wire.frames.headers import ValueType
 
-__all__ = ["SmallSums"]
-
 
 class SmallSums:
     """Sums of float64 over all ranks, which one thread of each makes in the same order.

@@ -22,8 +22,6 @@ from taihu.core.planner.partition import slice_bounds
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.sums import ReduceKind, dtype_of
 
-__all__ = ["StagedSums", "share"]
-
 _STAGE_BYTES: Final = 8 << 20
 # Turns between bringing a part and summing it, and fetching it; so many parts and one find room.
 _SUMMED_AFTER, _FETCHED_AFTER = 1, 2

@@ -22,8 +22,6 @@ from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import At, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 
-__all__ = ["Aggregator", "Complete", "Outcome"]
-
 Payload = TypeVar("Payload")
 
 

@@ -15,8 +15,6 @@ from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.process.streams import outlive_output
 
-__all__ = ["server"]
-
 
 @takes_options
 def server(

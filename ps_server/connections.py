@@ -6,8 +6,6 @@ from taihu.core.system.sockets import Socket
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.links.direct_connection import is_open
 
-__all__ = ["UntakenConnections"]
-
 
 class UntakenConnections:
     """The last connection of each worker that has come before its exchange. Not thread-safe.

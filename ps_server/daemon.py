@@ -28,8 +28,6 @@ from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, ServerMet
 from taihu.core.wire.serving.server import RpcServer
 from taihu.ps_server.participation import Participation
 
-__all__ = ["ServerDaemon", "ServerOptions"]
-
 # Calls of a generation that is over are answered with an error: nobody needs long to hear it.
 _GRACE_S = 0.2
 

@@ -42,8 +42,6 @@ from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.shard_holder import ShardHolder
 from taihu.ps_server.updating import Answer
 
-__all__ = ["Exchanges", "WorkerExchange"]
-
 
 class WorkerExchange:
     """A worker's frames come in the stream or on a connection beside it, and are answered there.

@@ -35,8 +35,6 @@ from taihu.ps_server.summing import (
 )
 from taihu.ps_server.updating import FrameUpdates, FrameWay
 
-__all__ = ["Holding", "Recording", "Watched"]
-
 Values = NDArray[np.float32]
 
 

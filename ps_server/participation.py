@@ -35,8 +35,6 @@ from taihu.core.wire.serving.metrics import ServerMetrics
 from taihu.ps_server.servicer import PARAMETER_SERVER_SERVICE, ParameterServerServicer
 from taihu.ps_server.shard_holder import ShardHolder
 
-__all__ = ["Participation"]
-
 LostCallback = Callable[[int, str], None]
 
 _TICK_S = 0.05

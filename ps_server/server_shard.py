@@ -31,8 +31,6 @@ from taihu.ps_server.instruments import Holding, Recording, Watched
 from taihu.ps_server.summing import Contribution, FrameBuffers, count_non_finite
 from taihu.ps_server.updating import Answer, FrameUpdates, FrameWay
 
-__all__ = ["ServerShard"]
-
 # Arrays with a value for each unit that shares a threshold; others have one for each element.
 _OF_UNITS: Final = ("thresholds", "ages", "kept")
 

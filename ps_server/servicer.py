@@ -38,8 +38,6 @@ from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges
 from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
-__all__ = ["PARAMETER_SERVER_SERVICE", "ParameterServerServicer"]
-
 PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
 
 

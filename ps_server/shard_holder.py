@@ -23,8 +23,6 @@ from taihu.core.wire.frames.kinds import Parameters
 from taihu.core.wire.links.shared_memory import allocate_values
 from taihu.ps_server.server_shard import ServerShard
 
-__all__ = ["Initialization", "ShardHolder"]
-
 Values = NDArray[np.float32]
 
 

@@ -33,8 +33,6 @@ from taihu.ps_server.summing import (
     Summing,
 )
 
-__all__ = ["OnSqueezed", "make_summing"]
-
 Values = NDArray[np.float32]
 OnSqueezed = Callable[[FrameSpec, SparseSum, Weighed], None]
 

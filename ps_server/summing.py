@@ -29,23 +29,6 @@ from taihu.kernels.packing.pack import packed_bound
 from taihu.kernels.reduce import all_finite, sum_in_rank_order
 from taihu.kernels.selection.scatter import make_marks, sum_sparse_in_rank_order
 
-__all__ = [
-    "Codes",
-    "Contribution",
-    "DenseSum",
-    "DenseSumming",
-    "FrameBuffers",
-    "HalfContribution",
-    "HalfSumming",
-    "Scratch",
-    "SparseContribution",
-    "SparseSum",
-    "SparseSumming",
-    "Summing",
-    "Total",
-    "count_non_finite",
-]
-
 Values = NDArray[np.float32]
 
 

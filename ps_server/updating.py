@@ -35,8 +35,6 @@ from taihu.ps_server.aggregator import Complete
 from taihu.ps_server.squeezing import OnSqueezed, make_summing
 from taihu.ps_server.summing import Contribution, DenseSum, Scratch, SparseSum, Summing, Total
 
-__all__ = ["Answer", "Answering", "FrameUpdates", "FrameWay", "make_answering"]
-
 Values = NDArray[np.float32]
 
 

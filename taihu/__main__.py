@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["main", "run"]
-
 
 def main() -> None:
     """Look at the surroundings and prepare the process, before anything else is imported."""

@@ -9,8 +9,6 @@ from taihu.core.process.programs.guard import check_surroundings
 from taihu.core.process.programs.preparation import prepare_process
 from taihu.core.process.streams import open_streams
 
-__all__ = ["main", "run"]
-
 
 def main() -> None:
     """Look at the surroundings and prepare the process, before anything else is imported; run the command."""

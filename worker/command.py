@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taihu.core.job import Job
     from taihu.core.wire.serving.server import RpcServer
 
-__all__ = ["worker"]
-
 _HEALTH_THREADS = 2
 _GOES_ON = "the run goes on without it"
 

@@ -30,8 +30,6 @@ from taihu.worker.opening import Who
 from taihu.worker.options import WorkerOptions
 from taihu.worker.part import participate, threads_of
 
-__all__ = ["WorkerDaemon"]
-
 
 class WorkerDaemon:
     """One worker process."""

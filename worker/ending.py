@@ -23,8 +23,6 @@ from taihu.worker.saved.metadata import SavedModel
 from taihu.worker.saved.writing import describe_model, save_model
 from taihu.worker.training.replica import Replica
 
-__all__ = ["Ending", "places_of", "save_at_end", "save_somewhere"]
-
 
 class Ending(NamedTuple):
     """The place of the saved model on worker 0, if there is one, and why it could not be saved."""

@@ -17,8 +17,6 @@ from taihu.worker.engine import StepContext, StepHooks
 from taihu.worker.training.evaluation import TESTING
 from taihu.worker.training.objective import model_for
 
-__all__ = ["load_first_step"]
-
 # Of what is larger, a step takes longer than to load its kernels.
 _MOST_BYTES: Final = 16 << 20
 _MOST_PARAMETERS: Final = 1_000_000

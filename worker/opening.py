@@ -28,8 +28,6 @@ from taihu.worker.reporting.run_log import RunLog, open_writers
 from taihu.worker.saved.beginning import beginning_of
 from taihu.worker.saved.sources import TensorSource
 
-__all__ = ["Opened", "Who", "opened"]
-
 
 @dataclass(frozen=True)
 class Who:

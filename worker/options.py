@@ -16,8 +16,6 @@ from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import WallClock
 from taihu.core.wire.serving.server import RpcServer
 
-__all__ = ["WorkerOptions"]
-
 
 @dataclass(frozen=True)
 class WorkerOptions:

@@ -65,8 +65,6 @@ from taihu.worker.training.trainer import Trainer
 if TYPE_CHECKING:
     from taihu.worker.training.modelled_compute import ModelledCompute
 
-__all__ = ["Participant", "participate", "threads_of"]
-
 
 @dataclass(frozen=True)
 class _Prepared:

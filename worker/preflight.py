@@ -11,8 +11,6 @@ from taihu.core.model.names import MODEL_NAMES, TEXT_DATA, TOKENS, built_in_data
 from taihu.worker.data.base.sources import check_batch, check_sources, folder_kind
 from taihu.worker.data.counting import count_training_samples
 
-__all__ = ["check_inputs", "check_trains"]
-
 
 def check_inputs(job: Job) -> None:
     """Check that the files of the job's model and data set are on this machine; none of them is loaded.

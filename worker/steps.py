@@ -21,8 +21,6 @@ from taihu.worker.training.replica import Replica
 from taihu.worker.training.stopping import EvaluationAbandonedError, LastStep
 from taihu.worker.training.trainer import Trainer
 
-__all__ = ["TrainingLoop", "is_tested"]
-
 
 def is_tested(step: int, per_epoch: int, *, is_last: bool, is_early: bool, goes_on: bool) -> bool:
     """Whether the replica is tested behind a step: at the end of every epoch, and of the run.

@@ -10,8 +10,6 @@ from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.kinds import RingSegment
 
-__all__ = ["EARLY_BYTES", "EarlyFrames", "Fence", "Held", "waiting_bytes"]
-
 EARLY_BYTES: Final = 1 << 30
 """The most bytes of one sender that wait for operations, unless the job says how much that can be."""
 # What a frame takes beside its values: many without any take memory too.

@@ -17,8 +17,6 @@ from taihu.core.wire.frames.kinds import RingSegment, SparseMessage
 from taihu.kernels.base.half import add_half, scale_half
 from taihu.kernels.sums import ReduceKind
 
-__all__ = ["Action", "Arrival", "IsFailed", "Operation", "OperationKey", "Schedule", "Segment", "reduce_kind"]
-
 Values = NDArray[Any]
 IsFailed = Callable[[], BaseException | None]
 """Asked for by who waits: the error that ends the wait, if there is one."""

@@ -14,8 +14,6 @@ from taihu.core.base.errors import StaleError, TaihuError
 from taihu.core.system.queues import SimpleQueue
 from taihu.core.system.threads import Event, Lock, spawn
 
-__all__ = ["InTurn", "TurnEvents"]
-
 _POLL_S: Final = 0.05
 
 

@@ -22,8 +22,6 @@ from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import ActivationPart
 
-__all__ = ["PartsMesh", "PartsOperation", "Transfer", "value_type_of"]
-
 _FRAME_BYTES: Final = 1 << 20
 # A rank whose part is only to send may be so many transfers ahead of one that receives.
 _MOST_AHEAD: Final = 1024

@@ -20,8 +20,6 @@ from taihu.core.wire.frames.headers import Address, At, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import ActivationPart
 
-__all__ = ["MESSAGES", "MessagesMesh", "Receive"]
-
 MESSAGES: Final = 0
 """The number of messages in the place of a transfer's, which count from 1."""
 _FRAME_BYTES: Final = 1 << 20

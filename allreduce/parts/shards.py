@@ -18,16 +18,6 @@ from numpy.typing import NDArray
 
 from taihu.allreduce.parts.mesh import Transfer
 
-__all__ = [
-    "columns_to_rows",
-    "gather_columns",
-    "gather_rows",
-    "rows_to_columns",
-    "scatter_columns",
-    "scatter_rows",
-    "sum_terms",
-]
-
 Array = NDArray[Any]
 Bounds = Sequence[int]
 Pieces = Callable[[int], Sequence[Array]]

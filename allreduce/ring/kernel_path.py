@@ -10,8 +10,6 @@ from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.ring.passes import Pass, pass_of
 from taihu.allreduce.ring.schedule import Chunks, Ring
 
-__all__ = ["KernelRingPath"]
-
 # Of several plans; a plan has fewer groups.
 _KNOWN_PASSES: Final = 1024
 

@@ -23,8 +23,6 @@ from taihu.kernels.crc32c import HAS_INSTRUCTION
 from taihu.kernels.ring_pass import STATE, Status, run_pass
 from taihu.kernels.sums import ReduceKind, dtype_of
 
-__all__ = ["IS_POSSIBLE", "KernelRing", "sum_number", "warm_up"]
-
 IS_POSSIBLE: Final = HAS_INSTRUCTION
 """Whether this machine's kernels can drive a ring."""
 _LOOK_AGAIN_MS: Final = 50

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from taihu.allreduce.ring.schedule import Chunks
 from taihu.core.planner.partition import slice_bounds
 
-__all__ = ["LARGEST_FRAME_BYTES", "Pass", "flat_pass", "pass_of"]
-
 LARGEST_FRAME_BYTES: Final = 256 << 10
 _SMALLEST_FRAME_BYTES: Final = 16 << 10
 _FRAMES_PER_CHUNK: Final = 4

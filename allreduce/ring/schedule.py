@@ -22,17 +22,6 @@ from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec, Shard
 
-__all__ = [
-    "Broadcast",
-    "Phase",
-    "Ring",
-    "buffer_layout",
-    "cut_chunks",
-    "segment_elements",
-    "summation_order",
-    "summed_by",
-]
-
 _SEGMENTS_PER_CHUNK = 8
 _SMALLEST_SEGMENT_BYTES = 512 << 10
 _LARGEST_SEGMENT_BYTES = 1 << 20

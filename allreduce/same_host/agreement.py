@@ -13,8 +13,6 @@ from taihu.core.base.errors import SharedMemoryError
 from taihu.core.wire.frames.headers import ValueType
 from taihu.core.wire.links.shared_memory import SharedBuffer
 
-__all__ = ["Sums", "share_new", "share_with_all"]
-
 
 class Sums(Protocol):
     """A function that sums over all ranks, see `Communicator.allreduce`."""

@@ -28,9 +28,6 @@ from taihu.kernels.futex import publish, wait_until
 from taihu.kernels.shared_reduce import reduce_to_all, warm_up
 from taihu.kernels.sums import REDUCE_KINDS, ReduceKind, dtype_of
 
-__all__ = ["Mark", "SharedAllreduce"]
-
-
 # One cache line of control words: the counter, what the call is about, and the counter before the attempt began.
 _COUNTER: Final = 0
 _CALL: Final = slice(1, 5)

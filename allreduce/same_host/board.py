@@ -19,8 +19,6 @@ from taihu.core.base.errors import FrameError
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.futex import publish, wait_until
 
-__all__ = ["BOARD_BYTES", "SharedBoard", "open_board"]
-
 BOARD_BYTES: Final = 1 << 17
 # Control words: how often this rank has written, and how many numbers each of its places is about.
 _WRITTEN: Final = 0

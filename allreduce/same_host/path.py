@@ -18,8 +18,6 @@ from taihu.allreduce.same_host.allreduce import SharedAllreduce
 from taihu.core.base.errors import SharedMemoryError
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
 
-__all__ = ["DESCRIPTOR_BYTES", "SameHostPath", "decode_descriptor", "encode_descriptor", "open_all"]
-
 DESCRIPTOR_BYTES: Final = 512
 
 

@@ -15,8 +15,6 @@ from collections.abc import Sequence
 
 from taihu.allreduce.sparse.exchange import Expected, Message, RankOrderSum, Slice, SparseExchange, ring_offset_rounds
 
-__all__ = ["SparseAllgather"]
-
 
 class SparseAllgather(SparseExchange):
     """Sum of all slices in rank order, at the union of their indices; nothing is rejected."""

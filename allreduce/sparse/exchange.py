@@ -23,8 +23,6 @@ from taihu.core.base.errors import ExchangeError, FrameError
 from taihu.kernels.selection.scatter import make_marks, sum_sparse_in_rank_order
 from taihu.kernels.selection.slice_sum import is_ascending
 
-__all__ = ["Expected", "Inbox", "Message", "RankOrderSum", "Slice", "SparseExchange", "ring_offset_rounds"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:

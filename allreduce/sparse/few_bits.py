@@ -17,8 +17,6 @@ from taihu.kernels.base.half import from_half, to_half
 from taihu.kernels.packing.few_bits import STEP_BYTES, codes_bytes, pack_codes, read_codes
 from taihu.kernels.packing.pack import pack, packed_bound, unpack
 
-__all__ = ["FewBits", "StepPieces"]
-
 
 @dataclass(frozen=True, eq=False)
 class StepPieces:

@@ -19,8 +19,6 @@ from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import Encoding, SparseMessage
 from taihu.kernels.packing.pack import pack, packed_bound, unpack
 
-__all__ = ["SparseMesh", "SparseOperation"]
-
 Send = Callable[[int, FrameHeader, Sequence[NDArray[Any]]], None]
 
 

@@ -15,8 +15,6 @@ import numpy as np
 from taihu.allreduce.sparse.exchange import Expected, Message, RankOrderSum, Slice, SparseExchange, ring_offset_rounds
 from taihu.core.planner.partition import slice_bounds
 
-__all__ = ["SparseReduceScatter"]
-
 
 class SparseReduceScatter(SparseExchange):
     """Sum of all slices in rank order, at the union of their indices: the bits of `SparseAllgather`."""

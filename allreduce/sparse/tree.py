@@ -29,8 +29,6 @@ from taihu.allreduce.sparse.exchange import Expected, Message, Slice, SparseExch
 from taihu.core.base.errors import ConfigError
 from taihu.kernels.selection.slice_sum import keep_largest, merge_add
 
-__all__ = ["GtopkTree"]
-
 
 class GtopkTree(SparseExchange):
     """The k entries that survive all merges; `k` is the same on all ranks.

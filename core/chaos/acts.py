@@ -16,8 +16,6 @@ from taihu.core.system.signals import SIGKILL, SIGSTOP, SIGTERM, pidfd_send_sign
 from taihu.core.system.sockets import AF_INET, AF_INET6, SHUT_RDWR, SO_ACCEPTCONN, SOL_SOCKET, Socket
 from taihu.core.system.threads import spawn
 
-__all__ = ["SIGNALS", "cut_connections", "do_here", "go_on_after", "send_signal"]
-
 SIGNALS: Final = MappingProxyType({FaultKind.KILL: SIGKILL, FaultKind.STOP: SIGSTOP, FaultKind.TERMINATE: SIGTERM})
 """The signals that faults are."""
 

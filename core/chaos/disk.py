@@ -11,8 +11,6 @@ from taihu.core.chaos.points import Written
 from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
 
-__all__ = ["SLOW_BYTES_PER_SECOND", "Disk"]
-
 SLOW_BYTES_PER_SECOND: Final = 1e6
 """The speed of a slow disk."""
 

@@ -10,8 +10,6 @@ from typing import Final, TypeVar
 
 from taihu.core.chaos.points import Point
 
-__all__ = ["ANY", "EXAMPLE", "GRAMMAR", "Fault", "FaultKind", "fault_from", "is_member"]
-
 E = TypeVar("E", bound=StrEnum)
 
 ANY: Final = "any"

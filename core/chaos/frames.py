@@ -9,8 +9,6 @@ from typing import Final
 from taihu.core.chaos.faults import Fault, FaultKind
 from taihu.core.wire.frames.frame_faults import FrameFault
 
-__all__ = ["FaultyFrames"]
-
 _OF_FRAMES: Final = MappingProxyType(
     {
         FaultKind.CORRUPT: FrameFault.CORRUPT,

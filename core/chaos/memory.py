@@ -11,8 +11,6 @@ from taihu.core.system.chance import random_hex
 from taihu.core.system.clocks import sleep
 from taihu.core.wire.base.clock import WallClock
 
-__all__ = ["ChaosMemory"]
-
 _BEGUN: Final = "begun"
 _DONE: Final = ".json"
 _ASKED: Final = ".asked"

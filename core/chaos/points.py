@@ -8,8 +8,6 @@ from typing import Final, Protocol
 
 from taihu.core.wire.frames.frame_faults import FrameFaults, NoFrameFaults
 
-__all__ = ["MEANINGS", "Chaos", "NoChaos", "Point", "Written"]
-
 
 class Written(Protocol):
     """A file that is written to."""

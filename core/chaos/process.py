@@ -17,8 +17,6 @@ from taihu.core.chaos.schedule import Schedule
 from taihu.core.system.threads import Lock, spawn
 from taihu.core.wire.base.clock import Clock, SystemClock, WallClock
 
-__all__ = ["ProcessChaos"]
-
 _LOOK_S: Final = 0.1
 
 

@@ -9,8 +9,6 @@ import numpy as np
 from taihu.core.chaos.faults import ANY, Fault, FaultKind
 from taihu.core.chaos.points import Point
 
-__all__ = ["Schedule", "drawn", "named"]
-
 
 class Schedule:
     """Faults of one member by name; each is due once.

@@ -27,8 +27,6 @@ from taihu.core.process.memory.mapped_files import make_mapped
 from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import SystemClock
 
-__all__ = ["MOST_HELD", "HeldSteps", "Label", "held_in", "labels_of", "read_held", "read_run"]
-
 MOST_HELD: Final = 3
 """The most steps that a member holds."""
 

@@ -22,8 +22,6 @@ from taihu.core.system.threads import Condition, make_thread
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.retry import backoff_seconds
 
-__all__ = ["LeftOut", "PartWriter", "Stored", "maybe_writing"]
-
 Stored = Callable[[int, PartFile], None]
 LeftOut = Callable[[int, str], None]
 

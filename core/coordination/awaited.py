@@ -8,8 +8,6 @@ from taihu.core.base.words import listed
 from taihu.core.coordination.control.looking import RunStatus
 from taihu.core.coordination.membership.members import MemberId, Role
 
-__all__ = ["awaited_in_words", "missing_of", "pauses_s"]
-
 _MOST = 8
 
 

@@ -22,8 +22,6 @@ from taihu.core.job import Job
 from taihu.core.system.threads import Condition
 from taihu.core.wire.base.clock import Clock
 
-__all__ = ["Checkpointing", "held_steps_of", "manifest_of"]
-
 
 class Checkpointing:
     """The checkpoints of one run; any thread may call."""

@@ -13,8 +13,6 @@ from taihu.core.base.errors import StaleError
 from taihu.core.checkpoint.files import PartFile
 from taihu.core.coordination.control.asks import Decision
 
-__all__ = ["CheckpointBook"]
-
 _FIRST_ASKED: Final = 10
 _MOST_GROWTH: Final = 10
 

@@ -58,8 +58,6 @@ from taihu.core.wire.base.retry import until_answered
 from taihu.core.wire.frames.format import FORM
 from taihu.core.wire.serving.channel import open_channel
 
-__all__ = ["LOSSES", "CoordinatorClient", "coordinator_address", "failure_reported", "remote_control", "told_of"]
-
 A = TypeVar("A")
 
 _LOOK_S = 1.0

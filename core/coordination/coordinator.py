@@ -21,8 +21,6 @@ from taihu.core.planner.profile import Profile
 from taihu.core.system.threads import Condition, Event, Lock, Thread, spawn
 from taihu.core.wire.base.clock import Clock
 
-__all__ = ["Coordinator"]
-
 _KEEP_AGAIN_S: Final = 0.5
 
 

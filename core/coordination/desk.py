@@ -23,8 +23,6 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.frames.format import FORM
 from taihu.core.wire.serving.refusal_log import RefusalLog
 
-__all__ = ["Desk"]
-
 A = TypeVar("A")
 
 OfMember = (

@@ -35,16 +35,6 @@ from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.base.host_names import check_host, names_may_come
 from taihu.core.wire.base.retry import backoff_seconds
 
-__all__ = [
-    "all_addresses",
-    "find_coordinator",
-    "find_rank",
-    "first_host",
-    "given_names",
-    "number_among",
-    "place_among",
-]
-
 Resolve = Callable[[str], Collection[str]]
 
 T = TypeVar("T")

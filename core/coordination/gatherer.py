@@ -36,8 +36,6 @@ from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.absent import AbsentServices
 from taihu.core.wire.serving.server import RpcServer
 
-__all__ = ["gather"]
-
 # Of the time that members wait for others: who is not there by then may be on its way for as long again.
 _SHARE: Final = 0.5
 

@@ -41,8 +41,6 @@ from taihu.core.system.clocks import monotonic, sleep
 from taihu.core.system.memory import collect_garbage
 from taihu.core.wire.serving.server import RpcServer
 
-__all__ = ["ONLY", "Generation", "in_generations"]
-
 T = TypeVar("T")
 
 # Processes that are lost again and again are held back by who starts them.

@@ -11,8 +11,6 @@ from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.base.retry import backoff_seconds
 
-__all__ = ["hear_end"]
-
 _LEAST_S: Final = 1.0
 
 

@@ -18,8 +18,6 @@ from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.system.threads import make_thread
 from taihu.core.wire.base.clock import SystemClock
 
-__all__ = ["HeartbeatThread"]
-
 _HASTY_S: Final = 0.05
 
 

@@ -32,8 +32,6 @@ from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.server import RpcServer
 from taihu.kernels import group_search
 
-__all__ = ["hosted_coordinator"]
-
 _AGAIN: Final = "the same commands and --resume auto"
 
 

@@ -16,8 +16,6 @@ from taihu.core.wire.links.direct_connection import DirectListener
 from taihu.core.wire.serving.health import Health
 from taihu.core.wire.serving.server import RpcServer
 
-__all__ = ["ListenOptions", "Listener", "listen_options", "open_listener"]
-
 
 @dataclass(frozen=True)
 class ListenOptions:

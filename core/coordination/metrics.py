@@ -12,8 +12,6 @@ from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 
-__all__ = ["CoordinatorMetrics"]
-
 
 class CoordinatorMetrics(Collector):
     """Gauges of a `Membership`, labelled with the host's role and rank, and with the member that they are of.

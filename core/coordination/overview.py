@@ -11,8 +11,6 @@ from taihu.core.coordination.control.looking import RunStatus
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.model.scores import score_text
 
-__all__ = ["COLUMNS", "MemberView", "Overview", "member_as_json", "overview_of"]
-
 COLUMNS: Final = (
     *("job", "state", "step", "loss", "accuracy", "ms/step", "compute", "compress", "exchange", "wait"),
     *("up-B/s", "down-B/s", "density", "drift", "skew", "update"),

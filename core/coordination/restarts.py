@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Restarts"]
-
 _WINDOW_S: Final = 3600.0
 
 

@@ -7,8 +7,6 @@ from taihu.core.coordination.control.remote import ask_from_outside
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.security.security import Security
 
-__all__ = ["fetch_status", "stop_run"]
-
 
 def fetch_status(address: str, timeout_s: float, security: Security | None = None) -> RunStatus:
     """Ask any run's coordinator for its status, as whoever `security` says.

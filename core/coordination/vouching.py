@@ -7,8 +7,6 @@ from collections.abc import Callable
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.wire.frames.identity import WorkerIdentity
 
-__all__ = ["Vouch", "vouched_once"]
-
 Vouch = Callable[[WorkerIdentity], None]
 """Returns for a worker that is a member; raises StaleError for anybody else."""
 

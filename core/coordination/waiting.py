@@ -12,8 +12,6 @@ from taihu.core.process.background import in_background
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event, Thread
 
-__all__ = ["telling_who_is_awaited"]
-
 
 def telling_who_is_awaited(
     awaited: Callable[[], str], pauses: Iterable[float] | None = None

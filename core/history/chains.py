@@ -11,8 +11,6 @@ from taihu.core.history.findings import Finding
 from taihu.core.history.generations import Life
 from taihu.core.history.records import Balance, Push, Returned, Skip, Sum, Update
 
-__all__ = ["Link", "chains_of", "check_life", "check_links"]
-
 _WORD: Final = 1 << 64
 _PARAMETERS: Final = "the parameters are not those that the step before left"
 _RESIDUAL: Final = "the residual is not what the step before left"

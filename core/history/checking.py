@@ -19,8 +19,6 @@ from taihu.core.history.generations import Generation, Life, generations_of, liv
 from taihu.core.history.records import Begin, End, Push, Record, Skip
 from taihu.core.history.steps import Step, check_reads, check_step, steps_of
 
-__all__ = ["Verdict", "check_histories"]
-
 
 @dataclass(frozen=True)
 class Verdict:

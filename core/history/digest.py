@@ -17,8 +17,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Digest", "bits_of", "digest_at", "digest_of"]
-
 # Prime, so that layers of any shape meet all factors.
 _PERIOD: Final = 1021
 _BLOCK: Final = _PERIOD * 64

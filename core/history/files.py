@@ -15,8 +15,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.history.records import Begin, Record
 from taihu.core.system.threads import Lock
 
-__all__ = ["HistoryFile", "read_histories"]
-
 _SUFFIX: Final = ".jsonl"
 _RECORD: Final[TypeAdapter[Record]] = TypeAdapter(Record)
 

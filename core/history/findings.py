@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from taihu.core.history.records import ALL
 
-__all__ = ["Finding"]
-
 
 @dataclass(frozen=True, order=True)
 class Finding:

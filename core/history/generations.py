@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from taihu.core.history.findings import Finding
 from taihu.core.history.records import Begin, End, Record
 
-__all__ = ["Generation", "Life", "generations_of", "lives_of"]
-
 
 @dataclass(frozen=True)
 class Life:

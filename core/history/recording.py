@@ -16,8 +16,6 @@ from taihu.core.history.records import Balance, Begin, Record, Update
 from taihu.core.job import Job
 from taihu.kernels.base.half import HalfKind, from_half
 
-__all__ = ["Recorder", "as_fp32", "balance_of", "recorded_history"]
-
 _NOTHING: Final = nullcontext()
 
 

@@ -14,8 +14,6 @@ from pydantic import Field
 
 from taihu.core.history.digest import Digest
 
-__all__ = ["ALL", "Balance", "Begin", "End", "Push", "Read", "Record", "Returned", "Skip", "Sum", "Update"]
-
 ALL: Final = -1
 """The group of an update of all groups at once."""
 

@@ -13,8 +13,6 @@ from taihu.core.history.generations import Generation
 from taihu.core.history.records import ALL, Begin, End, Push, Read, Record, Returned, Skip, Sum, Update
 from taihu.core.traits.stages import stage_of
 
-__all__ = ["Step", "check_reads", "check_step", "steps_of"]
-
 _WORD: Final = 1 << 64
 # Half the distance from 1 to the next value.
 _ROUNDING: Final = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}

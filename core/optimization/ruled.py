@@ -15,8 +15,6 @@ from taihu.core.optimization.rules import Constants
 from taihu.core.optimization.shard import OptimizerShard, OptimizerState
 from taihu.core.system.threads import Lock
 
-__all__ = ["RuledShard", "StepRates"]
-
 Values = NDArray[np.float32]
 
 

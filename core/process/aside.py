@@ -19,8 +19,6 @@ from taihu.core.system.memory import c_library
 from taihu.core.system.processes import fork
 from taihu.core.system.signals import SIG_DFL, SIGINT, SIGKILL, Signals, set_handler
 
-__all__ = ["asked_aside"]
-
 _PR_SET_PDEATHSIG: Final = 1
 
 

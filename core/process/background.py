@@ -9,8 +9,6 @@ from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.system.queues import SimpleQueue
 from taihu.core.system.threads import Event, Thread, make_thread, spawn
 
-__all__ = ["TaskThread", "in_background"]
-
 
 @contextmanager
 def in_background(work: Callable[[Event], None], name: str) -> Iterator[Thread]:

@@ -15,8 +15,6 @@ from typer.main import get_command
 from taihu.core import __version__
 from taihu.core.process.results import is_stdout
 
-__all__ = ["CONTEXT_SETTINGS", "command_of", "version_option"]
-
 CONTEXT_SETTINGS: Final = {"help_option_names": ["-h", "--help"]}
 
 

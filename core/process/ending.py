@@ -13,17 +13,6 @@ from types import TracebackType
 from taihu.core.base.errors import TaihuError
 from taihu.core.base.words import blamed, one_line
 
-__all__ = [
-    "ExceptHook",
-    "errors_to_log",
-    "is_due_to_others_than",
-    "known_exit_code",
-    "log_of_script",
-    "note_end",
-    "tell",
-    "words_of_end",
-]
-
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 """A function that Python calls with an error that ends a program, as `sys.excepthook`."""
 

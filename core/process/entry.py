@@ -25,15 +25,6 @@ from taihu.core.system.clocks import monotonic
 from taihu.core.system.queues import SimpleQueue
 from taihu.core.system.signals import SIG_DFL, SIGINT, SIGTERM, Signals, set_handler
 
-__all__ = [
-    "EXIT_INTERRUPTED",
-    "InterruptedRunError",
-    "Interrupts",
-    "LeavingError",
-    "raise_on_terminate",
-    "run_app",
-]
-
 EXIT_INTERRUPTED = 130
 _NUMBERS: Final = (SIGTERM, SIGINT)
 _LACKING: Final = frozenset(

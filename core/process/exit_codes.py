@@ -15,8 +15,6 @@ from typing import Any, Final, NoReturn
 from taihu.core.process.ending import note_end
 from taihu.core.system.threads import current_thread, main_thread
 
-__all__ = ["note_exit_codes"]
-
 _NAMED: Final = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 

@@ -39,16 +39,6 @@ from taihu.core.system.signals import (
 )
 from taihu.core.system.threads import active_count, end_threads
 
-__all__ = [
-    "ForkedProcess",
-    "Streams",
-    "can_fork",
-    "close_files_from",
-    "end_as_program",
-    "files_of_libraries",
-    "fork_command",
-]
-
 _SIGNALS: Final = (SIGTERM, SIGINT)
 _POLL_S = 0.005
 _MOST_FILES = 1 << 16

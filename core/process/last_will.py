@@ -11,8 +11,6 @@ from taihu.core.system.clocks import monotonic
 from taihu.core.system.signals import SIGKILL
 from taihu.core.system.threads import Lock, Timer
 
-__all__ = ["LastWill"]
-
 
 class LastWill:
     """Ends this process `after_s` seconds after `begin`, unless `cancel` comes first; any thread may call.

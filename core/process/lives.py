@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LIFE", "is_over", "own_life", "passing_folder"]
-
 LIFE: Final = r"[0-9]{1,20}-[0-9]{1,20}-[0-9]{1,20}"
 """The form of a life: pid namespace, pid, and start in clock ticks since boot."""
 

@@ -8,8 +8,6 @@ from typing import IO, Final
 
 import structlog
 
-__all__ = ["Notices", "read_notices"]
-
 _MARK: Final = "warning: "
 
 

@@ -14,36 +14,6 @@ from taihu.core.process.entry import Interrupts
 from taihu.core.process.supervised import end_with_supervisor, kill_self
 from taihu.core.trace import Tracer
 
-__all__ = [
-    "AdvertiseOption",
-    "BindOption",
-    "CoordinatorOption",
-    "DirectPortOption",
-    "JobArgument",
-    "JobOption",
-    "JsonOption",
-    "LingerOption",
-    "LogFormatOption",
-    "MetricsPortOption",
-    "OutOption",
-    "OwnModelOption",
-    "ResumeOption",
-    "RunDirOption",
-    "SaveOption",
-    "ServersOption",
-    "SetOption",
-    "Sets",
-    "SupervisorOption",
-    "TraceOption",
-    "TraceStepsOption",
-    "VerboseOption",
-    "WorkersOption",
-    "from_here",
-    "make_tracer",
-    "refuse",
-    "supervised_by",
-]
-
 
 @dataclass(frozen=True)
 class Sets:

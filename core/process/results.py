@@ -15,17 +15,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.whole_file import write_text, writing
 from taihu.core.process.streams import output_lost
 
-__all__ = [
-    "RESULTS_FORMAT",
-    "as_json",
-    "check_folder_writable",
-    "check_writable",
-    "is_stdout",
-    "json_lines",
-    "read_json",
-    "write_json",
-]
-
 RESULTS_FORMAT: Final = "taihu results 1"
 """The key `format` of what a run leaves: keys may be added to it, not changed."""
 

@@ -19,8 +19,6 @@ from taihu.core.system.processes import fork
 from taihu.core.system.signals import SIG_DFL, SIGTERM, set_handler
 from taihu.core.system.sockets import AF_UNIX, SOCK_SEQPACKET, Socket, recv_fds, send_fds, socketpair
 
-__all__ = ["SpareProcess"]
-
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _LARGEST_REQUEST: Final = 1 << 20
 

@@ -18,8 +18,6 @@ from taihu.core.system.polls import is_writable
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["ReaderGoneError", "open_streams", "outlive_output", "output_lost", "take_streams"]
-
 _NAMES: Final = ("standard input", "standard output", "standard error")
 _STDOUT, _STDERR = 1, 2
 

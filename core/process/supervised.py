@@ -19,8 +19,6 @@ from taihu.core.system.polls import POLLIN, poll
 from taihu.core.system.signals import ITIMER_REAL, SIGKILL, setitimer
 from taihu.core.system.threads import spawn
 
-__all__ = ["END_GRACE_S", "end_with_supervisor", "kill_self"]
-
 END_GRACE_S: Final = 5.0
 """The time that a process has to close what it has opened, seconds; a supervisor that lives waits longer."""
 

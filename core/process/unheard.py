@@ -15,8 +15,6 @@ from taihu.core.system.clocks import sleep
 from taihu.core.system.signals import SIGURG, pthread_kill, set_handler, set_wakeup_fd
 from taihu.core.system.threads import main_thread, spawn
 
-__all__ = ["wake_for_signals"]
-
 _MOMENT_S: Final = 0.1
 _MANY: Final = 4096
 # Of no use to anybody here, and ignored by default: no socket has urgent data.

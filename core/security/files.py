@@ -15,8 +15,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.security.token import read_secret
 from taihu.core.system.threads import Lock
 
-__all__ = ["CertificateFiles", "RenewedCertificates"]
-
 
 @dataclass(frozen=True)
 class CertificateFiles:

@@ -12,8 +12,6 @@ from taihu.core.security.identity import COORDINATOR, dns_name
 from taihu.core.security.token import Token
 from taihu.core.system.threads import Lock
 
-__all__ = ["Refusals", "Security"]
-
 
 class Refusals:
     """Calls that were refused, by method and reason, and handshakes: begun, or come to nothing. Thread-safe."""

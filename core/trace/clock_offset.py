@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["ClockOffset"]
-
 
 class _Sample(NamedTuple):
     received_s: float

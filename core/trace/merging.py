@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 from taihu.core.base.errors import RunError
 from taihu.core.trace.parts import NS_PER_US, Event, TracePart, read_part, write_trace
 
-__all__ = ["merge_parts", "trace_of"]
-
 _FLOW_CATEGORY: Final = "flow"
 
 

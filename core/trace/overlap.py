@@ -9,8 +9,6 @@ from typing import Any
 
 from taihu.core.trace.parts import NS_PER_S, NS_PER_US
 
-__all__ = ["busy_seconds", "overlap_seconds"]
-
 
 def busy_seconds(trace: Mapping[str, Any], process: str, track: str) -> float:
     """Seconds in which at least one event of the track went on; tracks are named as in `overlap_seconds`."""

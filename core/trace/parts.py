@@ -9,8 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from taihu.core.base.whole_file import write_text
 
-__all__ = ["NS_PER_S", "NS_PER_US", "Event", "TracePart", "read_part", "write_part", "write_trace"]
-
 NS_PER_S: Final = 10**9
 NS_PER_US: Final = 10**3
 _FORMAT: Final = "taihu trace part 1"

@@ -14,8 +14,6 @@ from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Lock
 from taihu.core.trace.parts import NS_PER_S, Event, TracePart, write_part
 
-__all__ = ["Tracer"]
-
 
 class Tracer:
     """Records what the threads of one process do; `add` and `span` may be called by any thread.

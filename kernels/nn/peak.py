@@ -12,8 +12,6 @@ from taihu.kernels.base.jit import kernel
 from taihu.kernels.nn.filters import TILE_ROWS, padded_filters
 from taihu.kernels.nn.register_tile import window_tile
 
-__all__ = ["multiply_add_rate"]
-
 _DEPTH: Final = 128
 _TILES: Final = 20_000
 _tile = window_tile(TILE_ROWS, 2)

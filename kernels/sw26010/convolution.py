@@ -39,8 +39,6 @@ from taihu.kernels.sw26010.mesh import (
 )
 from taihu.kernels.sw26010.product import check_machine, cuts
 
-__all__ = ["ConvolutionPlan", "FilterPlace", "execute_convolution", "plan_convolution"]
-
 FilterPlace = Literal["streamed", "needed", "row"]
 
 _BATCH: Final = 128  # [F] swDNN: 4 vectors of 4 values in each of the 8 rows of CPEs.

@@ -12,8 +12,6 @@ from taihu.kernels.sw26010.ldm import Ldm
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.mesh import Tile, get_tile, mesh_tile, put_tile, tile_bytes
 
-__all__ = ["CoreGroup", "order_of"]
-
 
 def order_of(matrix: NDArray[Any]) -> str:
     """Along what a matrix is contiguous: `C` (rows), `F` (columns) or `A` (nothing)."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from taihu.kernels.sw26010.machine import CLOCK_HZ, DMA_ISSUE_CYCLES, DMA_TABLE
 
-__all__ = ["Transfer", "bandwidth", "spread"]
-
 
 def bandwidth(block_bytes: int) -> float:
     """Bytes per second of a core group whose CPEs all transfer contiguous blocks of `block_bytes`, strided.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BlockingError", "LdmOverflowError"]
-
 
 class BlockingError(ValueError):
     """A shape or blocking that an algorithm cannot run; the message says what was expected and seen, and a remedy."""

@@ -19,19 +19,6 @@ from taihu.kernels.sw26010.product import plan_product
 from taihu.kernels.sw26010.streams import plan_stream
 from taihu.kernels.sw26010.threshold import selection_cost
 
-__all__ = [
-    "GRIDS",
-    "KERNELS",
-    "PUBLISHED_LOG",
-    "PUBLISHED_SWDNN",
-    "ConvolutionShape",
-    "Loop",
-    "Row",
-    "paper_grid",
-    "rows_of",
-    "swdnn_grid",
-]
-
 # [F] GFLOP/s of swDNN, fp64, 4 core groups, 172 configurations: least, median, most.
 PUBLISHED_SWDNN: Final = (708.0, 1285.0, 1498.0)
 

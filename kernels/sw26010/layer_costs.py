@@ -15,19 +15,6 @@ from taihu.kernels.sw26010.product import plan_product
 from taihu.kernels.sw26010.streams import Pass, plan_slabs
 from taihu.kernels.sw26010.windows import WindowTask, plan_windows
 
-__all__ = [
-    "LayerCost",
-    "LinearParts",
-    "batch_norm_cost",
-    "convolution_cost",
-    "copy_cost",
-    "elementwise_cost",
-    "linear_cost",
-    "linear_parts",
-    "pooling_cost",
-    "update_cost",
-]
-
 Images = tuple[int, int, int, int]
 _ITEM = 4
 

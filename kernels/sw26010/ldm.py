@@ -5,8 +5,6 @@ from __future__ import annotations
 from taihu.kernels.sw26010.errors import LdmOverflowError
 from taihu.kernels.sw26010.machine import LDM_USABLE_BYTES
 
-__all__ = ["Ldm"]
-
 _ALIGNMENT = 32  # Bytes of a vector.
 
 

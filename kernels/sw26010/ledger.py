@@ -10,8 +10,6 @@ from typing import Literal
 from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.machine import CLOCK_HZ, GLOBAL_LOAD_CYCLES, PEAK_FLOPS_PER_GROUP
 
-__all__ = ["Ledger", "Limit", "Work"]
-
 Limit = Literal["compute", "pipeline", "dma", "ldm"]
 
 

@@ -25,20 +25,6 @@ from taihu.kernels.sw26010.machine import (
     REGISTER_VECTORS,
 )
 
-__all__ = [
-    "Tile",
-    "convert_work",
-    "fill_work",
-    "get_tile",
-    "mesh_tile",
-    "multiply_tiles",
-    "part",
-    "product_work",
-    "put_tile",
-    "tile_bytes",
-    "tile_transfer",
-]
-
 Tile = NDArray[np.float64]
 
 

@@ -14,30 +14,6 @@ from taihu.kernels.optim import SgdRule, sgd, sgd_momentum
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.streams import Pass, StreamPlan, execute_stream, plan_slabs, plan_stream
 
-__all__ = [
-    "ADD",
-    "ADD_BIAS",
-    "COLUMN_SUMS",
-    "COPY",
-    "GRADIENT_MOMENTS",
-    "MOMENTS",
-    "NORMALIZE_GRADIENT",
-    "RELU",
-    "RELU_GRADIENT",
-    "SCALE_SHIFT",
-    "SGD",
-    "SGD_MOMENTUM",
-    "add_bias",
-    "batch_norm",
-    "batch_norm_gradient",
-    "column_sums",
-    "relu",
-    "relu_gradient",
-    "response_norm",
-    "ring_add",
-    "sgd_update",
-]
-
 Values = NDArray[Any]
 
 # Arithmetic counts instructions: an addition, a product and a fused pair take one each, a comparison with select two.

@@ -13,8 +13,6 @@ from taihu.kernels.nn.window import Window, covered, tap
 from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.windows import WindowPlan, WindowTask, plan_windows
 
-__all__ = ["col2im", "im2col", "pool", "pool_gradient"]
-
 Values = NDArray[Any]
 Places = NDArray[np.int64]
 Bounds = tuple[int, int, int, int]

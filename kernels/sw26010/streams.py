@@ -20,8 +20,6 @@ from taihu.kernels.sw26010.machine import CPES, FMA_LANES
 from taihu.kernels.sw26010.product import check_machine, cuts
 from taihu.kernels.sw26010.waves import Unit, add_waves, reduction_work, vector_work, wave
 
-__all__ = ["Pass", "StreamPlan", "execute_stream", "plan_slabs", "plan_stream"]
-
 
 @dataclass(frozen=True)
 class Pass:

@@ -18,8 +18,6 @@ from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.machine import CPES
 from taihu.kernels.sw26010.streams import Pass, execute_stream, plan_stream
 
-__all__ = ["Selected", "select_largest", "selection_cost"]
-
 _DIGITS: Final = ((20, 2048), (10, 1024), (0, 1024))
 _COLLECT: Final = Pass("collect", reads=1, writes=0, arithmetic=2, flops=1, scattered=1)
 _ENTRY_BYTES: Final = 8  # A position and a value.

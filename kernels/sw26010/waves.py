@@ -9,8 +9,6 @@ from taihu.kernels.sw26010.dma import Transfer
 from taihu.kernels.sw26010.ledger import Ledger, Work
 from taihu.kernels.sw26010.machine import BROADCAST_CYCLES, CPES, FMA_LANES, LDM_LOAD_CYCLES, MESH
 
-__all__ = ["Unit", "add_waves", "reduction_work", "vector_work", "wave"]
-
 
 @dataclass(frozen=True)
 class Unit:

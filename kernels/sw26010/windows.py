@@ -20,8 +20,6 @@ from taihu.kernels.sw26010.machine import CPES
 from taihu.kernels.sw26010.product import check_machine
 from taihu.kernels.sw26010.waves import Unit, add_waves, vector_work, wave
 
-__all__ = ["WindowPlan", "WindowTask", "plan_windows"]
-
 WindowTask = Literal["im2col", "col2im", "max", "average", "max gradient", "average gradient"]
 
 _GATHERING: Final = ("col2im", "max gradient", "average gradient")

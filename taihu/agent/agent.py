@@ -19,8 +19,6 @@ from taihu.core.system.clocks import monotonic, sleep
 from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
 from taihu.local.processes.replacing import Replacing
 
-__all__ = ["Agent"]
-
 _LOOK_S: Final = 0.03
 _CONSEQUENCES_S: Final = 2.0
 _SILENT_S: Final = 2.0

@@ -16,8 +16,6 @@ from taihu.core.job import Job
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event
 
-__all__ = ["Answer", "Attending"]
-
 _PAUSE_S: Final = 0.05
 
 

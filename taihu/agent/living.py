@@ -19,8 +19,6 @@ from taihu.core.wire.base.log import LogFormat
 from taihu.local.processes.processes import LocalProcesses
 from taihu.worker.first_step import load_first_step
 
-__all__ = ["AgentOptions", "live"]
-
 _EVERYWHERE: Final = "0.0.0.0"  # noqa: S104
 
 

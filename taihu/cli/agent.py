@@ -24,8 +24,6 @@ from taihu.core.process.streams import outlive_output
 from taihu.core.system.sockets import gethostname
 from taihu.core.wire.base.address import host_of
 
-__all__ = ["agent"]
-
 
 @takes_options
 def agent(

@@ -17,8 +17,6 @@ from taihu.core.chaos.schedule import drawn, named
 from taihu.core.system.clocks import local_now, monotonic, sleep
 from taihu.local.disturbing import Disturbance
 
-__all__ = ["chaos"]
-
 _WAITS_S: Final = 0.2
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from taihu.core.planner.memory import MemoryJob
     from taihu.doctor.examination import Examination, Subject
 
-__all__ = ["doctor"]
-
 _LISTEN_S: Final = 3600.0
 _DEFAULT_BIND: Final = "127.0.0.1:7070"
 _QUIET_S: Final = 2.0

@@ -25,8 +25,6 @@ from taihu.core.wire.links.socket_pipe import SocketPipe
 from taihu.core.wire.links.stream_pipe import StreamPipe
 from taihu.doctor.link import MOST_BYTES
 
-__all__ = ["AnsweredExchange"]
-
 _MOST_ELEMENTS = MAX_PAYLOAD_BYTES // 4
 
 

@@ -18,8 +18,6 @@ from taihu.core.system.sockets import SOCK_DGRAM, SOCK_STREAM, Socket, getaddrin
 from taihu.doctor.facts import Interface, MachineFacts
 from taihu.launch.interfaces import named_interfaces, own_interfaces
 
-__all__ = ["free_disk_bytes", "interface_towards", "machine_facts", "resolved"]
-
 _PACKAGES: Final = ("taihu", "numpy", "numba", "llvmlite", "grpcio", "protobuf")
 # Of x86 and ARM, those that kernels are compiled for, or that OpenBLAS chooses by.
 _FEATURES: Final = frozenset(

@@ -25,8 +25,6 @@ from taihu.core.wire.links.pipe import PipeEvents
 from taihu.doctor.collecting import interface_towards
 from taihu.doctor.facts import Interface, LinkFacts
 
-__all__ = ["DOCTOR_SERVICE", "MOST_BYTES", "measure_link"]
-
 DOCTOR_SERVICE: Final = "taihu.v1.DoctorService"
 MOST_BYTES: Final = 1 << 28
 """Bytes of values that all frames of a measurement have at most together, both ways."""

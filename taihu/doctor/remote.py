@@ -23,8 +23,6 @@ from taihu.doctor.messages import facts_from_message, interface_from_message, li
 from taihu.protos import doctor_pb2 as pb
 from taihu.protos.doctor_pb2_grpc import DoctorServiceStub
 
-__all__ = ["RemoteDoctor", "look_at_port"]
-
 _CONNECT_S: Final = 3.0
 _ANSWER_S: Final = 5.0
 _LINK_S: Final = 60.0

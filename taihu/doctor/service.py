@@ -26,8 +26,6 @@ from taihu.doctor.remote import RemoteDoctor
 from taihu.protos import connection_pb2
 from taihu.protos import doctor_pb2 as pb
 
-__all__ = ["ListeningDoctor"]
-
 _MOST_NAMES: Final = 4
 _MOST_LETTERS: Final = 253
 _EXCHANGE_S: Final = 60.0

@@ -9,8 +9,6 @@ from typing import Final, Protocol
 from taihu.core.base.errors import ConfigError
 from taihu.explore.tasks import Ended, Task
 
-__all__ = ["CARRIERS", "Batons", "Carrier", "Greenlets"]
-
 _JOIN_S: Final = 10.0
 
 

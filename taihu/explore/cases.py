@@ -10,22 +10,6 @@ from typing import Any, Final
 from taihu.explore.faults import Fault, Kind
 from taihu.explore.line_switches import LinesDraw
 
-__all__ = [
-    "SUPERVISORS",
-    "Case",
-    "Marks",
-    "OrderDraw",
-    "Shape",
-    "brought_together",
-    "faults_of",
-    "kept_rarely",
-    "order_of",
-    "shape_of",
-    "stepping_locally",
-    "supervisor_of",
-    "warming_up",
-]
-
 Marks = Mapping[tuple[str, str], int]
 """Counts of a calm run: how often each member passed each label."""
 

@@ -11,8 +11,6 @@ from typing import Final
 from taihu.explore.faults import Kind
 from taihu.explore.tasks import Process
 
-__all__ = ["STATES", "Coverage", "table_of"]
-
 STATES: Final = (
     "start-up",
     "join",

@@ -6,8 +6,6 @@ from typing import Protocol
 
 from taihu.explore.tasks import Process
 
-__all__ = ["Endings"]
-
 
 class Starter(Protocol):
     """Whoever started the processes of a run."""

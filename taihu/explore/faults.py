@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from taihu.core.base.words import ordinal
 
-__all__ = ["Fault", "Kind", "fault_from"]
-
 
 class Kind(StrEnum):
     """The kind of a fault: the thing that happens to a member."""

@@ -20,8 +20,6 @@ from typing import Any, Final, Self
 
 from taihu.explore.scheduler import Scheduler
 
-__all__ = ["LineSwitches", "LinesDraw", "lines_of"]
-
 # Python's code that holds no lock of its own while it calls the project's; the explorer's holds none either.
 _LOCK_FREE: Final = frozenset({"contextlib", "threading", "dataclasses", "abc", "typing", "collections.abc"})
 _EXPLORER: Final = "taihu.explore."

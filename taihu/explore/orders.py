@@ -8,8 +8,6 @@ from typing import Final, Protocol
 
 from taihu.explore.tasks import Task
 
-__all__ = ["BoundedOrder", "Order", "PriorityOrder", "RandomOrder"]
-
 # Of the points of a run; runs are of very different lengths, and a change behind the end changes nothing.
 _EXPECTED_POINTS: Final = 6000
 # Some messages take as long.

@@ -14,8 +14,6 @@ from taihu.explore.carriers import Carrier
 from taihu.explore.orders import Order
 from taihu.explore.tasks import Ended, Process, Task
 
-__all__ = ["BEGUN_S", "RUNNING", "STALLED", "Observer", "Scheduler", "StandstillError"]
-
 BEGUN_S: Final = 1000.0
 """The virtual time at which a run begins, in seconds."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Ended", "Process", "Task"]
-
 
 class Ended(BaseException):
     """The simulated process of this task has ended, or the run: raised where the task would go on."""

@@ -10,8 +10,6 @@ from taihu.explore.faults import Fault
 from taihu.explore.scheduler import BEGUN_S, Scheduler
 from taihu.explore.tasks import Task
 
-__all__ = ["Aim", "Profile", "Story"]
-
 _QUIET = frozenset({"lock", "event", "get", "put", "thread", "semaphore"})
 
 

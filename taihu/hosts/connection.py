@@ -17,8 +17,6 @@ from taihu.hosts.client import command_of_ssh, refusal
 from taihu.hosts.frames import BEAT_S, Lines, bytes_in, frame
 from taihu.hosts.likeness import HostFacts
 
-__all__ = ["Connection", "Listener"]
-
 _PIECE: Final = 1 << 16
 _ANSWER_S: Final = 60.0
 _POLL_S: Final = 0.05

@@ -28,8 +28,6 @@ from taihu.launch.place import choose_address
 from taihu.local.own_token import security_of_run
 from taihu.local.scripts.ground import ScriptProcesses, WorkerPlace, words_of_torch
 
-__all__ = ["Hosts", "Launching", "reached"]
-
 # ssh has its time to log in, and Python its own to start from a shared file system.
 _BEGIN_S: Final = CONNECT_S + 20.0
 _PART_S: Final = 1.0

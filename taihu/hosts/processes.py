@@ -20,8 +20,6 @@ from taihu.hosts.placement import Placement
 from taihu.local.processes.causes import Ended
 from taihu.local.processes.processes import failure_of, last_words_of
 
-__all__ = ["HostedProcesses"]
-
 _POLL_S: Final = 0.05
 _PART_S: Final = 5.0
 

@@ -11,8 +11,6 @@ from taihu.core.system.clocks import monotonic
 from taihu.core.system.polls import POLLIN, POLLOUT, is_writable, poll
 from taihu.hosts.frames import SILENCE_S, Lines, frame, text_of
 
-__all__ = ["LauncherGoneError", "Streams"]
-
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _PIECE: Final = 1 << 16
 # As much may wait for a launcher that does not read: what processes write waits behind it, in their pipes and logs.

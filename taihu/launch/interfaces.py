@@ -10,8 +10,6 @@ from typing import Final
 
 from taihu.core.system.sockets import AF_INET, SOCK_DGRAM, Socket, if_nameindex, inet_ntoa
 
-__all__ = ["named_interfaces", "own_interfaces"]
-
 # The numbers of <linux/sockios.h>.
 _ADDRESS, _NETMASK = 0x8915, 0x891B
 _GLOBAL_SCOPE: Final = "00"

@@ -14,8 +14,6 @@ from taihu.core.job.run_folder import CHAOS
 from taihu.core.system.clocks import monotonic, sleep
 from taihu.local.finding import held, processes_of
 
-__all__ = ["Disturbance"]
-
 _LOOK_S: Final = 0.05
 _TAKEN_WITHIN_S: Final = 10.0
 

@@ -15,8 +15,6 @@ from taihu.core.job.run_folder import EPOCHS, EVENTS, SETTINGS, STEPS, usual_res
 from taihu.core.system.clocks import wall_s
 from taihu.local.finding import processes_of
 
-__all__ = ["LOGS", "RunEntry", "entry_of", "find_run", "logs_of", "runs_in"]
-
 LOGS: Final = "logs"
 _LAST: Final = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 _TAIL_BYTES: Final = 1 << 16

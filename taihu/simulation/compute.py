@@ -13,8 +13,6 @@ from taihu.core.planner.profile import Profile
 from taihu.core.system.chance import Random
 from taihu.simulation.machines import Machines
 
-__all__ = ["Compute", "Pace", "Segments", "of_measured", "of_modelled"]
-
 Segments = tuple[tuple[int, int], ...]
 """The first and the last layer of segments whose forward backward runs again, in backward order."""
 

@@ -14,8 +14,6 @@ from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
 from taihu.simulation.compute import Compute
 from taihu.simulation.machines import Network
 
-__all__ = ["costs_of", "plan_of"]
-
 # What a pass over gradients costs that was not measured: an exact selection takes about four scans.
 _SCAN: Final = LinearCost(20e-6, 0.5e-9)
 _TOP_K: Final = LinearCost(80e-6, 2e-9)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-__all__ = ["EventQueue", "WorkQueue"]
-
 
 class EventQueue:
     """The virtual clock of a simulation; of calls for one instant the first that was put comes first.

@@ -27,8 +27,6 @@ from taihu.simulation.machines import Network
 from taihu.simulation.network import Fabric, Path
 from taihu.worker.fc.passes import Pass, plan_passes
 
-__all__ = ["End", "Stage", "TailSteps", "end_of", "seconds_alone"]
-
 _VALUE_BYTES: Final = 4
 
 

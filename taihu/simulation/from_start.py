@@ -26,8 +26,6 @@ from taihu.worker.training.calibration import Measuring
 from taihu.worker.training.plan_follower import PlanFollower
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["FirstSteps", "Report", "simulate_first_steps"]
-
 
 @dataclass(frozen=True)
 class Report:

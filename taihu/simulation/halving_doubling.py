@@ -13,8 +13,6 @@ from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.network import Fabric, Host
 
-__all__ = ["halving_doubling_seconds"]
-
 
 def halving_doubling_seconds(ranks: int, size_bytes: int, network: Network, machines: Machines) -> float:
     """Seconds of the allreduce of a buffer between `ranks` ranks, which fill supernodes one after another.

@@ -19,8 +19,6 @@ from taihu.allreduce.ring.schedule import Chunks, Phase
 from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.simulation.network import Fabric, Host
 
-__all__ = ["MANY_RANKS", "Hops"]
-
 MANY_RANKS: Final = 32
 """Rings of more ranks go hop by hop."""
 

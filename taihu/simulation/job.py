@@ -19,8 +19,6 @@ from taihu.simulation.placement import Placement
 from taihu.worker.exchange.step_rules import rules_of
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Simulated", "simulate_job", "step_of"]
-
 _LEAST_STEPS: Final = 2
 _UNEVEN_STEPS: Final = 8
 _ROUNDED: Final = 9

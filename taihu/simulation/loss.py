@@ -30,8 +30,6 @@ from taihu.simulation.placement import Placement
 from taihu.simulation.servers import SimulatedServer
 from taihu.worker.exchange.step_rules import rules_of
 
-__all__ = ["Loss", "Recovery", "noticed", "simulate_loss"]
-
 _ATTEMPT: Final = 1
 _STEPS_BEHIND: Final = 2
 _ENDLESS: Final = 10**9

@@ -13,8 +13,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import parse_bytes, parse_rate
 from taihu.simulation.machines import Machines, Network, ethernet, taihulight
 
-__all__ = ["EXAMPLE", "machines_in", "named_machines"]
-
 EXAMPLE: Final = """\
 [network]
 alpha_seconds = 50e-6           # of a message, beside its bytes

@@ -9,8 +9,6 @@ from typing import Final
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.profile import LinkCost
 
-__all__ = ["Machines", "Network", "ethernet", "of_profile", "taihulight"]
-
 # Of a frame of 1514 bytes on the wire so much is TCP's payload.
 _TCP_PAYLOAD_SHARE: Final = 1448 / 1514
 _BITS_PER_BYTE: Final = 8

@@ -30,8 +30,6 @@ from taihu.simulation.worker import Passes, SimulatedWorker
 from taihu.worker.exchange.step_rules import rules_of
 from taihu.worker.training.calibration import Measuring, Unmeasured
 
-__all__ = ["Members", "Traffic"]
-
 _FP32_BYTES: Final = 4
 
 

@@ -24,8 +24,6 @@ from taihu.simulation.events import EventQueue, WorkQueue
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.one_machine import Connection, Cores, Port, SharedPorts
 
-__all__ = ["Fabric", "Host", "Path", "Thread"]
-
 _OF_THEIR_OWN: Final = Machines()
 
 

@@ -18,8 +18,6 @@ from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
 from taihu.simulation.events import EventQueue
 from taihu.simulation.machines import Machines
 
-__all__ = ["Connection", "Cores", "Port", "SharedPorts"]
-
 # What rounding leaves of a message.
 _NOTHING_BYTES: Final = 1e-3
 

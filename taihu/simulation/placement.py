@@ -10,8 +10,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job
 from taihu.simulation.machines import Machines, Network
 
-__all__ = ["Alike", "Placement", "check", "servers_apart", "workers_of"]
-
 
 @dataclass(frozen=True)
 class Placement:

@@ -30,8 +30,6 @@ from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 from taihu.worker.exchange.base.route import Updated
 
-__all__ = ["RingRoute", "join_ring"]
-
 _TAKEN_OVER: Final = MappingProxyType({Action.ADD: 1, Action.COMPLETE: 1, Action.REPLACE: 1})
 # In the place of a group: what is summed besides.
 _SQUARES: Final = -1

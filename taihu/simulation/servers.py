@@ -26,8 +26,6 @@ from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 from taihu.worker.exchange.base.route import Updated
 from taihu.worker.exchange.servers.answers import FramesUnderWay
 
-__all__ = ["ServersRoute", "SimulatedServer", "join_servers"]
-
 _GRADIENTS: Final = Gradients()
 _QUESTION: Final = Question()
 

@@ -18,8 +18,6 @@ from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.headers import ValueType
 from taihu.simulation.machines import Machines
 
-__all__ = ["PASSES_OF_UPDATE", "Sizes"]
-
 # What an update reads and writes beside the sum: state and parameters.
 PASSES_OF_UPDATE: Final = 3
 _FP32_BYTES: Final = 4

@@ -32,8 +32,6 @@ from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 from taihu.worker.exchange.base.route import Updated
 
-__all__ = ["SparseRingRoute", "join_sparse"]
-
 _SUM_BYTES: Final = 4
 _SECTION_BYTES: Final = 4
 # Selections that are remembered: what comes from each rank of many is the same.

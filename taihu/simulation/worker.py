@@ -32,8 +32,6 @@ from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.step_program import StepProgram
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Passes", "SimulatedRoute", "SimulatedWorker"]
-
 Wanted = float | Wait
 
 

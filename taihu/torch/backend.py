@@ -21,8 +21,6 @@ from taihu.torch.group.operations.devices import Devices, kinds_here
 from taihu.torch.group.process_group import TaihuGroup
 from taihu.torch.steps.reports import begin_results, options_of
 
-__all__ = ["Groups", "register"]
-
 _KEPT_S: Final = 5.0
 
 

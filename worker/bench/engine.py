@@ -13,8 +13,6 @@ from taihu.core.system.clocks import perf_counter
 from taihu.kernels.optim import SgdRule, sgd_momentum
 from taihu.worker.engine import Array, Layer, ParameterLayer, StepContext, StepHooks, build_model
 
-__all__ = ["LEARNING_RATE", "MOMENTUM", "EngineStep", "LayerTime", "example_batch"]
-
 MOMENTUM: Final = 0.9
 # Small, so that a model that is trained on the same batch again and again stays where numbers are ordinary.
 LEARNING_RATE: Final = 1e-4

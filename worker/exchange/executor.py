@@ -42,8 +42,6 @@ from taihu.worker.exchange.step_parameters import Reading
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 
-__all__ = ["NOTHING", "Executor", "Ground", "GroupTimes", "Values", "Wait", "Waits"]
-
 
 @dataclass
 class GroupTimes:

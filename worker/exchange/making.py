@@ -29,8 +29,6 @@ from taihu.worker.exchange.step_rules import rules_of
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["Beside", "between_workers", "compressor_of", "scheduled_rates", "through_servers"]
-
 
 @dataclass(frozen=True)
 class Beside:

@@ -33,17 +33,6 @@ from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 
-__all__ = [
-    "Exchanged",
-    "Reporting",
-    "Session",
-    "exchange_after_meeting",
-    "exchange_by_plan",
-    "meet_workers",
-    "take_part",
-    "take_part_after_meeting",
-]
-
 
 @dataclass(frozen=True)
 class Session:

@@ -39,8 +39,6 @@ from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["Exchange"]
-
 
 class Threads:
     """The ground of a worker's exchange: its lock and its own thread; `fail` is called with what goes wrong in that.

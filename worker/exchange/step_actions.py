@@ -8,21 +8,6 @@ from typing import ClassVar
 
 from taihu.core.wire.frames.headers import At
 
-__all__ = [
-    "Action",
-    "Agree",
-    "Apply",
-    "Ask",
-    "Cancel",
-    "Done",
-    "Drop",
-    "DropAll",
-    "Place",
-    "Push",
-    "Release",
-    "Widen",
-]
-
 
 class Place(Enum):
     """The place of an action: who carries it out, and when.

@@ -17,8 +17,6 @@ from taihu.core.wire.frames.headers import At
 from taihu.worker.exchange.step_actions import Action, Ask, Drop, DropAll, Widen
 from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules
 
-__all__ = ["Reading", "StepParameters", "leading_groups"]
-
 
 class Whereabouts(Enum):
     """The state of a group's parameters."""

@@ -18,8 +18,6 @@ from taihu.worker.exchange.step_actions import Action, Agree, Apply, Cancel, Don
 from taihu.worker.exchange.step_parameters import StepParameters
 from taihu.worker.exchange.step_rules import PUSHED, Phase, Rules
 
-__all__ = ["StepProtocol"]
-
 
 class _Group:
     """The state of one group's gradients, beside its phase.

@@ -8,8 +8,6 @@ from typing import Final
 
 from taihu.core.job import Job
 
-__all__ = ["PUSHED", "Phase", "Rules", "rules_of"]
-
 _FP32_BYTES: Final = 4
 
 

@@ -16,8 +16,6 @@ from taihu.core.wire.links.shared_memory import SharedBuffer, allocate_values
 from taihu.worker.memory.half_arenas import HalfArenas
 from taihu.worker.memory.pages import Pages
 
-__all__ = ["Arenas", "allocate_arenas", "arenas_of"]
-
 
 @dataclass(frozen=True)
 class Arenas:

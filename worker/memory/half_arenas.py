@@ -12,8 +12,6 @@ from taihu.kernels.base.half import HalfKind, from_half
 from taihu.kernels.half_sums import narrow
 from taihu.worker.memory.pages import Pages
 
-__all__ = ["HalfArenas"]
-
 
 class HalfArenas:
     """Gradients as they are sent, and parameters as they come, as codes of `taihu.kernels.base.half`.

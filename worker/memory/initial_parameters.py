@@ -9,8 +9,6 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.partition import FrameSpec
 from taihu.worker.memory.pages import Pages
 
-__all__ = ["InitialParameters"]
-
 
 class InitialParameters:
     """Fills the pages of a frame before it is sent; frames come in the order of their offsets.

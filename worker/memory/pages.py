@@ -21,8 +21,6 @@ from taihu.core.system.mappings import (
     MappedMemory,
 )
 
-__all__ = ["Pages", "private_memory"]
-
 
 class Pages:
     """An arena of `elements` values of one type, shape (elements,), all zero at first."""

@@ -31,8 +31,6 @@ from taihu.worker.reporting.run_rows import (
 )
 from taihu.worker.training.progress import Evaluation, StepSample
 
-__all__ = ["CsvTables", "LoggerWriter", "RunLog", "ScalarWriter", "open_writers"]
-
 _INTERVAL_S = 1.0
 _LOSS: Final = "worker_0_loss"
 _GOES_ON: Final = "the run goes on without it"

@@ -15,24 +15,6 @@ from taihu.worker.engine.layers.dense import Dropout, Flatten, Linear, ReLU
 from taihu.worker.engine.layers.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
 from taihu.worker.engine.layers.response_norm import LocalResponseNorm
 
-__all__ = [
-    "Branches",
-    "Chain",
-    "Classifier",
-    "Convolution",
-    "Description",
-    "Drop",
-    "FullyConnected",
-    "Norm",
-    "Pooling",
-    "Rectifier",
-    "Reshape",
-    "ResponseNorm",
-    "Shortcut",
-    "Sum",
-    "describe",
-]
-
 
 @dataclass(frozen=True)
 class Convolution:

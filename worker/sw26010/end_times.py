@@ -11,8 +11,6 @@ from taihu.kernels.sw26010.ledger import Ledger
 from taihu.worker.fc.stage import ComputedPart, StagePart
 from taihu.worker.sw26010.times import LayerTime
 
-__all__ = ["EndTimes", "end_times"]
-
 
 @dataclass(frozen=True)
 class EndTimes:

@@ -13,8 +13,6 @@ from taihu.kernels.sw26010.ledger import Ledger
 from taihu.kernels.sw26010.streams import execute_stream, plan_slabs
 from taihu.worker.engine.base.layer import Array, Layer, ParameterLayer, Run
 
-__all__ = ["ParameterProcessorLayer", "ProcessorLayer", "copy_rows", "rows_of"]
-
 
 class ProcessorLayer(ABC):
     """One layer on the processor.

@@ -34,8 +34,6 @@ from taihu.worker.sw26010.layer import ProcessorLayer, copy_rows
 from taihu.worker.sw26010.parameter_layers import ConvolutionLayer, FullyConnectedLayer, NormLayer
 from taihu.worker.sw26010.times import first_of, whole_image
 
-__all__ = ["on_processor"]
-
 
 class _Pooling(ProcessorLayer):
     def __init__(self, layer: Layer, core_groups: int, description: Pooling) -> None:

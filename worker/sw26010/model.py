@@ -17,8 +17,6 @@ from taihu.worker.sw26010.layer import ProcessorLayer
 from taihu.worker.sw26010.layers import on_processor
 from taihu.worker.sw26010.times import LayerTime
 
-__all__ = ["ProcessorModel"]
-
 
 class ProcessorModel:
     """Trains a bound model of the engine on the SW26010 model: same arenas, same hooks, same results within rounding.

@@ -16,8 +16,6 @@ from taihu.worker.sw26010.describe import (
 )
 from taihu.worker.sw26010.layer import ParameterProcessorLayer, copy_rows, rows_of
 
-__all__ = ["ConvolutionLayer", "FullyConnectedLayer", "NormLayer"]
-
 
 class ConvolutionLayer(ParameterProcessorLayer):
     """A convolution, by an explicit column matrix and products."""

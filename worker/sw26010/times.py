@@ -42,19 +42,6 @@ from taihu.worker.sw26010.describe import (
     output_shape,
 )
 
-__all__ = [
-    "LayerTime",
-    "ModelledStep",
-    "first_of",
-    "in_backward_order",
-    "layer_cost",
-    "layer_times",
-    "modelled_step",
-    "step_seconds",
-    "step_until",
-    "whole_image",
-]
-
 
 @dataclass(frozen=True)
 class LayerTime:

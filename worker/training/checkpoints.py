@@ -27,8 +27,6 @@ from taihu.worker.training.copying import Copying
 from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.replica import Replica
 
-__all__ = ["Keeper"]
-
 
 class Keeper:
     """Keeps this worker's state, and as worker 0 has the servers keep theirs; one thread, which trains, calls it.

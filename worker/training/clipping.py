@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from taihu.core.model.layout import Layout
 from taihu.kernels.clip import clip_norm
 
-__all__ = ["LayerClipping"]
-
 
 class LayerClipping:
     """Scales gradients of layers whose norm exceeds `largest` down to it.

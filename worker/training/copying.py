@@ -15,8 +15,6 @@ from taihu.core.checkpoint.part import Part, State
 from taihu.core.process.background import TaskThread
 from taihu.core.system.threads import Semaphore
 
-__all__ = ["Copying", "copying"]
-
 Bring = Callable[[Label, bytes, bool], None]
 
 

@@ -11,8 +11,6 @@ from taihu.worker.data.base.dataset import Dataset, evaluation_batches
 from taihu.worker.engine import Array, Model, StepContext
 from taihu.worker.engine.base.loss import Loss
 
-__all__ = ["TESTING", "Scores", "batch_sizes", "evaluate", "read_along", "samples_at_once", "scores"]
-
 _SAMPLES: Final = 250
 _PLACES: Final = 2048
 # Activations that a test may hold where a step holds fewer, in values: 128 MiB.

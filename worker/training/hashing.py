@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from taihu.core.planner.groups import group_bounds
 from taihu.worker.exchange.shell import Exchange
 
-__all__ = ["exchanged_sha256", "parameters_sha256"]
-
 
 def parameters_sha256(parameters: NDArray[np.float32]) -> str:
     """SHA-256 over a parameter arena: equal for runs with bit-identical parameters."""

@@ -23,8 +23,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.kernels.clip import squared_norm
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["LocalSteps"]
-
 Values = NDArray[np.float32]
 
 

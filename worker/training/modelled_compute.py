@@ -24,8 +24,6 @@ from taihu.worker.sw26010 import LayerTime, ModelledStep, end_times, in_backward
 from taihu.worker.training.pacing import Pacing, forward_shares
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["ModelledCompute", "model_compute"]
-
 _TRACK = "modelled compute"
 
 

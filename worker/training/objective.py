@@ -8,8 +8,6 @@ from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.engine import Model, build_model
 from taihu.worker.engine.base.loss import Loss, make_loss, outputs_of_model
 
-__all__ = ["model_for", "objective"]
-
 
 def model_for(job: Job, data: Dataset) -> Model:
     """The job's model for `data`, with its loss; not bound to arenas yet.

@@ -9,8 +9,6 @@ from dataclasses import replace
 from taihu.core.wire.base.clock import Clock
 from taihu.worker.engine import StepHooks
 
-__all__ = ["Pacing", "forward_shares"]
-
 
 def forward_shares(forward_s: float, backward_s: Sequence[float]) -> tuple[float, ...]:
     """Seconds of each layer's forward: each has the share of the whole that it has of backward."""

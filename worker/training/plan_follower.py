@@ -11,8 +11,6 @@ from taihu.worker.exchange.executor import GroupTimes
 from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["PlanFollower", "group_measurement"]
-
 
 class Coordinator(Protocol):
     """The coordinator, as a worker that follows its plans sees it."""

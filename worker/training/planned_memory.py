@@ -18,8 +18,6 @@ from taihu.core.wire.frames.headers import BYTES_PER_VALUE, ValueType
 from taihu.worker.engine import Model
 from taihu.worker.fc.connected import Spreadable, spreadable
 
-__all__ = ["PlannedMemory", "memory_job", "spread_layers"]
-
 _NONE: Final = Spreadable()
 
 

@@ -12,8 +12,6 @@ from taihu.core.base.measure import spread
 from taihu.core.coordination.membership.members import Progress
 from taihu.core.model.scores import ACCURACY
 
-__all__ = ["Evaluation", "ProgressMeter", "StepSample"]
-
 _RECENT_STEPS = 20
 _PARTS = ("step", "compute", "compress", "compress_wait", "exchange", "wait")
 

@@ -50,8 +50,6 @@ from taihu.worker.training.evaluation import (
 )
 from taihu.worker.training.hashing import exchanged_sha256
 
-__all__ = ["HybridReplica", "Replica", "Uses", "WholeReplica", "prepare_hybrid"]
-
 _DIGEST_BYTES = 32
 
 Write = Callable[[Model, Iterator[Array]], None]

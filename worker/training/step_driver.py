@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     # Of threads and arenas, which the simulator does not need.
     from taihu.worker.exchange.shell import Exchange
 
-__all__ = ["GroupCountdown", "LayerProgram", "StepDriver", "Timed"]
-
 Timed = Callable[[Waits, int], Waits]
 """The same waits, for the sake of a group, with their time measured."""
 

@@ -16,8 +16,6 @@ from taihu.worker.fc.footprint import TailFootprint
 from taihu.worker.training.evaluation import samples_at_once
 from taihu.worker.training.replica import recompute
 
-__all__ = ["StepMemory"]
-
 _VALUE_BYTES: Final = 4
 # Larger batches are not rehearsed: what they take follows from smaller ones.
 _REHEARSED_BYTES: Final = 256 << 20

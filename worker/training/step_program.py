@@ -14,8 +14,6 @@ from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.step_driver import LayerProgram
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["StepProgram"]
-
 _SHORTEST_TRACED_WAIT_S = 20e-6
 
 

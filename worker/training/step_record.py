@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     # Of the processor model, which most workers do not need: it takes a while to import.
     from taihu.worker.sw26010 import ModelledStep
 
-__all__ = ["StepRecord"]
-
 
 @dataclass
 class StepRecord:

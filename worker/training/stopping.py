@@ -5,8 +5,6 @@ from __future__ import annotations
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.membership.stopping import StopNotice
 
-__all__ = ["EvaluationAbandonedError", "LastStep"]
-
 
 class EvaluationAbandonedError(Exception):
     """An evaluation was given up: it is not worth waiting for any more."""

@@ -23,8 +23,6 @@ from taihu.worker.training.pacing import Pacing
 from taihu.worker.training.step_program import StepProgram
 from taihu.worker.training.step_record import StepRecord
 
-__all__ = ["Trainer"]
-
 
 class TrainedModel(Protocol):
     """A model as a trainer needs it."""

@@ -11,8 +11,6 @@ from taihu.core.coordination.control.control import Call
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 
-__all__ = ["NEEDED_BY_AGENTS", "attend"]
-
 NEEDED_BY_AGENTS: Final = "agents need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
 
 # An answer that tells nothing new comes in this share of the caller's patience.

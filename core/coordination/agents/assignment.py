@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["balanced", "filled", "longest_s"]
-
 
 def filled(
     ranks: Iterable[int], held: Mapping[int, int], agents: Sequence[int], costs: Mapping[int, float]

@@ -15,8 +15,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
 from taihu.core.coordination.agents.assignment import balanced, filled, longest_s
 
-__all__ = ["MOST_AGENTS", "Attendance", "Attending", "Lost"]
-
 MOST_AGENTS: Final = 1024
 """The most agents that may be there at a time."""
 

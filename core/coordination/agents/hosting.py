@@ -17,8 +17,6 @@ from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.job import Job
 from taihu.core.system.threads import Event, Lock, spawn
 
-__all__ = ["Agents"]
-
 
 class Agents:
     """An `Attendance` that threads share: those of a generation that is over may still answer.

@@ -23,33 +23,6 @@ from taihu.core.model.run_length import RunLength
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.planner.profile import Profile
 
-__all__ = [
-    "ALL",
-    "Again",
-    "Assigned",
-    "Attend",
-    "Begin",
-    "BringLayout",
-    "Compare",
-    "Copy",
-    "DecideCheckpoint",
-    "Decision",
-    "End",
-    "Finish",
-    "FixLastStep",
-    "GetPlan",
-    "GetProfile",
-    "Heard",
-    "Heartbeat",
-    "Join",
-    "Known",
-    "LeftOut",
-    "Peers",
-    "ReportSteps",
-    "Stored",
-    "Vouch",
-]
-
 
 class LeftOut(NamedTuple):
     """A part of a held step that cannot be written, and the reason in one line."""

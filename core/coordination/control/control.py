@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Answering", "Ask", "Call", "Control"]
-
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 

@@ -14,8 +14,6 @@ from google.protobuf.message_factory import GetMessageClass
 
 from taihu.core.base.words import Line, told
 
-__all__ = ["Kind", "Kinds", "fields_of", "kind_of"]
-
 V = TypeVar("V")
 
 

@@ -8,8 +8,6 @@ from taihu.core.base.words import Line
 from taihu.core.coordination.control.control import Ask
 from taihu.core.coordination.membership.members import MemberId, Progress, RunState
 
-__all__ = ["AgentStatus", "GetStatus", "MemberStatus", "RunStatus", "Stop"]
-
 
 @dataclass(frozen=True)
 class MemberStatus:

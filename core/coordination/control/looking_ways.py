@@ -20,8 +20,6 @@ from taihu.core.coordination.control.looking import GetStatus, Stop
 from taihu.core.coordination.membership.members import Life, MemberId, Role, RunState
 from taihu.protos import coordinator_pb2 as pb
 
-__all__ = ["COORDINATOR_SERVICE", "LIFE", "LOOKING", "LOOKING_KINDS", "STATE", "Way", "Ways", "ways_of"]
-
 A = TypeVar("A")
 
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["CoordinatorService"]

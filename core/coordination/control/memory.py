@@ -10,8 +10,6 @@ from taihu.core.base.errors import MemberLostError, StaleError
 from taihu.core.coordination.control.control import Answering, Ask
 from taihu.core.wire.base.clock import Clock, SystemClock
 
-__all__ = ["MemoryControl", "MemoryPlace"]
-
 A = TypeVar("A")
 
 _HOST: Final = "127.0.0.1"

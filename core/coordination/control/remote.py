@@ -20,8 +20,6 @@ from taihu.core.wire.base.retry import until_answered
 from taihu.core.wire.base.status import error_from_rpc
 from taihu.core.wire.serving.channel import open_channel
 
-__all__ = ["RemoteControl", "ask_from_outside"]
-
 A = TypeVar("A")
 
 _ONLOOKER: Final = "this process"

@@ -33,8 +33,6 @@ from taihu.core.settings import OptimizerSettings
 from taihu.core.wire.frames.layouts import layout_from_message, layout_to_message
 from taihu.protos import coordinator_pb2 as pb
 
-__all__ = ["HELD", "LABEL", "PART", "PLAN", "UPDATES", "WAYS"]
-
 
 def _check_length(length: RunLength) -> None:
     if min(asdict(length).values()) < 1:

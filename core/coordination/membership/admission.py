@@ -15,8 +15,6 @@ from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 
-__all__ = ["Admission"]
-
 # Processes that ask for a place; who asks once and never again is forgotten.
 _MOST_ASKING: Final = 1024
 

@@ -10,8 +10,6 @@ from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 
-__all__ = ["Agreement"]
-
 _MOST_SHOWN: Final = 3
 
 

@@ -14,8 +14,6 @@ from typing import Final
 from taihu.core.base.words import counted, listed
 from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
 
-__all__ = ["CrossedWaits", "left_behind"]
-
 _REMEDY: Final = "give all workers as many batches, or iterate in `with optimizer.join()`"
 
 Worker = tuple[MemberId, MemberRecord]

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-__all__ = ["HashBook", "checksums_in_words", "difference"]
-
 _SHOWN: Final = 12
 _KEPT: Final = 8
 _BETWEEN: Final = " | "

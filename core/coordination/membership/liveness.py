@@ -14,8 +14,6 @@ from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.membership.standstill import Standstill, stall_of
 from taihu.core.job import Job
 
-__all__ = ["TICK_S", "Liveness", "Waits"]
-
 TICK_S: Final = 0.2
 """Seconds from one look at who is silent to the next."""
 

@@ -9,8 +9,6 @@ from enum import Enum
 from taihu.core.base.errors import RecoveringError, RunError
 from taihu.core.base.words import Line
 
-__all__ = ["Begun", "Life", "MemberId", "MemberRecord", "Progress", "Role", "RunState", "error_of"]
-
 
 class Role(Enum):
     """The role of a process."""

@@ -12,8 +12,6 @@ from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.job import Job
 
-__all__ = ["Membership"]
-
 
 class Membership:
     """The members of one run or, where it recovers, of one generation of them.

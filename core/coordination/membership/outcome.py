@@ -11,8 +11,6 @@ from taihu.core.coordination.membership.members import MemberId, Progress, Role,
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.membership.stopping import PendingStop, StopAgreement
 
-__all__ = ["Outcome", "Terms"]
-
 _DIFFERENCE: Final = "memory, a link or a processor is at fault, or taihu: please report it"
 
 

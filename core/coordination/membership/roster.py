@@ -8,8 +8,6 @@ from taihu.core.base.errors import ConfigError, StaleError
 from taihu.core.base.words import counted
 from taihu.core.coordination.membership.members import MemberId, MemberRecord, Role
 
-__all__ = ["Roster"]
-
 _WORKER: Final = Role.WORKER
 
 

@@ -8,8 +8,6 @@ from typing import Protocol
 
 from taihu.core.coordination.membership.membership import Membership
 
-__all__ = ["SharedMembership"]
-
 
 class SharedMembership(Protocol):
     """The coordinator, which lets one thread at a time look at its membership and change it."""

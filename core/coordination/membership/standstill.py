@@ -7,8 +7,6 @@ from typing import Final
 
 from taihu.core.coordination.membership.members import MemberId, MemberRecord, Progress, Role
 
-__all__ = ["Standstill", "stall_of"]
-
 # A first step compiles, and a model is written to a disk that may be slow: nobody can tell from outside.
 _PATIENCE: Final = 10.0
 

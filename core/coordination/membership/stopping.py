@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["PendingStop", "StopAgreement", "StopNotice"]
-
 # Steps that another worker may be ahead of worker 0, one of them complete and one begun.
 _AHEAD = 2
 

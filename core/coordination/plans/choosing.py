@@ -25,8 +25,6 @@ from taihu.core.settings import CompressionSettings
 from taihu.core.traits.methods import DLGS, NONE, QUANTIZED
 from taihu.kernels.packing.few_bits import FEW_BITS
 
-__all__ = ["LEARNS", "Choice", "Choosing", "Way", "trial", "ways"]
-
 LEARNS: Final = MappingProxyType({1.0: 1.01, 0.05: 1.05, 0.01: 1.05, 0.001: 2.0})
 """Steps to a loss as multiples of those that the whole gradient takes, by the share of it that is sent at a time.
 

@@ -13,8 +13,6 @@ from taihu.core.planner.carriage import Carriage
 from taihu.core.planner.groups import Group, check_groups
 from taihu.core.planner.sparse_route import SparseAlgorithm
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True)
 class Plan:

@@ -27,8 +27,6 @@ from taihu.core.planner.sparse_route import SPARSE_ROUTES, SparseAlgorithm, Spar
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE, ValueType
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 
-__all__ = ["FRAME_BYTES", "Planning", "first_plan", "frame_elements_of", "is_computed", "planned_compression"]
-
 _COMPUTED = ("auto", "greedy", "exact")
 _WORTHWHILE_GAIN = 0.05
 FRAME_BYTES = 1 << 19

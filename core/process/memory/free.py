@@ -8,8 +8,6 @@ from pathlib import Path, PurePosixPath
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["free_bytes"]
-
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Bytes that this process can still take: of the machine, and of its memory cgroups, version 1 or 2.

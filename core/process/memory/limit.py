@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["memory_limit_bytes"]
-
 # Within a container these are the files of its own control group: version 2, version 1.
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from taihu.core.system.mappings import MAP_POPULATE, MAP_SHARED, PROT_READ, PROT_WRITE, MappedMemory
 
-__all__ = ["OPEN_FLAGS", "SHARED_MEMORY", "boot_id", "is_own", "make_mapped", "map_file"]
-
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - opened with O_EXCL, or checked before use
 """The folder whose files are memory of this host: they outlive processes, not the host."""
 

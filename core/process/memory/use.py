@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["MemoryGrowth"]
-
 _SELF = Path("/proc/self")
 _FORGET_THE_MOST = "5"  # proc(5): of clear_refs
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["check_surroundings", "file_in_the_way", "leave_starting_folder"]
-
 # A daemon of a small job opens about half as many, and libraries open some while they are imported.
 _LEAST_FILES: Final = 64
 _ROOT: Final = Path(__file__).parents[4].resolve()  # links to rooms lie in the package

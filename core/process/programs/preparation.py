@@ -19,15 +19,6 @@ from pathlib import Path
 
 from taihu.core.system.memory import c_library, go_on_collecting, is_collecting, stop_collecting
 
-__all__ = [
-    "allow_open_files",
-    "give_back_freed_memory",
-    "importing_much",
-    "keep_freed_memory",
-    "prefer_widest_vectors",
-    "prepare_process",
-]
-
 # The numbers of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

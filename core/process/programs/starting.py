@@ -8,8 +8,6 @@ then, and with `site`, no command can change.
 import _signal as signal  # type: ignore[import-not-found]
 import os
 
-__all__ = ["begun", "end_at_interrupt"]
-
 _EXIT_INTERRUPTED = 130
 
 

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-__all__ = ["files_of_parent", "tell_children"]
-
 _VARIABLE: Final = "_TAIHU_USER_FILES"
 
 

@@ -26,16 +26,6 @@ import structlog
 from taihu.core.base.errors import ConfigError, RunError, TaihuError
 from taihu.core.process.programs.user_children import tell_children
 
-__all__ = [
-    "explained",
-    "know_file",
-    "load_function",
-    "load_object",
-    "own_mistakes_told",
-    "split_function",
-    "user_line",
-]
-
 T = TypeVar("T")
 
 _FORM: Final = "path/to/file.py:function"

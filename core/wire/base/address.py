@@ -14,18 +14,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.system.chance import random_below
 from taihu.core.system.sockets import SOCK_DGRAM, Socket, family_of, getaddrinfo
 
-__all__ = [
-    "advertised_host",
-    "free_port",
-    "free_ports",
-    "host_of",
-    "host_of_peer",
-    "is_every_host",
-    "is_loopback",
-    "join_address",
-    "split_address",
-]
-
 _EVERY_HOST = ("", "0.0.0.0", "::")  # noqa: S104
 _GIVEN_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT: Final = 12_000

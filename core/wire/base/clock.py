@@ -7,8 +7,6 @@ from typing import Protocol
 
 from taihu.core.system.clocks import monotonic, sleep, wall_s
 
-__all__ = ["Clock", "SystemClock", "WallClock"]
-
 
 class Clock(Protocol):
     """Monotonic seconds."""

@@ -14,8 +14,6 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.system.sockets import EAI_NODATA, EAI_NONAME, SOCK_STREAM, getaddrinfo
 from taihu.core.wire.base.address import split_address
 
-__all__ = ["check_host", "is_known", "names_may_come"]
-
 Look = Callable[[str], object]
 
 _UNKNOWN: Final = {EAI_NONAME, EAI_NODATA}

@@ -12,8 +12,6 @@ import structlog
 from taihu.core.base.words import one_line
 from taihu.core.wire.base.clock import WallClock
 
-__all__ = ["LogFormat", "configure_logs", "configure_script_logs"]
-
 LogFormat = Literal["auto", "text", "json"]
 
 

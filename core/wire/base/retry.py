@@ -14,8 +14,6 @@ from taihu.core.base.errors import PeerUnreachableError, TaihuError
 from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.base.status import error_from_rpc
 
-__all__ = ["backoff_seconds", "call_until_reachable", "until_answered"]
-
 T = TypeVar("T")
 
 _FIRST_DELAY_S = 0.05

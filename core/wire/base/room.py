@@ -9,8 +9,6 @@ from typing import Final
 from taihu.core.system.threads import Condition, Thread, spawn
 from taihu.core.wire.base.clock import Clock, SystemClock
 
-__all__ = ["SILENT_PLACES", "Room"]
-
 SILENT_PLACES: Final = 64
 """The most callers of one process that have said nothing yet."""
 

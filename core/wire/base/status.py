@@ -14,8 +14,6 @@ from taihu.core.base import errors
 from taihu.core.base.errors import TaihuError
 from taihu.core.base.words import told
 
-__all__ = ["abort", "error_class", "error_from_rpc"]
-
 _METADATA_KEY = "taihu-error"
 _CODES: dict[type[TaihuError], grpc.StatusCode] = {
     errors.FrameError: grpc.StatusCode.INVALID_ARGUMENT,

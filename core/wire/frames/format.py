@@ -20,18 +20,6 @@ from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, Valu
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import KINDS, UNION_BYTES, Encoding
 
-__all__ = [
-    "FORM",
-    "HEADER_BYTES",
-    "Opening",
-    "checksum_of_all",
-    "message_of",
-    "open_header",
-    "pack_header",
-    "read_message",
-    "same_content",
-]
-
 FORM: Final = 2
 """The number of this form; members of a run have one. Number 1 was a message of protobuf in streams."""
 _MAGIC: Final = 0x74616869

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Protocol
 
-__all__ = ["FrameFault", "FrameFaults", "NoFrameFaults", "turned"]
-
 # Of the header where there are no values: it lies there in both forms of a header, and its checksum covers it.
 _BYTE_OF_HEADER = 8
 

@@ -22,19 +22,6 @@ from taihu.kernels.base.half import HalfKind, from_half
 from taihu.kernels.packing.few_bits import FEW_BITS, STEP_BYTES, codes_bytes, read_codes
 from taihu.kernels.packing.pack import unpack
 
-__all__ = [
-    "BYTES_PER_VALUE",
-    "Address",
-    "At",
-    "Frame",
-    "FrameHeader",
-    "ValueType",
-    "dense_values",
-    "frame_of",
-    "payload_of",
-    "selected_values",
-]
-
 BYTES_PER_VALUE = 4
 """Bytes of a value in the arenas: fp32."""
 _SELECTING = frozenset((Encoding.SPARSE, Encoding.TEXT))

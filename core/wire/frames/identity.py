@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from taihu.core.base.errors import FrameError
 
-__all__ = ["Sender", "WorkerIdentity", "identity_from_metadata", "identity_to_metadata"]
-
 _JOB = "taihu-job"
 _RANK = "taihu-rank"
 _INCARNATION = "taihu-incarnation"

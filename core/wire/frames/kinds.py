@@ -15,23 +15,6 @@ from typing import ClassVar, Final, Self, TypeVar
 
 from taihu.core.base.errors import FrameError
 
-__all__ = [
-    "KINDS",
-    "UNION_BYTES",
-    "ActivationPart",
-    "Encoding",
-    "Farewell",
-    "Gradients",
-    "K",
-    "Kind",
-    "Parameters",
-    "Question",
-    "Rates",
-    "RingSegment",
-    "SparseMessage",
-    "Summed",
-]
-
 UNION_BYTES: Final = 12
 """Bytes of a header that belong to its kind."""
 

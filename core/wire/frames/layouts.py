@@ -6,8 +6,6 @@ from taihu.core.base.errors import FrameError
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.protos import tensor_pb2
 
-__all__ = ["layout_from_message", "layout_to_message"]
-
 
 def layout_to_message(layout: Layout) -> tensor_pb2.Layout:
     """Convert a layout to its message."""

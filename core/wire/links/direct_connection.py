@@ -50,16 +50,6 @@ from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
 from taihu.core.wire.links.inbox import Origin
 from taihu.protos import connection_pb2 as pb
 
-__all__ = [
-    "MOST_PIECES",
-    "TOKEN_BYTES",
-    "DirectListener",
-    "connect_directly",
-    "is_open",
-    "open_connection",
-    "receive_into",
-]
-
 TOKEN_BYTES: Final = 16
 MOST_PIECES: Final = 512
 """The most arrays that are sent or received at once; Linux takes at most 1024."""

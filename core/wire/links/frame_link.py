@@ -27,8 +27,6 @@ from taihu.core.wire.links.socket_pipe import SocketPipe
 from taihu.core.wire.links.stream_pipe import StreamPipe
 from taihu.core.wire.serving.channel import open_channel
 
-__all__ = ["FrameLink", "LinkEnd"]
-
 _BROKEN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 

@@ -18,8 +18,6 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Kind
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 
-__all__ = ["Inbox", "Origin", "Sink", "damaged_error"]
-
 Values = NDArray[Any]
 # As many as the part of a number can tell apart that is written.
 _NUMBERS: Final = 256

@@ -8,8 +8,6 @@ from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
 
-__all__ = ["MemoryPipe", "join_by_memory"]
-
 
 class MemoryPipe:
     """One end of a pipe, which `join_by_memory` joins to the other one; see `SocketPipe`."""

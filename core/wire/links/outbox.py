@@ -17,8 +17,6 @@ from taihu.core.wire.frames.headers import Address, At, FrameHeader, payload_of
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Farewell
 
-__all__ = ["Outbox", "OutgoingFrame", "last_word"]
-
 Buffers = Sequence[bytes | memoryview]
 
 

@@ -22,8 +22,6 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 
-__all__ = ["Carrier", "Pipe", "PipeEvents"]
-
 Carrier = Literal["grpc", "tcp"]
 """The gRPC stream, or a connection of its own."""
 

@@ -27,17 +27,6 @@ from taihu.core.process.memory.mapped_files import OPEN_FLAGS, SHARED_MEMORY, bo
 from taihu.core.system.chance import is_same_secret, random_bytes
 from taihu.protos import parameter_server_pb2 as pb
 
-__all__ = [
-    "CONTROL_WORDS",
-    "SharedBuffer",
-    "SharedDescriptor",
-    "allocate_values",
-    "buffer_from_message",
-    "buffer_to_message",
-    "open_shared",
-    "remove_leftovers",
-]
-
 # 63 cache lines of 8 words; the line before them holds the token.
 CONTROL_WORDS: Final = 504
 _CACHE_LINE_BYTES = 64

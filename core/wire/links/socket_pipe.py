@@ -15,8 +15,6 @@ from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
 
-__all__ = ["SocketPipe"]
-
 
 class SocketPipe:
     """Frames on a connection, by a thread for each direction.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 
-__all__ = ["StreamPipe"]
-
 
 @dataclass(frozen=True)
 class StreamPipe:

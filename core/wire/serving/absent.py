@@ -11,8 +11,6 @@ from typing_extensions import override
 from taihu.core.base.errors import TaihuError
 from taihu.core.wire.base.status import abort
 
-__all__ = ["AbsentServices"]
-
 _OWN: Final = "/taihu."
 
 if TYPE_CHECKING:

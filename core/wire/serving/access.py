@@ -22,8 +22,6 @@ from taihu.core.wire.serving.handlers import answered_by, behaviour_of
 from taihu.core.wire.serving.refusal_log import RefusalLog
 from taihu.protos import coordinator_pb2 as pb
 
-__all__ = ["AccessInterceptor", "CallerCheck", "ClaimInterceptor", "saying_token"]
-
 _TOKEN: Final = "taihu-token"  # noqa: S105 - a name
 _UNKNOWN: Final = "other"
 

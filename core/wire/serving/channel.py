@@ -13,8 +13,6 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 from taihu.core.wire.serving.access import saying_token
 
-__all__ = ["open_channel", "shared_options"]
-
 _MAX_MESSAGE_BYTES = MAX_PAYLOAD_BYTES + (1 << 20)
 
 _SHARED: Final = (

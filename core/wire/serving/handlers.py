@@ -10,8 +10,6 @@ import grpc
 
 from taihu.core.system.pools import ThreadPoolExecutor
 
-__all__ = ["Answer", "answered_by", "behaviour_of"]
-
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 

@@ -17,8 +17,6 @@ from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.base.room import SILENT_PLACES, Room
 from taihu.core.wire.serving.refusal_log import RefusalLog
 
-__all__ = ["Handshakes"]
-
 _PEERS: Final = 1024
 
 

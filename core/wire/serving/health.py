@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from taihu.core.system.threads import Lock
 
-__all__ = ["ALIVE", "READY", "Health", "with_health"]
-
 ALIVE: Final = "/healthz"
 """The path that tells whether the process as a whole is well."""
 READY: Final = "/readyz"

@@ -16,8 +16,6 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from taihu.core.system.threads import Condition
 from taihu.core.wire.base.room import Room
 
-__all__ = ["WATCH_PLACES", "HealthService"]
-
 WATCH_PLACES: Final = 16
 """The most streams that watch the health of one process; each has a thread."""
 _LONGEST_WATCH_S: Final = 86_400.0

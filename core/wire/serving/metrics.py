@@ -32,17 +32,6 @@ from taihu.core.system.threads import Lock, Thread
 from taihu.core.wire.serving.health import Health
 from taihu.core.wire.serving.page_server import serve_page
 
-__all__ = [
-    "SECONDS",
-    "Exported",
-    "FrameCounts",
-    "MetricsPage",
-    "RefusedCalls",
-    "ServerMetrics",
-    "WorkerMetrics",
-    "modelled_layers",
-]
-
 _RECENT_UPDATES = 100
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 """Upper bounds of the buckets of all histograms of seconds."""

@@ -27,8 +27,6 @@ from taihu.core.wire.base.room import Room
 from taihu.core.wire.serving.health import Health, with_health
 from taihu.core.wire.serving.refusal_log import RefusalLog
 
-__all__ = ["PageServer", "serve_page"]
-
 _PLACES: Final = 16
 _LONGEST_S: Final = 10.0
 # The first byte of whoever begins a handshake; no line of HTTP begins so.

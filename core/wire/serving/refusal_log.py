@@ -11,8 +11,6 @@ import structlog
 from taihu.core.system.threads import Lock
 from taihu.core.wire.base.clock import Clock, SystemClock
 
-__all__ = ["FewOfEach", "RefusalLog"]
-
 _LINES: Final = 10
 _WITHIN_S: Final = 60.0
 

@@ -25,8 +25,6 @@ from taihu.core.wire.base.status import abort
 from taihu.core.wire.serving.handlers import answered_by, behaviour_of
 from taihu.core.wire.serving.refusal_log import RefusalLog
 
-__all__ = ["MOST_PARTS", "RequestInterceptor", "parse"]
-
 MOST_PARTS: Final = 1 << 17
 """The most messages inside of one request: layers, tensors, measurements."""
 _LARGE_BYTES: Final = 1 << 16

@@ -27,8 +27,6 @@ from taihu.core.wire.serving.refusal_log import RefusalLog
 from taihu.core.wire.serving.requests import RequestInterceptor
 from taihu.core.wire.serving.silence import SilenceInterceptor
 
-__all__ = ["RpcServer", "remaining_s"]
-
 _LONGEST_CALL_S = 3600.0
 _IDLE_S = 300.0
 _WAY_BACK_S = 0.2

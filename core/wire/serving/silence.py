@@ -15,8 +15,6 @@ from taihu.core.wire.base.room import Room
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.serving.handlers import answered_by, behaviour_of
 
-__all__ = ["SilenceInterceptor"]
-
 # Its streams are opened by members, which say who they are before the first message.
 _OWN: Final = "/taihu."
 

@@ -25,8 +25,6 @@ from taihu.local.display.display import waiting
 from taihu.local.processes.processes import LocalProcesses
 from taihu.worker.bench.engine import EngineStep, LayerTime
 
-__all__ = ["engine"]
-
 _BATCHES: Final = {
     "cifar10_quick": 100,
     **dict.fromkeys(("alexnet", "alexnet_lrn", "vgg16", "googlenet", "resnet50"), 8),

@@ -34,8 +34,6 @@ from taihu.core.system.clocks import sleep
 from taihu.local.display.display import waiting
 from taihu.local.processes.processes import LocalProcesses
 
-__all__ = ["assignments_of", "check_used", "measure_here", "wait_for_all"]
-
 _OF_A_PROCESS = {"cluster.coordinator", "cluster.servers", "cluster.workers"}
 
 

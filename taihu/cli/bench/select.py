@@ -24,8 +24,6 @@ from taihu.kernels.packing.pack import pack, packed_bound
 from taihu.kernels.selection.select import accumulate_select, kth_largest_magnitude
 from taihu.local.display.display import waiting
 
-__all__ = ["select"]
-
 Values = NDArray[np.float32]
 
 

@@ -22,8 +22,6 @@ from taihu.worker.bench.engine import step_flops
 from taihu.worker.engine.models.loading import build_model
 from taihu.worker.sw26010.times import layer_times
 
-__all__ = ["shares_of", "sw26010"]
-
 _COLUMNS = ("kernel", "configuration", "GFLOP/s", "of peak", "ms", "DMA", "limited by")
 
 

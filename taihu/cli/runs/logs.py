@@ -16,8 +16,6 @@ from taihu.core.system.clocks import sleep
 from taihu.local.finding import processes_of
 from taihu.local.runs import LOGS, find_run, logs_of
 
-__all__ = ["logs"]
-
 _LOOK_S: Final = 0.2
 _RUNS: Final = Path("runs")
 _NOT_SHOWN: Final = frozenset({"role", "rank", "event", "level", "timestamp"})

@@ -15,8 +15,6 @@ from taihu.local.finding import processes_of
 from taihu.local.runs import LOGS, find_run
 from taihu.local.scripts.lives import refused
 
-__all__ = ["scale"]
-
 _LOOK_S: Final = 0.1
 _RUNS: Final = Path("runs")
 

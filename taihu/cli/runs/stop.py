@@ -16,8 +16,6 @@ from taihu.local.display.progress import Progress
 from taihu.local.finding import held, processes_of
 from taihu.local.runs import LOGS, entry_of, find_run
 
-__all__ = ["stop"]
-
 _LOOK_S: Final = 0.1
 # In which the state of a run is noted whose processes have ended.
 _NOTE_S: Final = 5.0

@@ -27,8 +27,6 @@ from taihu.core.system.clocks import sleep
 from taihu.core.wire.base.host_names import check_host
 from taihu.local.display.display import human_bytes
 
-__all__ = ["render", "top"]
-
 _BAR = 30
 _COLUMN = 13
 _HISTORY = 60

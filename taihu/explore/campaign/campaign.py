@@ -17,8 +17,6 @@ from threading import Event, Thread
 from taihu.core.base.errors import RunError
 from taihu.explore.campaign.work import Found, Work
 
-__all__ = ["Summary", "explore", "explored"]
-
 
 @dataclass
 class Summary:

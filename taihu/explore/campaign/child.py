@@ -20,8 +20,6 @@ from taihu.explore.campaign.work import Work
 from taihu.explore.disk.modules import DiskStandIns
 from taihu.explore.stand_ins.modules import source_modules
 
-__all__ = ["main"]
-
 _RUNS_UNTIL_THAW: Final = 128
 
 

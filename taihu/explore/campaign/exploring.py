@@ -30,8 +30,6 @@ from taihu.explore.outcomes import Outcome
 from taihu.explore.watching import Profile
 from taihu.explore.world.running import job_of, run_calm, run_case
 
-__all__ = ["Exploration"]
-
 # Jobs that are explored: each is run once without faults, too, in each process.
 _SHAPES: Final = 600
 

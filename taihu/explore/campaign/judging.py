@@ -9,8 +9,6 @@ from taihu.explore.cases import Case
 from taihu.explore.faults import Kind
 from taihu.explore.outcomes import Outcome
 
-__all__ = ["problems_of"]
-
 _OF_DISKS: Final = frozenset({Kind.FULL_DISK, Kind.SLOW_DISK, Kind.READ_ONLY_DISK})
 # Nobody is lost by them.
 _BEARABLE: Final = _OF_DISKS | {Kind.DELAY, Kind.DUPLICATE, Kind.CLOCK_JUMP}

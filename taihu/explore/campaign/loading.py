@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
 
-__all__ = ["Simulation", "SourceChange", "changes_of"]
-
 # They are never simulated: the simulation itself, arithmetic, and the source that others have stand-ins for.
 _REAL: Final = (
     "taihu.explore",

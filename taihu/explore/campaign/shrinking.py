@@ -8,8 +8,6 @@ from typing import Final
 
 from taihu.explore.campaign.work import Smaller
 
-__all__ = ["shrunk"]
-
 _MOST_HOLDS: Final = 1 << 20
 
 

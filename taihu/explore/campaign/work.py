@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Self
 
-__all__ = ["Found", "Smaller", "Work"]
-
 
 @dataclass(frozen=True)
 class Smaller:

@@ -18,8 +18,6 @@ from taihu.explore.world.members import Member
 from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.supervisors import Supervisor
 
-__all__ = ["Disturbance"]
-
 _SLOW_LINK: Final = 50.0
 _SLOW_WRITE_S: Final = 0.5
 _SLOW_STEP_S: Final = 0.3

@@ -27,8 +27,6 @@ from taihu.ps_server.daemon import ServerDaemon, ServerOptions
 from taihu.worker.daemon import WorkerDaemon
 from taihu.worker.options import WorkerOptions
 
-__all__ = ["FAILED", "Member", "took_part"]
-
 FAILED = 1
 """The exit code of a process that an error ends which is none of the project's: a traceback."""
 

@@ -19,8 +19,6 @@ from taihu.local.processes.causes import Ended, cause_of, end_in_words
 from taihu.local.processes.processes import DaemonFailedError
 from taihu.local.processes.stuck import LastingNames
 
-__all__ = ["KILLED", "SimulatedProcesses"]
-
 KILLED: Final = -9
 """The exit code of a process that SIGKILL has ended."""
 

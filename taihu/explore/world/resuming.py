@@ -15,8 +15,6 @@ from taihu.explore.world.members import Member
 from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.supervisors import Supervisor
 
-__all__ = ["go_on"]
-
 _HISTORY: Final = Path(RECORDS) / "history-of-resumed"
 # The longest fault of a link or disk is over by then.
 _REPAIRED_S: Final = 30.0

@@ -32,8 +32,6 @@ from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.resuming import go_on
 from taihu.explore.world.supervisors import Supervisor
 
-__all__ = ["job_of", "run_calm", "run_case"]
-
 _COORDINATOR: Final = "127.0.0.1:7070"
 _CHECKPOINTS: Final = Path(SHARED) / "checkpoints"
 _MODEL: Final = Path(SHARED) / "model.safetensors"

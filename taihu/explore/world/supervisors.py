@@ -18,8 +18,6 @@ from taihu.local.processes.processes import LocalProcesses
 from taihu.local.processes.successors import Successors
 from taihu.local.processes.supervision import Supervision
 
-__all__ = ["HABITS", "Supervisor"]
-
 _LOOK_S: Final = 0.05
 _LATE_S: Final = 12.0
 # After one has ended well the others are about to: who starts one of them again only keeps it from ending.

@@ -21,18 +21,6 @@ from taihu.core.model.scores import score_text
 from taihu.core.system.clocks import monotonic
 from taihu.local.display.terminal_line import bar, clock_time, fitting, folded, remaining_s
 
-__all__ = [
-    "Display",
-    "PlainDisplay",
-    "QuietDisplay",
-    "RunView",
-    "TerminalDisplay",
-    "human_bytes",
-    "make_display",
-    "view_of",
-    "waiting",
-]
-
 _SECONDS_BETWEEN_LINES = 5.0
 # Columns from which the bar is long, and below which there is none.
 _WIDE, _NARROW = 60, 40

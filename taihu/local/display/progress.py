@@ -8,8 +8,6 @@ import typer
 
 from taihu.core.system.clocks import monotonic
 
-__all__ = ["Progress"]
-
 _QUIET_S: Final = 2.0
 
 

@@ -16,8 +16,6 @@ from taihu.core.security.security import Security
 from taihu.core.system.threads import Event
 from taihu.local.display.display import Display, RunView, view_of
 
-__all__ = ["StatusWatch", "Watched", "watching"]
-
 _STATUS_S = 0.5
 
 

@@ -29,8 +29,6 @@ from taihu.core.system.signals import SIGTERM, Signals
 from taihu.local.processes.causes import Ended, cause_of, end_in_words
 from taihu.local.processes.stuck import LastingNames
 
-__all__ = ["DaemonFailedError", "LocalProcesses", "failure_of", "last_words_of", "prepare_to_fork"]
-
 _POLL_S = 0.05
 _STDOUT, _STDERR = 1, 2
 # What a daemon imports when its command runs.

@@ -13,8 +13,6 @@ from taihu.local.display.display import Display
 from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
 from taihu.local.processes.replacing import Replacing
 
-__all__ = ["Successors"]
-
 _LOOK_S: Final = 0.03
 
 

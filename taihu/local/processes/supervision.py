@@ -22,8 +22,6 @@ from taihu.local.processes.processes import DaemonFailedError, LocalProcesses
 from taihu.local.processes.stuck import LateMembers, StuckMembers
 from taihu.local.processes.successors import Successors
 
-__all__ = ["Supervision"]
-
 _LOOK_S: Final = 0.03
 _STATUS_S: Final = 0.5
 _CONSEQUENCES_S: Final = 2.0

@@ -27,8 +27,6 @@ from taihu.local.processes.processes import DaemonFailedError
 from taihu.local.scripts.ground import Ground, ScriptProcesses
 from taihu.local.scripts.lives import ScriptLives
 
-__all__ = ["GRACE_S", "SCRIPT", "Members", "Script", "ScriptLife"]
-
 _LOOK_S: Final = 0.05
 _STATUS_S: Final = 0.5
 _CONSEQUENCES_S: Final = 4.0

@@ -20,8 +20,6 @@ from taihu.local.scripts.ground import Ground, OneMachine
 from taihu.local.scripts.life import SCRIPT, Members, Script, ScriptLife
 from taihu.local.scripts.lives import Numbers, ScriptLives
 
-__all__ = ["ScriptRun"]
-
 _LOOK_S: Final = 0.05
 _SERVER: Final = ("taihu.ps_server.command", "taihu.ps_server.daemon")
 

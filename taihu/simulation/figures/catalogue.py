@@ -14,8 +14,6 @@ from taihu.simulation.figures.processor import convolutions, products
 from taihu.simulation.figures.sparse import sparse_methods
 from taihu.simulation.figures.zero import zero_memory
 
-__all__ = ["FIGURES"]
-
 FIGURES: Final[Mapping[str, Callable[[], Figure]]] = MappingProxyType(
     {
         "ps-vs-ring": servers_and_ring,

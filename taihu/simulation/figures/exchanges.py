@@ -22,8 +22,6 @@ from taihu.simulation.halving_doubling import halving_doubling_seconds
 from taihu.simulation.machines import Machines, Network
 from taihu.simulation.placement import Placement
 
-__all__ = ["ring_and_mpi", "servers_and_ring", "servers_over_ring"]
-
 _FP32_BYTES: Final = 4
 _SUPERNODE: Final = 256
 _OVERSUBSCRIPTION: Final = 4.0

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Basis", "Figure", "Kind", "Panel", "Row", "Series"]
-
 Kind = Literal["line", "dashes", "points", "bars", "range"]
 Basis = Literal["predicted", "fitted", "bound", "definition", "in words", "not printed"]
 """The object of a comparison: a number that no constant of ours was chosen by; one that some were; a range that ours

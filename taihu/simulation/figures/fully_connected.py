@@ -24,8 +24,6 @@ from taihu.simulation.machines import Machines, Network
 from taihu.simulation.network import Fabric
 from taihu.simulation.placement import Placement
 
-__all__ = ["fully_connected", "papers_transfers_seconds"]
-
 _FP32_BYTES: Final = 4
 _FIGURES: Final = (14, 15, 16)
 # Table 1 of the paper: exchanges of a step by columns, and of a data-parallel layer.

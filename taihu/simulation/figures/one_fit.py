@@ -15,8 +15,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BATCHES", "LAYERS", "WORKERS", "FcLayer", "constants_that_fit", "servers_over_ring_by_formula"]
-
 WORKERS: Final = (2, 4, 8)
 BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 _FP32_BYTES: Final = 4

@@ -20,15 +20,6 @@ from taihu.simulation.machines import Network
 from taihu.simulation.network import Fabric
 from taihu.simulation.placement import Placement
 
-__all__ = [
-    "BYTES_PER_SECOND",
-    "communicating",
-    "exchange_seconds",
-    "hop_seconds",
-    "start_up_seconds",
-    "whole_chunks_seconds",
-]
-
 BYTES_PER_SECOND: Final = 4.46e9
 _START_UP_BYTES: Final = 1.726e6
 _EXPONENT: Final = 0.775

@@ -21,8 +21,6 @@ from taihu.simulation.machines import Network, taihulight
 from taihu.simulation.network import Fabric
 from taihu.worker.fc.passes import Pass, Scheme, plan_passes
 
-__all__ = ["Timed", "one_weird_trick", "product_seconds", "timed"]
-
 _BATCH: Final = 128
 _WORKERS: Final = (2, 4, 8)
 _SCHEMES: Final[tuple[tuple[str, Scheme], ...]] = (("a", "gather"), ("b", "turns"), ("c", "slices"))

@@ -13,8 +13,6 @@ from typing import Final
 from taihu.kernels.sw26010.grids import PUBLISHED_LOG, PUBLISHED_SWDNN, paper_grid, rows_of, swdnn_grid
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series
 
-__all__ = ["convolutions", "products"]
-
 _FASTEST_GFLOPS: Final = 1600.0
 _PRODUCT_SHARES: Final = (0.887, 0.95)
 _LARGE: Final = 4096

@@ -21,8 +21,6 @@ from taihu.simulation.placement import Placement
 from taihu.worker.engine import build_model
 from taihu.worker.sw26010 import modelled_step
 
-__all__ = ["MODELS", "Setting", "Step", "sparse_methods", "step_of", "work_of"]
-
 _PRINTED: Final = 1.99
 _WORKERS: Final = 3
 _BITS_PER_SECOND: Final = 2 * 25e9

@@ -7,8 +7,6 @@ from typing import Final
 from taihu.core.planner.zero_tables import memory_per_device
 from taihu.simulation.figures.figure import Figure, Panel, Row, Series
 
-__all__ = ["zero_memory"]
-
 _PRINTED_GB: Final = (
     (120, 120, 120, 2048, 2048, 2048, 16000, 16000, 16000),
     (52.5, 41.3, 30, 896, 704, 512, 7000, 5500, 4000),

@@ -8,8 +8,6 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["run_in_python"]
-
 
 def run_in_python() -> None:
     """Have `_register_builtin_comm_hook` register a hook's like in Python where the group is taihu's.

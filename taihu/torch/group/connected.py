@@ -13,8 +13,6 @@ from taihu.torch.group.operations.exchange import GroupExchange
 from taihu.torch.group.operations.messages import Messages
 from taihu.torch.group.operations.order import Order
 
-__all__ = ["Connected"]
-
 _FAREWELL_S: Final = 5.0
 
 

@@ -8,8 +8,6 @@ from typing import Protocol
 from taihu.core.process.ending import words_of_end
 from taihu.core.system.threads import before_threads_end
 
-__all__ = ["Leaving", "Present"]
-
 
 class Leaving(Protocol):
     """A group that a process leaves."""

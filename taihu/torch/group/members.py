@@ -21,8 +21,6 @@ from taihu.torch.group.operations.calls import Words
 from taihu.torch.group.operations.exchange import GroupExchange
 from taihu.torch.group.operations.work import GroupWork
 
-__all__ = ["Members"]
-
 _REVOKED_AFTER_S: Final = 0.5
 """The time that operations have to end when the members change."""
 

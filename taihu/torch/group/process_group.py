@@ -33,8 +33,6 @@ from taihu.torch.group.operations.devices import Devices, Stage
 from taihu.torch.group.operations.exchange import Turn
 from taihu.torch.group.operations.work import GroupWork
 
-__all__ = ["TaihuGroup"]
-
 Tensor = Any
 Tensors = list[Any]
 At = Callable[[Tensor], Tensor]

@@ -26,8 +26,6 @@ from taihu.core.system.threads import Thread
 from taihu.core.wire.base.clock import SystemClock
 from taihu.torch.kept.offers import Held, Offer
 
-__all__ = ["Arrays", "Keeping"]
-
 Arrays = Mapping[str, NDArray[Any]]
 _Form = list[tuple[str, tuple[int, ...]]]
 

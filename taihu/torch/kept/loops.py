@@ -12,8 +12,6 @@ import torch
 from taihu.core.system.chance import script_generator, set_script_generator
 from taihu.torch.kept.elastic_sampler import ElasticSampler
 
-__all__ = ["Loops", "Position", "drawn_from", "generators", "sampler_of"]
-
 T = TypeVar("T")
 
 _NUMPY: Final = "MT19937"

@@ -16,8 +16,6 @@ from taihu.core.system.threads import Lock
 from taihu.worker.data.base.dataset import Rows, Targets
 from taihu.worker.data.base.statistics import Statistics, image_statistics, read_statistics, spread_rows
 
-__all__ = ["ArrayInputs", "Inputs", "ItemInputs", "Paired", "UserCode", "array_inputs", "is_mapped", "item_inputs"]
-
 _MOST_SAMPLED = 2048
 # Of a picture that people look at: grey, with transparency, colours, colours with transparency.
 _MOST_CHANNELS = 4

@@ -14,8 +14,6 @@ from typing_extensions import override
 from taihu.core.system.threads import spawn
 from taihu.kernels.futex import publish, wait_awake_until
 
-__all__ = ["SOLO", "IdleTeam", "Team"]
-
 Task = Callable[..., object]
 
 

@@ -10,8 +10,6 @@ from taihu.core.chaos.points import Chaos, Point
 from taihu.core.planner.partition import FrameSpec
 from taihu.worker.exchange.base.route import RouteEvents, Updated
 
-__all__ = ["disturb", "disturbed_events"]
-
 
 def disturbed_events(events: RouteEvents, chaos: Chaos) -> RouteEvents:
     """`events`, of which the end of each part of a group passes a point."""

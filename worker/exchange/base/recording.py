@@ -19,8 +19,6 @@ from taihu.core.wire.frames.headers import At
 from taihu.kernels.base.half import to_half
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["Recording"]
-
 
 class Recording:
     """Records what a worker does with its arenas.

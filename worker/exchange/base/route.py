@@ -15,8 +15,6 @@ from taihu.core.compression import GroupCompressor, Selection
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.wire.frames.headers import At
 
-__all__ = ["Arrived", "Carrier", "ExchangeTotals", "Held", "Route", "RouteEvents", "RoutePath", "Updated"]
-
 
 @dataclass(frozen=True)
 class ExchangeTotals:

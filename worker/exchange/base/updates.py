@@ -25,8 +25,6 @@ from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Held
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["ByEveryWorker", "Optimizer", "Updates", "check_finite", "held_by_all", "optimizer_of"]
-
 Values = NDArray[np.float32]
 
 

@@ -30,8 +30,6 @@ from taihu.worker.exchange.base.updates import ByEveryWorker, check_finite
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["Means", "Replicas", "RingRoute", "RingUpdates", "chunks_of"]
-
 
 class RingUpdates(Protocol):
     """The updates of a ring: who makes them, and so what goes around and where it ends."""

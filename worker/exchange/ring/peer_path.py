@@ -12,8 +12,6 @@ from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.worker.exchange.base.route import ExchangeTotals, RouteEvents, RoutePath
 
-__all__ = ["PeerPath"]
-
 
 class PeerPath(RoutePath):
     """A communicator, which is not closed here; `carriage` is the first plan's. `events` hear of its failure."""

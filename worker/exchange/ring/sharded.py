@@ -37,8 +37,6 @@ from taihu.worker.exchange.ring.dense import RingUpdates, chunks_of
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["Owners"]
-
 Values = NDArray[np.float32]
 
 # The number of the operation that sums squares, behind those of all gathers of a group.

@@ -38,8 +38,6 @@ from taihu.worker.exchange.base.updates import check_finite, held_by_all, optimi
 from taihu.worker.exchange.ring.peer_path import PeerPath
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["SparseRoute"]
-
 
 class SparseRoute(Route):
     """A route; the communicator, which is connected to a mesh, is not closed here.

@@ -17,8 +17,6 @@ from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.kernels.selection.scatter import scatter_assign
 from taihu.worker.exchange.base.updates import Updates
 
-__all__ = ["ByServers", "BySums", "FramesUnderWay", "ServerAnswers"]
-
 Values = NDArray[np.float32]
 Item = TypeVar("Item")
 

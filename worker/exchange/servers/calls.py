@@ -27,8 +27,6 @@ from taihu.core.wire.links.inbox import Origin
 from taihu.core.wire.links.shared_memory import SharedBuffer, buffer_from_message, buffer_to_message, open_shared
 from taihu.protos import parameter_server_pb2 as pb
 
-__all__ = ["PARAMETER_SERVER_SERVICE", "Call", "ServerCalls"]
-
 PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
 _CAME_DAMAGED: Final = "a frame came damaged"
 _PATH = f"/{PARAMETER_SERVER_SERVICE}"

@@ -37,8 +37,6 @@ from taihu.worker.exchange.servers.answers import ByServers, FramesUnderWay, Ser
 from taihu.worker.exchange.servers.calls import PARAMETER_SERVER_SERVICE, ServerCalls
 from taihu.worker.memory.arenas import Arenas
 
-__all__ = ["ServerLink"]
-
 _LOOK_AGAIN_S = 0.1
 
 Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]

@@ -28,8 +28,6 @@ from taihu.worker.exchange.servers.link import ServerLink
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
 
-__all__ = ["ServerRoute"]
-
 
 class ServersPath(RoutePath):
     """Links to all servers, one as good as the other."""

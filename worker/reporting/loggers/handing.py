@@ -16,8 +16,6 @@ from taihu.core.system.threads import Event, spawn
 from taihu.worker.reporting.loggers.earlier_rows import rows_in
 from taihu.worker.reporting.run_rows import EventNote, OwnNote, Scalars, logged_step, logged_test
 
-__all__ = ["Handed", "HandedOn"]
-
 _WAITING: Final = 10_000
 _AT_ONCE: Final = 1_000
 _PATIENCE_S: Final = 20.0

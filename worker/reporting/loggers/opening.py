@@ -17,8 +17,6 @@ from taihu.core.job.loggers import LoggedRun, make_logger
 from taihu.core.system.clocks import monotonic
 from taihu.worker.reporting.loggers.handing import HandedOn
 
-__all__ = ["open_loggers"]
-
 _LOGGERS: Final = "loggers"
 _IMPORTS_S: Final = 20.0
 _OF_SCRIPTS: Final = ("cluster.", "exchange.", "compression.", "checkpoint.")

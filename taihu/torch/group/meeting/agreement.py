@@ -15,8 +15,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Host", "Life", "Roster"]
-
 
 @dataclass(frozen=True)
 class Life:

@@ -15,8 +15,6 @@ from taihu.torch.group.meeting.agreement import Host, Life, Roster
 from taihu.torch.group.meeting.place import GroupPlace
 from taihu.torch.group.meeting.vigil import Vigil
 
-__all__ = ["Board"]
-
 _FIRST_LOOK_S: Final = 0.0005
 _LAST_LOOK_S: Final = 0.02
 

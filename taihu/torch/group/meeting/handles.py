@@ -20,8 +20,6 @@ from taihu.torch.group.meeting.agreement import Life, Roster
 from taihu.torch.group.meeting.meeting import Meeting, listen, meet_by_roster
 from taihu.torch.group.meeting.place import GroupPlace
 
-__all__ = ["Handles", "Invitation"]
-
 _MEMBERS: Final = 64
 
 

@@ -24,8 +24,6 @@ from taihu.torch.group.meeting.board import Board
 from taihu.torch.group.meeting.place import GroupPlace
 from taihu.torch.group.meeting.vigil import Vigil
 
-__all__ = ["Meeting", "listen", "meet", "meet_by_roster"]
-
 _SPARE_THREADS: Final = 4
 _LONGEST_SILENCE_S: Final = 15.0
 _LAST_WORD_S: Final = 1.0

@@ -13,8 +13,6 @@ from taihu.core.system.sockets import SO_ERROR, SOL_SOCKET, Socket, family_of
 from taihu.core.system.threads import Event, Lock, Thread, spawn
 from taihu.core.wire.base.address import split_address
 
-__all__ = ["Vigil"]
-
 _LOOK_S: Final = 0.05
 _UNDER_WAY: Final = (0, errno.EINPROGRESS)
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from taihu.core.wire.frames.headers import ValueType
 
-__all__ = ["SUMMED", "Parcel", "bytes_of", "letter", "parcel", "values_of"]
-
 SUMMED: Final = MappingProxyType(
     {
         torch.float32: ValueType.FP32,

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from taihu.core.system.queues import SimpleQueue
 from taihu.core.system.threads import Lock, spawn
 
-__all__ = ["Callers"]
-
 
 class Callers:
     """Threads with a name, as many as there are callbacks at a time; any thread may call."""

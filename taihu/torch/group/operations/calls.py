@@ -9,8 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-__all__ = ["MOST_TAG", "Call", "Said", "Words", "call_of", "read_calls", "text_of"]
-
 MOST_TAG: Final = 2**31 - 1
 _MOST_LISTED: Final = 8
 

@@ -7,19 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "check_cpu",
-    "check_dense",
-    "check_one",
-    "check_own_memory",
-    "check_sizes",
-    "check_sparse",
-    "flattened",
-    "options_of",
-    "seconds_of",
-    "split_rows",
-]
-
 
 def check_dense(what: str, tensors: Sequence[Any]) -> None:
     """Raise ValueError unless all are dense tensors of the CPU or of CUDA devices."""

@@ -19,8 +19,6 @@ from taihu.core.system.clocks import sleep
 from taihu.core.system.threads import Lock
 from taihu.torch.gradients.staging import CudaStreams, Streams
 
-__all__ = ["HERE", "Copies", "CudaDevice", "Device", "Devices", "Stage", "device_of", "kinds_here"]
-
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _ASKED_S: Final = (5e-5, 1e-3)
 """The device is asked again after the first pause, then after twice as long, until the second."""

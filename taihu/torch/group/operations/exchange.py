@@ -27,8 +27,6 @@ from taihu.torch.group.operations.calls import Call, Words
 from taihu.torch.group.operations.roll_call import RollCall
 from taihu.torch.group.operations.watch import Watch
 
-__all__ = ["Bytes", "GroupExchange", "Turn"]
-
 _RING_BYTES: Final = 1 << 20
 """From this size on a broadcast goes around a ring: its root sends everything once."""
 _AHEAD_BYTES: Final = 8 << 20

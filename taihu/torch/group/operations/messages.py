@@ -13,8 +13,6 @@ from taihu.torch.group.operations.exchange import GroupExchange
 from taihu.torch.group.operations.moves import filled
 from taihu.torch.group.operations.work import GroupWork
 
-__all__ = ["Messages"]
-
 
 class Messages:
     """The messages of one process of a group that are under way; any thread may call.

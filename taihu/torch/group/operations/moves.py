@@ -14,8 +14,6 @@ from taihu.torch.group.operations.exchange import Turn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["broadcast", "filled", "in_place", "swap_tensors"]
-
 Tensors = Sequence[Any]
 
 

@@ -13,8 +13,6 @@ from taihu.torch.group.operations.callers import Callers
 from taihu.torch.group.operations.devices import HERE, Stage
 from taihu.torch.group.operations.work import GroupWork
 
-__all__ = ["Lane", "Order"]
-
 _HELD_S: Final = 2.0
 """An operation waits for callbacks of the one before no longer than this."""
 

@@ -14,8 +14,6 @@ from taihu.core.system.threads import Event, spawn
 from taihu.torch.group.meeting.place import GroupPlace
 from taihu.torch.group.operations.calls import Call, Said, read_calls, text_of
 
-__all__ = ["RollCall", "differing"]
-
 _LOOK_AGAIN_S: Final = 0.05
 _LONGEST_S: Final = 1.0
 _AT_A_LOSS_S: Final = 0.3

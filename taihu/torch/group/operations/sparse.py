@@ -20,8 +20,6 @@ from taihu.core.base.errors import ExchangeError
 from taihu.torch.group.operations.bits import bytes_of
 from taihu.torch.group.operations.exchange import Bytes, Turn
 
-__all__ = ["Form", "Gathered", "add_up", "all_reduce", "header", "places_in", "read_headers"]
-
 _TYPES: Final = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128),
     *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),

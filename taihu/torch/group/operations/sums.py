@@ -17,8 +17,6 @@ from taihu.core.planner.partition import slice_bounds
 from taihu.torch.group.operations.bits import SUMMED, bytes_of, values_of
 from taihu.torch.group.operations.exchange import Bytes, Turn
 
-__all__ = ["Reduction", "all_reduce", "check_sum", "reduce_scatter", "reduce_to", "reduction_of"]
-
 _GATHERED_BYTES: Final = 64 << 10
 """Up to so many bytes of all ranks together everybody reduces everything: one transfer instead of two."""
 

@@ -9,8 +9,6 @@ from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event, Thread, current_thread, spawn
 from taihu.torch.group.operations.calls import Call
 
-__all__ = ["Watch"]
-
 _LOOK_S: Final = 1.0
 
 

@@ -13,8 +13,6 @@ from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event, Lock, Timer
 from taihu.torch.group.operations.devices import HERE, Stage
 
-__all__ = ["GroupWork"]
-
 
 class GroupWork(dist.Work):
     """An operation of a group; any thread may wait for it.

@@ -20,8 +20,6 @@ from taihu.worker.data.own.images.bad_image import BadImageError
 from taihu.worker.data.own.images.images import another_size, image_threads
 from taihu.worker.data.own.images.pixels import Decode, Look, look_at
 
-__all__ = ["Survey", "most_looked_over", "survey"]
-
 _MOST_LOOKED_OVER: Final = 4096
 _MOST_DECODED: Final = 1000
 _SIZES_TOLD: Final = 3
