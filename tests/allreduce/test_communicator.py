@@ -18,6 +18,7 @@ from support.peers import Peers
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
+from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.allreduce.ring.schedule import Ring, cut_chunks, summation_order
 from taihu.core.base.errors import ExchangeError, RunError, TaihuError
@@ -30,6 +31,7 @@ from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_
 from taihu.core.wire.frames.kinds import Encoding, RingSegment, SparseMessage
 from taihu.core.wire.links.direct_connection import DirectListener, open_connection
 from taihu.core.wire.links.inbox import Origin
+from taihu.core.wire.links.pipe import Carrier
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.core.wire.serving.server import RpcServer
 
@@ -441,3 +443,20 @@ def test_who_waits_to_be_let_in_is_turned_away() -> None:
     finally:
         communicator.close()
         server.stop(0.0)
+
+
+@pytest.mark.parametrize("carrier", ["grpc", "tcp"])
+def test_messages_of_one_tag_and_size_all_arrive(carrier: Carrier) -> None:
+    """Over gRPC the second one passed for the first one's echo, and whoever received it waited for ever."""
+    with Peers(2, mesh=True) as peers:
+        sender, receiver = peers.communicators
+        sender.prepare(carrier)
+        sender.carry(carrier)
+        came = [threading.Event() for _ in range(3)]
+        taken = [np.zeros(4, dtype=np.uint16) for _ in came]
+        for values, event in zip(taken, came, strict=True):
+            receiver.receive(Receive(values, 0, 7, event.set))
+        for number in range(3):
+            sender.send(1, 7, np.full(4, number, dtype=np.uint16), lambda: None)
+        assert all(event.wait(30) for event in came)
+        assert [values.tolist() for values in taken] == [[number] * 4 for number in range(3)]
