@@ -25,9 +25,10 @@ from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
 from taihu.worker.exchange.base.route import Arrived, Carrier, Updated
-from taihu.worker.exchange.executor import Executor, Ground, GroupTimes, Values, Wait, Waits
+from taihu.worker.exchange.executor import Executor, Ground, Values, Wait, Waits
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
+from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.step_program import StepProgram
 from taihu.worker.training.step_record import StepRecord

@@ -30,12 +30,12 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import cap_groups, plan_groups
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.worker.exchange.base.route import ExchangeTotals
-from taihu.worker.exchange.executor import GroupTimes
 from taihu.worker.exchange.making import Beside, between_workers
 from taihu.worker.exchange.ring.dense import RingRoute
 from taihu.worker.exchange.ring.sparse import SparseRoute
 from taihu.worker.exchange.servers.route import ServerRoute
 from taihu.worker.exchange.shell import Exchange
+from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.memory.arenas import Arenas, arenas_of
 from taihu.worker.training.step_driver import StepDriver
 

@@ -13,7 +13,7 @@ import structlog
 
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.metrics import WorkerMetrics
-from taihu.worker.exchange.executor import GroupTimes
+from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.reporting.activity import Activity
 from taihu.worker.reporting.observer import Observer
 from taihu.worker.reporting.run_log import RunLog

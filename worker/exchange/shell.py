@@ -34,9 +34,10 @@ from taihu.kernels.base.half import LARGEST
 from taihu.kernels.half_sums import warm_up
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import ExchangeTotals, Route, RouteEvents
-from taihu.worker.exchange.executor import Executor, GroupTimes, Waits
+from taihu.worker.exchange.executor import Executor, Waits
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
+from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.memory.arenas import Arenas
 
 

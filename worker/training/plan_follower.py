@@ -7,7 +7,7 @@ from typing import Protocol
 
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
-from taihu.worker.exchange.executor import GroupTimes
+from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.step_record import StepRecord
 

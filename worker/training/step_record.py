@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from taihu.worker.exchange.executor import GroupTimes
+from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.training.progress import StepSample
 
 if TYPE_CHECKING:
