@@ -144,7 +144,7 @@ CASES: Mapping[str, Cases] = {
             Smaller(
                 faults=[
                     "full-disk server 0 after 1.184406 s for 20 s",
-                    'kill server 0 at its 2nd "send Finish"',
+                    'kill server 0 at its 3rd "send Finish"',
                 ]
             ),
         )
