@@ -9,7 +9,7 @@ from typing import Self
 
 import structlog
 
-from taihu.core.base.errors import AWAY, TaihuError
+from taihu.core.base.errors import AWAY, StaleError, TaihuError
 from taihu.core.base.words import one_line
 from taihu.core.chaos.points import Chaos, NoChaos
 from taihu.core.checkpoint.files import PartFile, write_part
@@ -49,7 +49,8 @@ class PartWriter:
     """Writes one process's parts into `folder`, one at a time, on a thread of its own; a context manager.
 
     A part that comes while the one before is being written is left out, as is one that cannot be written: its
-    checkpoint does not count then, and the run goes on. At the end what is being written is waited for.
+    checkpoint does not count then, and the run goes on. At the end what is being written is waited for. Once `stored`
+    raises StaleError nothing is written any more: another process has this one's place, and its files count.
 
     Args:
         folder: of the run's checkpoints.
@@ -81,7 +82,7 @@ class PartWriter:
         self._clock = SystemClock()
         self._changed = Condition()
         self._next: Part | None = None
-        self._is_busy = self._is_closed = self._has_failed = False
+        self._is_busy = self._is_closed = self._has_failed = self._is_stale = False
         self._log = structlog.get_logger()
         self._thread = make_thread("checkpoints", self._write_all)
 
@@ -92,11 +93,11 @@ class PartWriter:
             return
         part = copy()
         with self._changed:
-            is_closed = self._is_closed
-            if not is_closed:
+            is_over = self._is_closed or self._is_stale
+            if not is_over:
                 self._next, self._is_busy = part, True
                 self._changed.notify_all()
-        if is_closed:  # a call that was under way when this generation ended: nobody writes it, or hears of it
+        if is_over:  # a call that was under way when this generation ended: nobody writes it, or hears of it
             self._log.info("checkpoint left out", step=step, reason="this process takes no part any more")
 
     @contextmanager
@@ -127,6 +128,7 @@ class PartWriter:
             try:
                 self._tell(part.step, write_part(self._store.folder_of(part.step), part, self._chaos))
             except (OSError, TaihuError) as error:
+                self._is_stale = isinstance(error, StaleError)
                 self._say(part.step, str(error))
             del part
             with self._changed:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from taihu.core.base.errors import MemberLostError, PeerUnreachableError, RunError
+from taihu.core.base.errors import MemberLostError, PeerUnreachableError, RunError, StaleError
 from taihu.core.checkpoint.files import PartFile, open_part
 from taihu.core.checkpoint.part import Elements, Part, State
 from taihu.core.checkpoint.writer import PartWriter
@@ -175,3 +175,18 @@ def test_a_part_that_comes_after_the_end_is_left_out_and_nobody_waits_for_it(tmp
     assert not late.is_alive()
     assert told == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_whose_place_another_one_has_writes_nothing_over_its_files(tmp_path: Path) -> None:
+    """It was told so with one part, and wrote the next one over that of a checkpoint which counted."""
+
+    def store(step: int, _: PartFile) -> None:
+        raise StaleError("worker 0 with incarnation 7 has not joined job 'taihu'")
+
+    with capture_logs() as logs, PartWriter(tmp_path, store) as writer:
+        for step in (1, 2):
+            with writer.finished():
+                writer.write(step, lambda step=step: part_of(step))  # type: ignore[misc]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["step-000001"]
+    assert [log["step"] for log in logs] == [1, 2]
+    assert "takes no part" in logs[1]["reason"]
