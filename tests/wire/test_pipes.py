@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.frames import header_of
+from support.memory_pipe import MemoryPipe, join_by_memory
 
 from taihu.core.base.errors import DamagedFrameError, FrameError, MemberLostError, TaihuError
 from taihu.core.chaos.faults import fault_from
@@ -26,7 +27,6 @@ from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question, RingSegment
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
-from taihu.core.wire.links.memory_pipe import MemoryPipe, join_by_memory
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import Pipe, PipeEvents
 from taihu.core.wire.links.socket_pipe import SocketPipe

@@ -1,7 +1,7 @@
 """Pipes: the ways of frames between two processes.
 
 A pipe has an `Outbox`, of what is to go, and an `Inbox`, which hands what has come to a `Sink`; between them it moves
-bytes. There are a stream of gRPC, a connection of TCP, and memory of one process.
+bytes. There are a stream of gRPC and a connection of TCP; tests have one in memory.
 
 - **Ordering**: frames come in the order in which they were put, but that urgent ones overtake what has not begun.
   Each comes once and whole, or the pipe ends.

@@ -17,7 +17,7 @@ LAYOUT = layout_of(8)
 def test_a_fetch_that_is_being_received_when_the_step_is_given_up_is_taken_as_asked_for() -> None:
     parameters = np.zeros(8, dtype=np.float32)
     framing = Framing(Shard(LAYOUT, 1, 0), (Group(0, 0),), 8)
-    answers = ServerAnswers("server 0", "job", ByServers(parameters), ValueType.FP32, framing, 1)
+    answers = ServerAnswers("server 0", ByServers(parameters), ValueType.FP32, framing, 1)
     (frame,) = framing.by_group[0]
     answers.begin(At(1, 3, 0))
     answers.expect(frame, 2)

@@ -76,7 +76,6 @@ class ServerAnswers:
     def __init__(  # noqa: PLR0917 - one of each
         self,
         peer: str,
-        job: str,
         updates: Updates,
         value_type: ValueType,
         framing: Framing,
@@ -86,7 +85,6 @@ class ServerAnswers:
         self._value_type, self._selected_type = value_type, selected_type
         self.shared: Values | None = None
         self._peer = peer
-        self._job = job
         self._updates = updates
         self._positions: NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._framing = framing
@@ -161,13 +159,13 @@ class ServerAnswers:
             raise FrameError(
                 f"{self._peer} answered {header.value_type.label} parameters: expected {value_type.label}"
             )
-        job, (at, group, offset, count) = header.sender.job, header.address
+        at, group, offset, count = header.address
         frame = self._framing.by_offset.get(offset)
         is_known = frame is not None and frame.group == group and frame.count == count
-        if frame is None or not is_known or job != self._job or at.plan != self._plan:
+        if frame is None or not is_known or at.plan != self._plan:
             raise FrameError(
-                f"{self._peer} answered job {job!r}, plan {at.plan}, group {group}, offset {offset}, {count} values: "
-                f"not a frame of plan {self._plan}"
+                f"{self._peer} answered plan {at.plan}, group {group}, offset {offset}, {count} values: not a frame "
+                f"of plan {self._plan}"
             )
         if isinstance(header.kind, Summed):
             if at.step != self._step:

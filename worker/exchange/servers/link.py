@@ -81,7 +81,7 @@ class ServerLink:
         self._framing = Framing(self._shard, plan.groups, plan.frame_elements)
         selected_type = ValueType.named(job.compression.downlink_value_type)
         self._answers = ServerAnswers(
-            self.peer, job.name, updates, arenas.value_type, self._framing, plan.version, selected_type
+            self.peer, updates, arenas.value_type, self._framing, plan.version, selected_type
         )
         self._at = At(plan.version, 0)
         self._arrived_s = self._send_start_s = 0.0

@@ -1,4 +1,4 @@
-"""A pipe between two ends in one process, for tests and whoever simulates."""
+"""A pipe between two ends in one process."""
 
 from __future__ import annotations
 
