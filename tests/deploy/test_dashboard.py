@@ -30,8 +30,8 @@ _FROM_PROMETHEUS = {"job", "instance", "app"}
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
     """Names of samples, each with its labels, of a server, a worker and an agent that train with compression."""
     folder = tmp_path_factory.mktemp("daemons")
-    sets = ("train.steps=1000000", "cluster.threads=1", "compression.method=dlgs", "compression.refresh_every=2")
-    sets = (*sets, f"checkpoint.dir={folder / 'checkpoints'}")
+    sets = [f"checkpoint.dir={folder / 'checkpoints'}", "train.steps=1000000", "cluster.threads=1"]
+    sets += ["compression.method=dlgs", "compression.refresh_every=2"]
     flags = [text for each in sets for text in ("--set", each)] + ["--servers", "1", "--workers", "2"]
     with daemons(folder) as start:
         server = start("taihu.ps_server", *flags, "--bind", "127.0.0.1:0")
