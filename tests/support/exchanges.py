@@ -180,7 +180,7 @@ def try_workers(
 
 def take_step(driver: StepDriver, worker: Worker, step: int, gradients: Values | None = None) -> None:
     """Read all layers, and bring `gradients`, or the number of the step for every one, layer by layer."""
-    layout = worker.exchange.plan.layout
+    layout = worker.exchange.steps.plan.layout
     layers = range(len(layout.layers))
     for layer in reversed(layers):
         driver.read(layer)

@@ -123,7 +123,7 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
 
     def work(worker: Worker) -> bool:
         exchange, parameters = worker.exchange, worker.exchange._protocol.parameters
-        block = exchange._block
+        block = exchange._threads._block
         exchange.begin(1)
         exchange.recall(0)
         assert not parameters.is_quiet(1)
@@ -132,7 +132,7 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
             waits.set()
             block(is_there, group)
 
-        monkeypatch.setattr(exchange, "_block", waiting)
+        monkeypatch.setattr(exchange._threads, "_block", waiting)
         exchange.carry_out(exchange.steps.make_room(1))
         is_quiet = parameters.is_quiet(1)
         for group in (1, 0):
