@@ -25,7 +25,7 @@ from threadpoolctl import threadpool_limits
 from benchmarks.exchange import allreduce, exchange
 from taihu.allreduce.ring.schedule import buffer_layout, cut_chunks
 from taihu.cli.planning.link_rate import parse_rate
-from taihu.core.optimization.shard import OptimizerShard
+from taihu.core.optimization.rules import OptimizerShard
 from taihu.core.planner.groups import Group
 from taihu.core.settings.optimizer import OptimizerSettings
 from taihu.kernels.packing.pack import pack, packed_bound, unpack

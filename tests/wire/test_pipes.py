@@ -198,6 +198,30 @@ def test_urgent_frames_overtake_what_has_not_begun(kind: str) -> None:
         assert seen == ["urgent", "others"]
 
 
+def test_a_callback_comes_behind_frames_of_the_outbox_that_was_before() -> None:
+    former, out = Outbox("server 0"), Outbox("server 0")
+    seen: list[str] = []
+    former.send(*frame(0))
+    out.follow(former)
+    out.send(*frame(1))
+    out.after(partial(seen.append, "read"))
+    out.send(*frame(2))
+    going = out.messages()
+    next(going)
+    assert not seen
+    former.end()
+    assert len([*former.messages()]) == 1
+    assert not seen
+    out.send(*frame(3))
+    assert len([next(going) for _ in range(2)]) == 2
+    assert seen == ["read"]
+    # Nothing of the former is on its way any more: what comes now waits for the own frames alone.
+    out.after(partial(seen.append, "again"))
+    out.end()
+    assert [*going] == []
+    assert seen == ["read", "again"]
+
+
 @piped
 def test_arrays_may_be_written_to_behind_their_callback(kind: str) -> None:
     header, (values,) = frame(0, 300_000)
