@@ -155,7 +155,7 @@ class Communicator:
         self.carry(carrier)
 
     def _open_link(self, rank: int, address: str) -> FrameLink:
-        peer = Sender(self._identity.job, 0, rank)
+        peer = Sender(0, rank)
         origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
         events = PipeEvents(self.fail, partial(self._ended_by, rank))
         end = LinkEnd(PEER_SERVICE, address, origin, member_name("worker", rank), self._security)

@@ -49,7 +49,7 @@ _COVERED_BYTES: Final = HEADER_BYTES - 4
 _SIZE, _SIZE_AT = struct.Struct("<Q"), 52
 _CHECKSUM: Final = struct.Struct("<I")
 _BOUNDS: Final = np.array([[0, 40], [50, 51], [60, 1000]], dtype=np.int64)
-_SENDER: Final = Sender("job", 7, 2)
+_SENDER: Final = Sender(7, 2)
 _ONES: Final = np.ones(8, dtype=np.float32)
 
 

@@ -223,9 +223,7 @@ def test_frames_come_one_by_one_as_they_are_updated() -> None:
     ):
         member.exchange.start()
         identity, ones = second.identity, np.ones(1024, dtype=np.float32)
-        headers = [
-            header_of("taihu", identity.incarnation, 1, 1, 0, offset, 1024, 1) for offset in range(0, 4096, 1024)
-        ]
+        headers = [header_of(identity.incarnation, 1, 1, 0, offset, 1024, 1) for offset in range(0, 4096, 1024)]
 
         def frames() -> Iterator[bytes]:
             yield message_of(headers[0], [ones])

@@ -89,7 +89,7 @@ class ServerLink:
         # Guards what is under way, `sent_bytes`, and the order in which frames are sent.
         self._ordering = Condition(Lock())
         self._is_writing = self._abandoned = False
-        origin = Origin(self.peer, Sender(job.name, 0), f"worker {identity.rank}", job.patience)
+        origin = Origin(self.peer, Sender(0), f"worker {identity.rank}", job.patience)
         self._link = FrameLink(
             LinkEnd(
                 PARAMETER_SERVER_SERVICE,
