@@ -18,7 +18,8 @@ from taihu.core.job.schedule import learning_rate, steady_from
 from taihu.core.settings import OptimizerSettings
 from taihu.kernels import optim
 from taihu.kernels.clip import clip_values
-from taihu.kernels.optim import AdamRule, SgdRule, sgd_sparse
+from taihu.kernels.optim import AdamRule, SgdRule
+from taihu.kernels.selection.scatter import sgd_sparse
 
 Values = NDArray[np.float32]
 State = Mapping[str, Values]

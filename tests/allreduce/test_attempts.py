@@ -17,8 +17,7 @@ from taihu.allreduce.order.fence import Fence, Held
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
-from taihu.allreduce.sparse.allgather import SparseAllgather
-from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
+from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseAllgather
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.planner.groups import Group

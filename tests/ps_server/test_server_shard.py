@@ -16,7 +16,7 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.base.half import from_half, to_half
-from taihu.kernels.packing.pack import packed_bound
+from taihu.kernels.packing import packed_bound
 from taihu.ps_server.aggregator import Outcome
 
 Wide = NDArray[np.float64]

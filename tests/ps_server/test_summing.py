@@ -11,7 +11,7 @@ from taihu.core.planner.partition import FrameSpec, Piece
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.kernels.base.half import HalfKind, to_half
-from taihu.kernels.packing.pack import packed_bound
+from taihu.kernels.packing import packed_bound
 from taihu.ps_server.squeezing import make_summing
 from taihu.ps_server.summing import (
     Contribution,

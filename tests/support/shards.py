@@ -21,7 +21,7 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Question
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.base.half import HalfKind, from_half, to_half
-from taihu.kernels.packing.pack import pack, packed_bound, unpack
+from taihu.kernels.packing import pack, packed_bound, unpack
 from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.updating import Answer
 

@@ -24,7 +24,7 @@ class Encoding(Enum):
     DENSE = 0
     """A value for every element."""
     SPARSE = 1
-    """The selected values, and the sections that say where they belong (`taihu.kernels.packing.pack`)."""
+    """The selected values, and the sections that say where they belong (`taihu.kernels.packing.sections`)."""
     SHARED = 2
     """None in the frame: they lie in memory that both sides map."""
     NONE = 3
