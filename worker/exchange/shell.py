@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import TaihuError
 from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.held_back import held_back_by
-from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.compression import CompressionState, GroupCompressor, Outcome
@@ -26,6 +25,7 @@ from taihu.core.process.programs.preparation import give_back_freed_memory
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.kernels.half_sums import warm_up
+from taihu.worker.exchange.base.holding import Holding
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import ExchangeTotals, Route, RouteEvents
 from taihu.worker.exchange.executor import Executor
@@ -67,6 +67,13 @@ class Exchange:
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
         chaos: is asked for faults as the exchange starts, and before each push.
+        holding: takes what each step leads to here. What this worker alone updates is held before others get it. What
+            all workers have alike is held when all groups have ended, by worker 0, and so is what compression holds
+            back; the exchange's own thread does that while the training thread goes on, and `begin` and `settle`
+            wait for it.
+
+    Attributes:
+        held: where its steps are held; None where they are not.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class Exchange:
         clock: Clock | None = None,
         tracer: Tracer | None = None,
         chaos: Chaos | None = None,
+        holding: Holding | None = None,
     ) -> None:
         self._arenas = arenas
         self._chaos = chaos
@@ -119,6 +127,9 @@ class Exchange:
 
         self.begin, self.abort = self.steps.begin, self.steps.abort
         self.carry_out, self.settle = threads.carry_out, threads.settle
+        self.held = None if holding is None else holding.held
+        if holding is not None:
+            self._hold(holding)
         self._route.path.listen()
 
     @property
@@ -236,22 +247,6 @@ class Exchange:
         else:
             self._threads.later(lambda: take(compressor.state.arrays()))
 
-    def hold_steps(self, held: HeldSteps, make_state: Callable[[], State], *, is_first: bool) -> None:
-        """Have `held` take what each step leads to here, from the next one on; `make_state` tells all that it holds.
-
-        What this worker alone updates is held before others get it. What all workers have alike is held when all
-        groups have ended, by worker 0, and so is what compression holds back; the exchange's own thread does that
-        while the training thread goes on, and `begin` and `settle` wait for it.
-        """
-        if not self._route.hold(held, make_state):
-            hold = partial(self._hold, held, make_state, is_first)
-            self._values.ended = lambda step: self._threads.behind(partial(hold, step))
-
-    def _hold(self, held: HeldSteps, make_state: Callable[[], State], is_first: bool, step: int) -> None:
-        held.begin(step, make_state)
-        held.put(step, self.state(is_first=is_first))
-        held.end(step)
-
     def resume(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, whose parameters `start` has brought; before the first step.
 
@@ -292,6 +287,20 @@ class Exchange:
         """End the exchange in good order; nothing may be under way."""
         self._threads.own.close()
         self._route.path.close()
+
+    def _hold(self, holding: Holding) -> None:
+        held, is_first = holding.held, holding.is_first
+
+        def make_state() -> State:
+            return holding.complete(self.state(is_first=is_first))
+
+        def hold(step: int) -> None:
+            held.begin(step, make_state)
+            held.put(step, self.state(is_first=is_first))
+            held.end(step)
+
+        if not self._route.hold(held, make_state):
+            self._values.ended = lambda step: self._threads.behind(partial(hold, step))
 
     def __enter__(self) -> Self:
         return self
