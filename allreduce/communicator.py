@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from taihu.allreduce.operations import AnyOperation, Operations
 from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.order.operation import IsFailed, Operation, OperationKey, reduce_kind
-from taihu.allreduce.order.turns import TurnEvents
 from taihu.allreduce.parts.mesh import PartsOperation, Transfer
 from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.peer_service import PEER_SERVICE, PeerServicer
@@ -85,6 +84,9 @@ class Communicator:
             on_end=self._ended,
             early_bytes=early_bytes,
         )
+        self.finish = self._operations.finish
+        """Told of an operation that is complete by whoever carried it out off the ring of frames."""
+
         self._servicer = PeerServicer(
             identity,
             size,
@@ -155,7 +157,7 @@ class Communicator:
         self.carry(carrier)
 
     def _open_link(self, rank: int, address: str) -> FrameLink:
-        peer = Sender(self._identity.job, 0, rank)
+        peer = Sender(0, rank)
         origin = Origin(f"worker {rank} at {address}", peer, f"worker {self.rank}", self._patience)
         events = PipeEvents(self.fail, partial(self._ended_by, rank))
         end = LinkEnd(PEER_SERVICE, address, origin, member_name("worker", rank), self._security)
@@ -208,7 +210,7 @@ class Communicator:
             if buffer is not None:
                 buffer.unlink()
         if opened is not None:
-            self._operations.paths.append(SameHostPath(self.rank, opened, self._turn_events()))
+            self._operations.paths.append(SameHostPath(self.rank, opened, self))
         return opened is not None
 
     def hold_next(self) -> None:
@@ -230,10 +232,6 @@ class Communicator:
             path.close()
             paths.remove(path)
 
-    def _turn_events(self) -> TurnEvents:
-        operations = self._operations
-        return TurnEvents(lambda: self._failure, lambda: operations.left, operations.finish, self.fail)
-
     def sum_by_kernel(self, value_type: ValueType = ValueType.FP32, *, is_possible: bool = True) -> bool:
         """Have a kernel sum what needs no word before it is complete; all ranks call this, as `open_ring`.
 
@@ -246,7 +244,7 @@ class Communicator:
             return True
         ring = self.open_ring(value_type, is_possible=is_possible)
         if ring is not None:
-            self._operations.paths.append(KernelRingPath(ring, self.rank, self._turn_events()))
+            self._operations.paths.append(KernelRingPath(ring, self.rank, self))
         return ring is not None
 
     def open_ring(self, value_type: ValueType = ValueType.FP32, *, is_possible: bool = True) -> KernelRing | None:

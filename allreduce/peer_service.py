@@ -13,7 +13,6 @@ from taihu.core.base.errors import MemberLostError, RunError, StaleError, TaihuE
 from taihu.core.system.sockets import Socket
 from taihu.core.system.threads import Condition, Lock, spawn
 from taihu.core.wire.base.status import abort
-from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import Farewell
 from taihu.core.wire.links.direct_connection import DirectListener
@@ -129,7 +128,7 @@ class PeerServicer:
     def _open(self, peer: WorkerIdentity) -> StreamPipe:
         self._check_peer(peer)
         origin, out = self._origin_of(peer), Outbox(f"worker {peer.rank}")
-        sink = replace(self._sink, kinds=(*self._sink.kinds, Farewell), take_frame=self._take)
+        sink = replace(self._sink, kinds=(*self._sink.kinds, Farewell), leave=_leave)
         stream = StreamPipe(out, Inbox(origin, sink))
         with self._lock:
             if self._end:
@@ -227,18 +226,14 @@ class PeerServicer:
         if not self._end:
             self._events(peer.rank).lost(error)
 
-    def _take(self, frame: Frame) -> None:
-        """Take in a frame without values of its own place; raises what the last one leads to."""
-        if not isinstance(frame.header.kind, Farewell):
-            self._sink.take_frame(frame)
-        elif frame.text:
-            raise MemberLostError(frame.text)
-        else:
-            raise _LastWordError
-
 
 class _LastWordError(Exception):
     """A peer has said its last word: nothing of it comes any more."""
+
+
+def _leave(text: str) -> None:
+    """Raise what the last word of a peer leads to."""
+    raise MemberLostError(text) if text else _LastWordError
 
 
 def _connection_broke(peer: WorkerIdentity) -> MemberLostError:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.base.bits import read_only
+from taihu.kernels.base.arrays import read_only
 from taihu.kernels.base.half import HALF_KINDS, INFINITY_CODES, HalfKind, add_half, decode, encode, from_half, to_half
 from taihu.kernels.base.jit import kernel
 

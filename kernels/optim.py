@@ -56,19 +56,6 @@ def sgd(parameters: Values, gradient: Values, rule: SgdRule) -> None:
 
 
 @kernel
-def sgd_sparse(parameters: Values, indices: NDArray[np.int32], gradient: Values, rule: SgdRule) -> None:
-    """`sgd` at some positions, without weight decay whatever the rule's: `p[i_j] -= learning_rate * (scale * g_j)`.
-
-    `indices` are positions inside `parameters`, int32, each once, of the shape of `gradient`; nothing checks that.
-    """
-    scale = np.float32(rule.scale)
-    rate = np.float32(rule.learning_rate)
-    for j in range(len(indices)):
-        i = indices[j]
-        parameters[i] = parameters[i] - rate * (gradient[j] * scale)
-
-
-@kernel
 def sgd_momentum(parameters: Values, gradient: Values, buffer: Values, rule: SgdRule) -> None:
     """SGD with momentum and no dampening, as `torch.optim.SGD`; `buffer` starts as zeros.
 

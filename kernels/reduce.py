@@ -37,14 +37,14 @@ def sum_in_rank_order(frames: Sequence[NDArray[np.float32]], out: NDArray[np.flo
     if len(frames) == 1:
         np.copyto(out, frames[0])
         return
-    _add(_packed(frames[0]), _packed(frames[1]), out)
+    _add(packed(frames[0]), packed(frames[1]), out)
     for frame in frames[2:]:
-        _accumulate(_packed(frame), out)
+        _accumulate(packed(frame), out)
 
 
 def all_finite(values: NDArray[np.float32]) -> bool:
     """Whether no value of `values` (shape (n,), fp32, of any alignment) is infinite or NaN."""
-    return bool(_all_finite(_packed(values)))
+    return bool(_all_finite(packed(values)))
 
 
 def warm_up() -> None:
@@ -54,7 +54,7 @@ def warm_up() -> None:
     all_finite(values)
 
 
-def _packed(values: NDArray[np.float32]) -> NDArray[Any]:
+def packed(values: NDArray[np.float32]) -> NDArray[Any]:
     """A read-only view of `values` as packed records: one type, whatever the input's flags are."""
     view = values.view(_PACKED)
     view.flags.writeable = False

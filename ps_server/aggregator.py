@@ -69,14 +69,12 @@ class Aggregator(Generic[Payload]):
     def __init__(
         self,
         *,
-        job: str,
         plan: int,
         workers: int,
         frames: Sequence[FrameSpec],
         last_step: int = 0,
         gaps: bool = False,
     ) -> None:
-        self._job = job
         self._workers = workers
         self._gaps = gaps
         self._incarnations: dict[int, int] = {}
@@ -86,14 +84,10 @@ class Aggregator(Generic[Payload]):
         self._last_step = last_step
         self._slots = _slots_of(frames, last_step)
 
-    def restart(self, plan: int, frames: Sequence[FrameSpec], last_step: int, attempt: int = 0) -> None:
-        """Forget all frames, and go on after `last_step` with those of `plan`; workers stay admitted.
-
-        Frames of attempts before `attempt` are refused from now on.
-        """
+    def restart(self, plan: int, frames: Sequence[FrameSpec], last_step: int) -> None:
+        """Forget all frames, and go on after `last_step` with those of `plan`; workers stay admitted."""
         self._plan = plan
         self._last_step = last_step
-        self._attempt = max(self._attempt, attempt)
         self._slots = _slots_of(frames, last_step)
 
     def admit(self, rank: int, incarnation: int) -> None:
@@ -157,7 +151,7 @@ class Aggregator(Generic[Payload]):
         Raises:
             FrameError: the frame is not one of the plan's, or claims the wrong size or group.
             MemberLostError: a worker has left whose frame would be waited for.
-            StaleError: another job, plan, incarnation, an unknown sender, a step that is not the next one, an attempt
+            StaleError: another plan or incarnation, an unknown sender, a step that is not the next one, an attempt
                 that was given up, or a new attempt of a step of which a frame has been applied.
         """
         sender = self.check_sender(header)
@@ -240,11 +234,9 @@ class Aggregator(Generic[Payload]):
 
         Raises:
             GivenUpError: it is of an attempt that was given up.
-            StaleError: another job, plan or incarnation, or an unknown sender.
+            StaleError: another plan or incarnation, or an unknown sender.
         """
-        (job, incarnation, rank), at = header.sender, header.address.at
-        if job != self._job:
-            raise StaleError(f"frame of job {job!r}, this is job {self._job!r}")
+        (incarnation, rank), at = header.sender, header.address.at
         if at.plan != self._plan:
             raise StaleError(f"frame of plan {at.plan}, this server is at plan {self._plan}")
         if rank is None or rank not in self._incarnations:

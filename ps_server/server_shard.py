@@ -82,7 +82,7 @@ class ServerShard:
         self._plan = plan
         self._parameters = parameters
         self._buffer = buffer
-        self._sender = Sender(job.name, incarnation)
+        self._sender = Sender(incarnation)
         self._get_plan = get_plan
         self._clock = clock or SystemClock()
         self._value_type = ValueType.named(job.train.precision)
@@ -104,7 +104,6 @@ class ServerShard:
             self._watched = Watched(self._updates, chaos=asked, recording=recording, holding=self._holding)
         self._way: FrameWay = self._updates if self._watched is None else self._watched
         self._aggregator: Aggregator[Contribution] = Aggregator(
-            job=job.name,
             plan=plan.version,
             workers=plan.world.workers,
             frames=self._frames_of(plan),

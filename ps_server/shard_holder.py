@@ -32,8 +32,7 @@ class Initialization:
     With `shared` they lie in a `buffer` that other processes of this machine can map, if it has the memory.
     """
 
-    def __init__(self, job: str, plan: Plan, partition: Shard, *, shared: bool) -> None:
-        self.job = job
+    def __init__(self, plan: Plan, partition: Shard, *, shared: bool) -> None:
         self.plan = plan
         self.partition = partition
         frames = partition.state_frames(plan.frame_elements)
@@ -45,16 +44,13 @@ class Initialization:
         """Take in one frame.
 
         Raises:
-            StaleError: the frame belongs to another job or plan.
+            StaleError: the frame belongs to another plan.
             FrameError: it has no parameters, or is not one of the plan's frames that have not come yet.
         """
         header.expect(Parameters)
         sender, (at, _, offset, count) = header.sender, header.address
-        if sender.job != self.job or at.plan != self.plan.version:
-            raise StaleError(
-                f"initial frame of job {sender.job!r}, plan {at.plan}; "
-                f"expected job {self.job!r}, plan {self.plan.version}"
-            )
+        if at.plan != self.plan.version:
+            raise StaleError(f"initial frame of plan {at.plan}; expected plan {self.plan.version}")
         frame = self._missing.get(offset)
         if frame is None or frame.count != count or at.step != 0 or sender.rank != 0:
             raise FrameError(
@@ -121,7 +117,7 @@ class ShardHolder:
             raise ModelError(f"initial parameters are of another model: {difference}")
         self._check_empty()
         partition = Shard(layout, self._job.cluster.servers, self.index)
-        return Initialization(self._job.name, plan, partition, shared=settled(self._job, plan.updates).shares_memory)
+        return Initialization(plan, partition, shared=settled(self._job, plan.updates).shares_memory)
 
     def adopt(self, initial: Initialization) -> ServerShard:
         """Make the shard of complete initial parameters, for whoever waits for it.

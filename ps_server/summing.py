@@ -24,8 +24,8 @@ from taihu.core.wire.frames.headers import Frame, ValueType, dense_values, selec
 from taihu.core.wire.frames.kinds import Encoding, Gradients
 from taihu.kernels.base.half import HalfKind, from_half
 from taihu.kernels.half_sums import all_finite_half, sum_half_in_rank_order, warm_up
+from taihu.kernels.packing import packed_bound
 from taihu.kernels.packing.few_bits import STEP_BYTES
-from taihu.kernels.packing.pack import packed_bound
 from taihu.kernels.reduce import all_finite, sum_in_rank_order
 from taihu.kernels.selection.scatter import make_marks, sum_sparse_in_rank_order
 

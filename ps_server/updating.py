@@ -26,8 +26,8 @@ from taihu.core.wire.frames.headers import FrameHeader, ValueType
 from taihu.core.wire.frames.kinds import Encoding
 from taihu.core.wire.links.outbox import OutgoingFrame
 from taihu.kernels.base.half import HalfKind, to_half
+from taihu.kernels.packing import pack
 from taihu.kernels.packing.few_bits import STEP_BYTES, pack_codes
-from taihu.kernels.packing.pack import pack
 from taihu.kernels.reduce import warm_up
 from taihu.kernels.selection.scatter import gather, scatter_assign
 from taihu.kernels.selection.select import clear

@@ -49,7 +49,7 @@ def test_what_others_tell_is_bounded(text: str, times: int) -> None:
 
 
 def test_a_farewell_says_one_line() -> None:
-    sender = Sender("job", 7, 1)
+    sender = Sender(7, 1)
     frame = read(last_word(sender, At(0, 0), HOSTILE[:-1]).message(0), sender)
     assert isinstance(frame.header.kind, Farewell)
     assert frame.text == one_line(HOSTILE[:-1])

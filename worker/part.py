@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -49,7 +49,7 @@ from taihu.worker.saved.beginning import begin_from
 from taihu.worker.saved.writing import describe_model
 from taihu.worker.steps import TrainingLoop
 from taihu.worker.training.calibration import Measuring
-from taihu.worker.training.checkpoints import Keeper
+from taihu.worker.training.checkpoints import Keeper, WorkerState, holding_of
 from taihu.worker.training.clipping import LayerClipping
 from taihu.worker.training.copying import copying
 from taihu.worker.training.local_steps import LocalSteps
@@ -77,9 +77,11 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class _Made:
-    """The replica, how its model was prepared, its modelled compute, and the pace of steps."""
+    """The replica, its local steps and its state, how its model was prepared, its modelled compute, and the pace."""
 
     replica: Replica
+    local: LocalSteps | None
+    state: WorkerState
     prepared: _Prepared
     modelled: ModelledCompute | None
     pacing: Pacing | None
@@ -198,14 +200,14 @@ class Participant:
         joining = Joining(options.listener, self._opened.length, self._generation)
         if job.exchange.fc == "data":
             whole = self._made(prepared, WholeReplica(prepared.model, job, options.rank, uses))
-            with take_part(job, options.rank, whole.replica.exchanged, reporting, joining) as session:
+            with take_part(job, options.rank, self._exchanged(whole), reporting, joining) as session:
                 yield session, whole
             return
         made: list[_Made] = []
 
         def prepare(communicator: Communicator) -> Exchanged:
             made.append(self._made(prepared, self._prepare(communicator, prepared.model, uses)))
-            return made[0].replica.exchanged
+            return self._exchanged(made[0])
 
         with take_part_after_meeting(job, options.rank, prepare, reporting, joining) as session:
             yield session, made[0]
@@ -222,10 +224,19 @@ class Participant:
 
     def _made(self, prepared: _Prepared, replica: Replica) -> _Made:
         modelled = _modelled(self._job, replica, self._dataset)
+        local, rank = self._local_steps(replica), self._options.rank
+        describe = partial(describe_model, self._job, self._dataset, replica.model, 0)
+        state = WorkerState(replica, describe, local, is_first=rank == 0)
         if modelled is None:
-            return _Made(replica, prepared, None, None)
-        self._metrics.exported.put(modelled.collector(self._options.rank))
-        return _Made(replica, prepared, modelled, modelled.pacing(self._clock))
+            return _Made(replica, local, state, prepared, None, None)
+        self._metrics.exported.put(modelled.collector(rank))
+        return _Made(replica, local, state, prepared, modelled, modelled.pacing(self._clock))
+
+    def _exchanged(self, made: _Made) -> Exchanged:
+        """The arenas of a replica, whose steps are held where the job says so."""
+        member = str(MemberId(Role.WORKER, self._options.rank))
+        hold = partial(holding_of, self._job, member, self._generation.number, made.state)
+        return replace(made.replica.exchanged, hold=hold)
 
     def _hosting(self, coordinator: Coordinator) -> None:
         host = MemberId(Role.WORKER, self._options.rank)
@@ -254,8 +265,7 @@ class Participant:
 
     def _make_steps(self, session: Session, observer: Observer, made: _Made, last: LastStep) -> int:
         """Make all steps, from the checkpoint that the run goes on from, and keep more; returns the last one."""
-        replica = made.replica
-        local = self._local_steps(replica)
+        replica, local = made.replica, made.local
         if self._opened.begun is not None:
             session.exchange.resume(self._opened.begun, self._options.rank)
             replica.resume(self._opened.begun)
@@ -282,15 +292,13 @@ class Participant:
                     self._job,
                     session.client,
                     session.exchange,
-                    replica,
-                    partial(describe_model, self._job, self._dataset, replica.model, 0),
+                    made.state,
                     writer=writer,
                     generation=self._generation.number,
                     begun_after=self._opened.begun_after,
-                    local=local,
                     copying=copies,
                 )
-                return self._train(session, observer, made, last, keeper, local)
+                return self._train(session, observer, made, last, keeper)
         finally:
             self._write_trace(session.client.coordinator_clock)
 
@@ -306,14 +314,13 @@ class Participant:
     def _bring(session: Session, label: Label, part: bytes, stays: bool) -> None:
         session.client.bring_copy(label, part, stays=stays)
 
-    def _train(  # noqa: PLR0917 - what steps are made with
+    def _train(
         self,
         session: Session,
         observer: Observer,
         made: _Made,
         last: LastStep,
         keeper: Keeper,
-        local: LocalSteps | None,
     ) -> int:
         """Make all steps; returns the last one."""
         settings = self._job.exchange
@@ -341,7 +348,7 @@ class Participant:
             on_step=on_step,
             on_move=self._activity.moved,
             clipping=self._clipping(made.replica),
-            local=local,
+            local=made.local,
             pacing=made.pacing,
         )
         loop = TrainingLoop(

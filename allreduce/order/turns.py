@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from taihu.allreduce.order.operation import IsFailed, Operation
 from taihu.core.base.errors import StaleError, TaihuError
@@ -17,21 +17,23 @@ from taihu.core.system.threads import Event, Lock, spawn
 _POLL_S: Final = 0.05
 
 
-@dataclass(frozen=True)
-class TurnEvents:
-    """Asked for and told of by `InTurn`.
+class Rank(Protocol):
+    """The rank whose operations are carried out, see `taihu.allreduce.communicator.Communicator`."""
 
-    Attributes:
-        is_failed: the error with which everything has ended, if it has.
-        is_left: the error once another rank has left in good order, so that nothing can be completed but what it has.
-        finished: called with every operation that is complete.
-        failed: called with what went wrong.
-    """
+    @property
+    def failure(self) -> BaseException | None:
+        """The error with which everything has ended, if it has."""
 
-    is_failed: IsFailed
-    is_left: IsFailed
-    finished: Callable[[Operation], None]
-    failed: Callable[[BaseException], None]
+    @property
+    def left(self) -> BaseException | None:
+        """The error once another rank has left in good order: nothing can be completed but what it has."""
+
+    @property
+    def finish(self) -> Callable[[Operation], None]:
+        """Told of every operation that is complete."""
+
+    def fail(self, error: BaseException) -> None:
+        """Told of what went wrong."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class InTurn:
         name: of the thread.
         carry_out: carries out an operation; asks what it is given as `IsFailed` while it waits, and raises its error.
         restart: called with an attempt that the run has gone back to, and with what to ask while it waits.
-        events: see there.
+        rank: asked for failures, and told of ends.
     """
 
     def __init__(
@@ -57,10 +59,10 @@ class InTurn:
         name: str,
         carry_out: Callable[[Operation, IsFailed], None],
         restart: Callable[[int, IsFailed], None],
-        events: TurnEvents,
+        rank: Rank,
     ) -> None:
         self._do, self._do_restart = carry_out, restart
-        self._events = events
+        self._rank = rank
         self._queue: SimpleQueue[Operation | _Restart | None] = SimpleQueue()
         self._attempt = self._carried_out_from = 0
         # Guards what follows; `_turn` is held by whoever carries out.
@@ -117,7 +119,7 @@ class InTurn:
         with self._lock:
             self._held = None
             self._put(restart)
-        while not restart.done.wait(_POLL_S) and self._events.is_failed() is None:
+        while not restart.done.wait(_POLL_S) and self._rank.failure is None:
             pass
 
     def close(self) -> None:
@@ -143,7 +145,7 @@ class InTurn:
             self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
-        self._events.failed(error)
+        self._rank.fail(error)
         if not isinstance(error, TaihuError):
             raise error
 
@@ -152,13 +154,13 @@ class InTurn:
             return
         try:
             self._do(operation, lambda: self._is_ended() or self._given_up(operation))
-            self._events.finished(operation)
+            self._rank.finish(operation)
         except StaleError:
             # What follows in this attempt is given up as well.
             self._carried_out_from = operation.key.at.attempt + 1
 
     def _is_ended(self) -> BaseException | None:
-        return self._events.is_failed() or self._events.is_left()
+        return self._rank.failure or self._rank.left
 
     def _given_up(self, operation: Operation) -> StaleError | None:
         stale = operation.key.at.attempt < self._attempt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from taihu.allreduce.order.operation import IsFailed, Operation, reduce_kind
-from taihu.allreduce.order.turns import InTurn, TurnEvents
+from taihu.allreduce.order.turns import InTurn, Rank
 from taihu.allreduce.ring.kernel_ring import KernelRing
 from taihu.allreduce.ring.passes import Pass, pass_of
 from taihu.allreduce.ring.schedule import Chunks, Ring
@@ -15,19 +15,19 @@ _KNOWN_PASSES: Final = 1024
 
 
 class KernelRingPath:
-    """Carries out operations by `ring`, one after the other, in a thread of its own (`InTurn`).
+    """Carries out operations of `rank`, which has this number, by `ring`, one after the other (`InTurn`).
 
     Where the run goes back, nobody knows which frames are under way: the ring is closed, and from then on nothing is
     taken here, on any rank.
     """
 
-    def __init__(self, ring: KernelRing, rank: int, events: TurnEvents) -> None:
+    def __init__(self, ring: KernelRing, number: int, rank: Rank) -> None:
         self._ring = ring
-        self._rank = rank
+        self._number = number
         self._is_usable = True
         # By the chunks of a group, which are the same objects in each step of a plan.
         self._passes: dict[int, tuple[Chunks, Pass]] = {}
-        self._turns = InTurn("kernel-ring", self._carry_out, self._restart, events)
+        self._turns = InTurn("kernel-ring", self._carry_out, self._restart, rank)
 
     def start(self, operation: Operation) -> None:
         """Queue an operation that `takes` holds for."""
@@ -64,7 +64,7 @@ class KernelRingPath:
         if known is None or known[0] is not chunks:
             if len(self._passes) == _KNOWN_PASSES:
                 self._passes.clear()
-            known = self._passes[id(chunks)] = chunks, pass_of(self._rank, chunks, itemsize)
+            known = self._passes[id(chunks)] = chunks, pass_of(self._number, chunks, itemsize)
         return known[1]
 
     def _restart(self, attempt: int, is_failed: IsFailed) -> None:

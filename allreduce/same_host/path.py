@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.allreduce.order.operation import IsFailed, Operation, reduce_kind
-from taihu.allreduce.order.turns import InTurn, TurnEvents
+from taihu.allreduce.order.turns import InTurn, Rank
 from taihu.allreduce.ring.schedule import Ring
 from taihu.allreduce.same_host.allreduce import SharedAllreduce
 from taihu.core.base.errors import SharedMemoryError
@@ -22,19 +22,19 @@ DESCRIPTOR_BYTES: Final = 512
 
 
 class SameHostPath:
-    """Carries out operations on a shared buffer, one after the other (`InTurn`).
+    """Carries out operations of `rank`, which has this number, on a shared buffer, one after the other (`InTurn`).
 
-    `buffers` are those of all ranks, `rank` is the own one.
+    `buffers` are those of all ranks.
     """
 
-    def __init__(self, rank: int, buffers: Sequence[SharedBuffer], events: TurnEvents) -> None:
-        self._rank = rank
-        self._allreduce = SharedAllreduce(rank, buffers)
-        self._data = buffers[rank].array(np.uint8, buffers[rank].size_bytes)
+    def __init__(self, number: int, buffers: Sequence[SharedBuffer], rank: Rank) -> None:
+        self._number = number
+        self._allreduce = SharedAllreduce(number, buffers)
+        self._data = buffers[number].array(np.uint8, buffers[number].size_bytes)
         self._address = self._data.ctypes.data
         # To ask for an address takes microseconds, and operations have the same arena: that of the last one.
         self._last: tuple[NDArray[Any] | None, int | None] = None, None
-        self._turns = InTurn("same-host", self._carry_out, self._allreduce.restart, events)
+        self._turns = InTurn("same-host", self._carry_out, self._allreduce.restart, rank)
 
     def takes(self, operation: Operation) -> bool:
         """Whether the operation is a sum of values in the shared buffer."""
@@ -82,7 +82,7 @@ class SameHostPath:
                 base + min(piece.start for piece in pieces),
                 base + max(piece.stop for piece in pieces),
                 reduce_kind(operation.value_type),
-                own=[(base + p.start, base + p.stop) for frame in ring.chunks[self._rank] for p in frame.pieces],
+                own=[(base + p.start, base + p.stop) for frame in ring.chunks[self._number] for p in frame.pieces],
                 mean=operation.scale != 1.0,
                 is_failed=is_failed,
             )

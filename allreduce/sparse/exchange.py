@@ -1,4 +1,4 @@
-"""Sparse allreduce as pure state machines: slices, messages from rank to rank, and what every algorithm shares.
+"""Sparse allreduce as pure state machines: slices, messages, what all algorithms share, and the plainest of them.
 
 Each of P ranks brings a slice of an array of n elements. An algorithm decides what goes from whom to whom; whoever
 drives it carries messages between ranks, in order from one rank to another, and in any order otherwise. Nothing
@@ -262,3 +262,40 @@ def ring_offset_rounds(rank: int, size: int) -> tuple[tuple[int, int], ...]:
     In round h rank r sends to r + h + 1 and receives from r - h - 1 (mod P): no two ranks send to one in a round.
     """
     return tuple(((rank + step) % size, (rank - step) % size) for step in range(1, size))
+
+
+class SparseAllgather(SparseExchange):
+    """Sum of all slices in rank order, at the union of their indices: each goes to every rank, nothing is rejected.
+
+    Slices go directly to each rank, not around a ring. Either way, a rank's link carries (P - 1) k entries out
+    and as many in at once, in P - 1 rounds. But a ring passes a slice on only after it has come: P - 1 start-ups
+    one behind the other, and a late rank holds up the slices of others. Directly, no message waits for another
+    one: with a stream to every rank the start-ups overlap, and a late rank delays nothing but its own slice,
+    which it encodes once for all. Rounds are staggered, so that senders do not meet at one receiver. The ring
+    would be better where slices differ much in size (a rank sends its own P - 1 times here, and everybody's
+    there), or where streams between all pairs of ranks are too many.
+    """
+
+    def __init__(self, own: Slice, *, rank: int, size: int, elements: int, summation: RankOrderSum) -> None:
+        super().__init__(own, rank=rank, size=size, elements=elements)
+        self._summation = summation
+        self._slices = {rank: own}
+        self._sum: Slice | None = None
+        self._rounds = ring_offset_rounds(rank, size)
+        for number, (_, sender) in enumerate(self._rounds):
+            self._inbox.expect(sender, Expected(number, 0, elements, elements))
+
+    def _start(self) -> Sequence[Message]:
+        return [
+            self._message(to, number, self._own, 0, self._elements, is_own=True)
+            for number, (to, _) in enumerate(self._rounds)
+        ]
+
+    def _accept(self, message: Message) -> Sequence[Message]:
+        self._slices[message.sender] = message.slice
+        return ()
+
+    def _result(self) -> Slice:
+        if self._sum is None:
+            self._sum = self._summation([self._slices[rank] for rank in range(self._size)], 0, self._elements)
+        return self._sum

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from taihu.allreduce.sparse.exchange import Message
 from taihu.core.wire.frames.headers import Frame, ValueType
 from taihu.kernels.base.half import from_half, to_half
+from taihu.kernels.packing import pack, packed_bound, unpack
 from taihu.kernels.packing.few_bits import STEP_BYTES, codes_bytes, pack_codes, read_codes
-from taihu.kernels.packing.pack import pack, packed_bound, unpack
 
 
 @dataclass(frozen=True, eq=False)

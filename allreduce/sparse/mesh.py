@@ -17,7 +17,7 @@ from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.headers import Frame, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import Encoding, SparseMessage
-from taihu.kernels.packing.pack import pack, packed_bound, unpack
+from taihu.kernels.packing import pack, packed_bound, unpack
 
 Send = Callable[[int, FrameHeader, Sequence[NDArray[Any]]], None]
 

@@ -25,10 +25,10 @@ from threadpoolctl import threadpool_limits
 from benchmarks.exchange import allreduce, exchange
 from taihu.allreduce.ring.schedule import buffer_layout, cut_chunks
 from taihu.cli.planning.link_rate import parse_rate
-from taihu.core.optimization.shard import OptimizerShard
+from taihu.core.optimization.rules import OptimizerShard
 from taihu.core.planner.groups import Group
 from taihu.core.settings.optimizer import OptimizerSettings
-from taihu.kernels.packing.pack import pack, packed_bound, unpack
+from taihu.kernels.packing import pack, packed_bound, unpack
 from taihu.kernels.reduce import sum_in_rank_order
 from taihu.kernels.selection.scatter import make_marks, sum_sparse_in_rank_order
 from taihu.simulation.sizes import PASSES_OF_UPDATE

@@ -19,8 +19,8 @@ from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 from taihu.core.optimization import OptimizerShard, in_steps
 from taihu.core.wire.frames.headers import ValueType
+from taihu.kernels.packing import pack, packed_bound
 from taihu.kernels.packing.few_bits import round_sums
-from taihu.kernels.packing.pack import pack, packed_bound
 from taihu.worker.data.base.dataset import Dataset
 from taihu.worker.data.batches import Batches
 from taihu.worker.data.load import load_dataset

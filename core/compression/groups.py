@@ -19,8 +19,8 @@ from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.base.half import from_half, to_half
 from taihu.kernels.half_sums import all_finite_half
+from taihu.kernels.packing import pack, packed_bound
 from taihu.kernels.packing.few_bits import STEP_BYTES, largest_multiple, pack_codes
-from taihu.kernels.packing.pack import pack, packed_bound
 from taihu.kernels.reduce import all_finite
 
 

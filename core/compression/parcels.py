@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.base.half import from_half, to_half
+from taihu.kernels.packing import pack, unpack
 from taihu.kernels.packing.few_bits import STEP_BYTES, pack_codes, read_codes
-from taihu.kernels.packing.pack import pack, unpack
 from taihu.kernels.packing.sections import MAX_PARAMETER, MAX_VARINT_BYTES
 from taihu.kernels.selection.scatter import make_marks, scatter_add
 
@@ -30,7 +30,7 @@ Bytes = NDArray[np.uint8]
 def sections_bound(count: int, elements: int) -> int:
     """Bytes that always suffice for the section of up to `count` positions in one piece of `elements`.
 
-    `kernels.packing.pack` takes the encoding of the fewest bytes: at most a bitmap, and at most Rice's of any
+    `kernels.packing.sections` takes the encoding of the fewest bytes: at most a bitmap, and at most Rice's of any
     parameter k, whose quotients together are below `elements / 2**k`.
     """
     bitmap = -(-elements // 8)

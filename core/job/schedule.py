@@ -64,6 +64,19 @@ def learning_rate(settings: OptimizerSettings, step: int) -> float:
     return warmup * _scheduled(settings, step - 1)
 
 
+def steady_from(settings: OptimizerSettings) -> int:
+    """The first step from which on all have the same rate, by settings `in_steps`."""
+    match settings.schedule:
+        case "constant":
+            last_change = 0
+        case "step":
+            last_change = max(settings.milestones, default=0)
+        case "cosine":
+            assert settings.decay_steps is not None, "a schedule that is not in steps"  # noqa: S101
+            last_change = settings.decay_steps
+    return max(settings.warmup_steps, last_change + 1)
+
+
 def _scheduled(settings: OptimizerSettings, elapsed: int) -> float:
     match settings.schedule:
         case "constant":

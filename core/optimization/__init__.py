@@ -4,7 +4,7 @@ from taihu.core.job.schedule import in_steps, learning_rate
 from taihu.core.optimization.loss_scale import LossScale
 from taihu.core.optimization.means import MeanGradients
 from taihu.core.optimization.ruled import RuledShard, StepRates
-from taihu.core.optimization.shard import OptimizerShard, OptimizerState
+from taihu.core.optimization.rules import OptimizerShard, OptimizerState
 from taihu.core.optimization.sums import SumShard
 from taihu.core.optimization.whole_norm import WholeNorm
 

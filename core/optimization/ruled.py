@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from taihu.core.base.errors import ConfigError, FrameError, GivenUpError
 from taihu.core.job.update_rules import UpdateRules
-from taihu.core.optimization.rules import Constants
-from taihu.core.optimization.shard import OptimizerShard, OptimizerState
+from taihu.core.optimization.rules import Constants, OptimizerShard, OptimizerState
 from taihu.core.system.threads import Lock
 
 Values = NDArray[np.float32]

@@ -33,14 +33,12 @@ class TaskThread:
         self._fail = fail
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = make_thread(name, self._run)
+        self.put: Callable[[Callable[[], None]], None] = self._tasks.put
+        """Carry out a task behind what was put before; called by any thread."""
 
     def start(self) -> None:
         """Begin with what is put."""
         self._thread.start()
-
-    def put(self, task: Callable[[], None]) -> None:
-        """Carry out `task` behind what was put before; called by any thread."""
-        self._tasks.put(task)
 
     def drain(self) -> None:
         """Return when everything that was put before has been carried out, or failed."""

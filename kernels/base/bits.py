@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from taihu.kernels.base.jit import kernel_part
-
-
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view of `array`: one type, hence one machine code, whatever the array's flags are."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 @kernel_part

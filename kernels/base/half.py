@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from taihu.kernels.base.bits import read_only
+from taihu.kernels.base.arrays import read_only
 from taihu.kernels.base.jit import kernel, kernel_part
 
 HalfKind = Literal["fp16", "bf16"]

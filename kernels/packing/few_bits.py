@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.base.bits import integer, read_only
+from taihu.kernels.base.arrays import read_only
+from taihu.kernels.base.bits import integer
 from taihu.kernels.base.jit import kernel, kernel_part
 
 FEW_BITS: Final = MappingProxyType({"int8": 8, "int4": 4, "int2": 2})

@@ -1,4 +1,4 @@
-"""Decoding of index sections; `taihu.kernels.packing.pack` describes them.
+"""Decoding of index sections; `taihu.kernels.packing.sections` describes them.
 
 Whatever the bytes are, nothing is read or written outside the arrays. A function that returns a number of positions
 returns an error of `kernels.sections`, below 0, instead when it finds one. `start` and `length` are those of a piece.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.kernels.base.arrays import expect, expect_bounds, read_only
 from taihu.kernels.base.bits import integer, load_word, trailing_zeros
 from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.packing.sections import (
@@ -24,6 +25,7 @@ from taihu.kernels.packing.sections import (
     OUTSIDE,
     PADDED,
     POSITIONS,
+    REASONS,
     RICE,
     TRAILING,
     TRUNCATED,
@@ -34,11 +36,36 @@ from taihu.kernels.packing.sections import (
 
 Indices = NDArray[np.int32]
 Octets = NDArray[np.uint8]
+Bounds = NDArray[np.int64]
+
+
+def unpack(message: Octets, bounds: Bounds, count: int, out_indices: Indices) -> None:
+    """Decode index sections into `out_indices[:count]`; whatever the bytes are, nothing else is read or written.
+
+    Nothing is allocated, and the GIL is released.
+
+    Args:
+        message: shape (bytes,), uint8: the sections and nothing else; may be read-only.
+        bounds: shape (pieces, 2), int64: where the pieces lie in the arena of whoever decodes, ascending, disjoint.
+        count: how many positions there must be.
+        out_indices: shape (>= count,), int32; on return ascending positions, each inside its piece.
+
+    Raises:
+        ValueError: the sections are not `count` positions in these pieces; `out_indices` holds anything then.
+    """
+    expect("message", message, np.uint8, 1)
+    expect("out_indices", out_indices, np.int32, 1)
+    expect_bounds(bounds)
+    if not 0 <= count <= len(out_indices):
+        raise ValueError(f"{count} indices into {len(out_indices)} places: expected as many places at least")
+    code = read_sections(read_only(message), read_only(bounds), out_indices[:count])
+    if code < 0:
+        raise ValueError(REASONS[code])
 
 
 @kernel
 def read_sections(message: Octets, bounds: NDArray[np.int64], out: Indices) -> int:
-    """The kernel of `taihu.kernels.packing.pack.unpack`: fill `out`; returns 0 or an error."""
+    """The kernel of `unpack`: fill `out`; returns 0 or an error."""
     if not bounds_ascend(bounds):
         return BAD_BOUNDS
     filled = 0

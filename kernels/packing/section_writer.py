@@ -1,4 +1,4 @@
-"""Encoding of index sections; `taihu.kernels.packing.pack` describes them.
+"""Encoding of index sections; `taihu.kernels.packing.sections` describes them.
 
 A function that returns an int returns a number of bytes or the place after those written; below 0 it is an error of
 `kernels.sections`. `selected` are the positions in one piece (int32, ascending), which begins at position `start`.
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from taihu.kernels.base.arrays import expect, expect_bounds, read_only
 from taihu.kernels.base.bits import integer
 from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.packing.sections import (
@@ -18,8 +19,10 @@ from taihu.kernels.packing.sections import (
     BITMAP,
     DENSE,
     EMPTY,
+    MAX_VARINT_BYTES,
     NO_ROOM,
     NOT_ASCENDING,
+    REASONS,
     RICE,
     VARINT,
     bounds_ascend,
@@ -27,13 +30,52 @@ from taihu.kernels.packing.sections import (
 
 Indices = NDArray[np.int32]
 Octets = NDArray[np.uint8]
+Bounds = NDArray[np.int64]
+
+
+def pack(
+    indices: Indices, values: NDArray[Any], bounds: Bounds, out_values: NDArray[Any], out_bytes: Octets
+) -> tuple[int, int]:
+    """Copy the values and encode the positions of those entries of a selection that lie inside the pieces.
+
+    Nothing is allocated, and the GIL is released.
+
+    Args:
+        indices: shape (n,), int32: ascending positions in the arena, each once; also outside the pieces.
+        values: shape (n,): fp32, or 16-bit codes as uint16.
+        bounds: shape (pieces, 2), int64: start and stop of each piece, ascending and disjoint.
+        out_values: dtype of `values`; room for the entries inside the pieces.
+        out_bytes: uint8; `packed_bound(n, pieces)` bytes suffice.
+
+    Returns:
+        The number of entries inside the pieces (so many of `out_values` are set), and of bytes of `out_bytes`.
+
+    Raises:
+        ValueError: dtypes or shapes do not fit, bounds or the indices of a piece do not ascend, or an output is too
+            small.
+    """
+    expect("indices", indices, np.int32, 1)
+    expect("values", values, out_values.dtype, 1)
+    expect("out_bytes", out_bytes, np.uint8, 1)
+    expect_bounds(bounds)
+    if len(values) != len(indices):
+        raise ValueError(f"{len(indices)} indices and {len(values)} values: expected one value for each index")
+    count, size = write_sections(read_only(indices), read_only(values), read_only(bounds), out_values, out_bytes)
+    if count < 0:
+        raise ValueError(REASONS[count])
+    return count, size
+
+
+def packed_bound(count: int, pieces: int) -> int:
+    """Bytes that always suffice for the sections of `count` indices in `pieces` pieces."""
+    return (1 + MAX_VARINT_BYTES) * pieces + MAX_VARINT_BYTES * count
 
 
 @kernel
 def write_sections(
     indices: Indices, values: NDArray[Any], bounds: NDArray[np.int64], out_values: NDArray[Any], out_bytes: Octets
 ) -> tuple[int, int]:
-    """The kernel of `taihu.kernels.pack.pack`; returns the numbers of entries and bytes, or an error and 0."""
+    """The kernel of `pack`; returns the numbers of entries and bytes, or an error and 0."""
     if not bounds_ascend(bounds):
         return BAD_BOUNDS, 0
     filled = 0

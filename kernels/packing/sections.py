@@ -1,4 +1,26 @@
-"""Constants of the index sections that `taihu.kernels.packing.pack` describes, and what can be wrong with them."""
+"""Index sections: the positions of sparse selections as bytes, which a frame carries instead of every element.
+
+A frame covers pieces, which are ranges of an arena. For each piece in order there is one section, the next follows
+without a gap. Its positions p_0 < p_1 < ... count from the start of the piece; its gaps are g_0 = p_0 and
+g_i = p_i - p_(i-1) - 1. Byte 0 of a section is its encoding:
+
+=====  ========  =================================================================================================
+value  encoding  what follows byte 0
+=====  ========  =================================================================================================
+0      empty     nothing: no element is kept
+1      dense     nothing: every element of the piece is kept
+2      bitmap    ceil(length / 8) bytes: bit i says whether element i is kept
+3      varint    the count n as varint, then n gaps as varints
+4      Rice      n as varint, the parameter k in one byte, then one bit string: n remainders g mod 2**k of k bits,
+                 then n quotients floor(g / 2**k) in unary, q zeros and a one each
+=====  ========  =================================================================================================
+
+A varint is an unsigned LEB128 number below 2**31: 7 bits a byte, lowest first, bit 7 set in all but the last byte, no
+superfluous bytes. Bit i of a bit string is bit i mod 8 (0 is the least significant) of its byte i div 8, numbers of
+several bits lie with their lowest bit first; the bits that fill the last byte are 0. n is at least 1, k at most 30.
+`pack` takes the encoding of the fewest bytes (the first in the table of equals), with the k of the fewest bits; a
+reader accepts any. (docs/methods.md section 1.5.)
+"""
 
 from __future__ import annotations
 

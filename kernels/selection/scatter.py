@@ -1,6 +1,6 @@
-"""Sums of sparse contributions in rank order, and reads and writes at given positions.
+"""Sums of sparse contributions in rank order, and reads, writes and updates at given positions.
 
-Indices are int32 and ascend, each once, as `kernels.pack.unpack` guarantees it; the kernels check no more than the
+Indices are int32 and ascend, each once, as `kernels.packing.unpack` guarantees it; the kernels check no more than the
 first and the last one. Received values may begin at any byte, as in `taihu.kernels.reduce`.
 
 To sum, a total (one fp32 per element of the frame, zeros) and marks (one bit per element in uint64 words, zeros) are
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.base.bits import read_only, trailing_zeros
+from taihu.kernels.base.arrays import read_only
+from taihu.kernels.base.bits import trailing_zeros
 from taihu.kernels.base.jit import kernel
-from taihu.kernels.reduce import _packed
+from taihu.kernels.optim import SgdRule
+from taihu.kernels.reduce import packed
 
 # Elements summed at a time: their totals (1 MiB) stay in the cache, wherever in a large frame the positions lie.
 _BLOCK = 1 << 18
@@ -69,7 +71,7 @@ def sum_sparse_in_rank_order(  # noqa: PLR0917 - two inputs, two scratch arrays,
         np.copyto(out_indices[:room], contributions[0][0])
         np.copyto(out_values[:room], contributions[0][1])
         return room
-    rest = [(read_only(indices), _packed(values)) for indices, values in contributions]
+    rest = [(read_only(indices), packed(values)) for indices, values in contributions]
     count = 0
     for begin in range(0, len(total), _BLOCK):
         block = total[: min(_BLOCK, len(total) - begin)]
@@ -90,7 +92,7 @@ def scatter_add(indices: Indices, values: Values, offset: int, total: Values, ma
     """
     _check(indices, values, offset, len(total))
     _expect_room(total, marks, indices, values, 0)
-    _scatter_add(read_only(indices), _packed(values), offset, total, marks)
+    _scatter_add(read_only(indices), packed(values), offset, total, marks)
 
 
 def gather_union(total: Values, marks: Marks, offset: int, out_indices: Indices, out_values: Values) -> int:
@@ -115,7 +117,7 @@ def scatter_assign(indices: Indices, values: Values, parameters: Values) -> None
         ValueError: dtypes, shapes or positions do not fit. Nothing has changed.
     """
     _check(indices, values, 0, len(parameters))
-    _scatter_assign(read_only(indices), _packed(values), parameters)
+    _scatter_assign(read_only(indices), packed(values), parameters)
 
 
 def gather(parameters: Values, indices: Indices, out: Values) -> None:
@@ -125,7 +127,7 @@ def gather(parameters: Values, indices: Indices, out: Values) -> None:
         ValueError: dtypes, shapes or positions do not fit. Nothing has changed.
     """
     _check(indices, out, 0, len(parameters))
-    _gather(_packed(parameters), read_only(indices), out)
+    _gather(packed(parameters), read_only(indices), out)
 
 
 def _check(indices: Indices, values: Values, offset: int, elements: int) -> None:
@@ -203,3 +205,16 @@ def _scatter_assign(indices: Indices, values: NDArray[Any], parameters: Values) 
 def _gather(parameters: NDArray[Any], indices: Indices, out: Values) -> None:
     for j in range(len(indices)):
         out[j] = parameters[indices[j]].value
+
+
+@kernel
+def sgd_sparse(parameters: Values, indices: NDArray[np.int32], gradient: Values, rule: SgdRule) -> None:
+    """`kernels.optim.sgd` at some positions, without weight decay: `p[i_j] -= learning_rate * (scale * g_j)`.
+
+    `indices` are positions inside `parameters`, int32, each once, of the shape of `gradient`; nothing checks that.
+    """
+    scale = np.float32(rule.scale)
+    rate = np.float32(rule.learning_rate)
+    for j in range(len(indices)):
+        i = indices[j]
+        parameters[i] = parameters[i] - rate * (gradient[j] * scale)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.kernels.base.bits import read_only
+from taihu.kernels.base.arrays import read_only
 from taihu.kernels.base.jit import kernel, kernel_part
-from taihu.kernels.reduce import _packed
+from taihu.kernels.reduce import packed
 from taihu.kernels.selection.select import kth_largest_magnitude
 
 Indices = NDArray[np.int32]
@@ -55,7 +55,7 @@ def merge_add(  # noqa: PLR0917 - two slices and the outputs
     _expect_room(out_indices, out_values, len(indices_a) + len(indices_b))
     return int(
         _merge_add(
-            read_only(indices_a), _packed(values_a), read_only(indices_b), _packed(values_b), out_indices, out_values
+            read_only(indices_a), packed(values_a), read_only(indices_b), packed(values_b), out_indices, out_values
         )
     )
 

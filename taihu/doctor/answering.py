@@ -98,7 +98,7 @@ class AnsweredExchange:
     def _answer(self, header: FrameHeader, out: Outbox) -> None:
         elements = header.address.elements
         self._count(header)
-        sender = Sender(self.identity.job, self.identity.incarnation)
+        sender = Sender(self.identity.incarnation)
         if isinstance(header.kind, Question):
             out.send(FrameHeader(sender, header.address, Parameters()), [self._values[:elements]])
         elif isinstance(header.kind, Gradients):

@@ -204,7 +204,6 @@ class Members:
         job = self._job
         framing = Framing(Shard(plan.layout, job.servers, at.last), plan.groups, plan.frame_elements)
         aggregator: Aggregator[None] = Aggregator(
-            job=job.name,
             plan=plan.version,
             workers=len(self.workers),
             frames=framing.frames,

@@ -229,7 +229,7 @@ def join_servers(  # noqa: PLR0917 - who, by what, and what is between them
     window, update_seconds = job.exchange.window_frames, sizes.update_seconds()
 
     def route(kind: int, worker: SimulatedWorker) -> SimulatedRoute:
-        sender = Sender(job.name, 1, kind)
+        sender = Sender(1, kind)
         links = [
             server.link(_Link(worker, server, fabric, sender, window, sizes, plan.version)) for server in servers
         ]

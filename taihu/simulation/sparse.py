@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 from typing_extensions import override
 
-from taihu.allreduce.sparse.allgather import SparseAllgather
-from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseAllgather, SparseExchange
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.core.base.errors import ConfigError, RunError

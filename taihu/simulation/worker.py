@@ -25,7 +25,8 @@ from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
 from taihu.worker.exchange.base.route import Arrived, Carrier, Updated
-from taihu.worker.exchange.executor import Executor, Ground, Values, Wait, Waits
+from taihu.worker.exchange.executor import Executor
+from taihu.worker.exchange.ground import Ground, Values, Wait, Waits
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.exchange.times import GroupTimes
@@ -72,7 +73,7 @@ class Costs(Values):
     """The seconds of what a worker does with the values of groups; what takes none is not here."""
 
     def __init__(self, worker: SimulatedWorker, route: SimulatedRoute, passes: Passes) -> None:
-        self.narrows, self.selects, self.read, self.pushing = False, True, None, None
+        self.narrows, self.selects, self.read, self.pushing, self.ended = False, True, None, None, None
         self._worker, self._route, self._passes = worker, route, passes
 
     def begin(self, at: At, rates: object, layer_rates: object) -> None:
@@ -89,9 +90,6 @@ class Costs(Values):
 
     def release(self, group: int) -> None:
         """Memory is free."""
-
-    def ended(self, step: int) -> None:
-        """Nothing is held."""
 
     @override
     def narrow(self, group: int) -> bool:
@@ -112,7 +110,7 @@ class Costs(Values):
         times.sent(self._route.send(group, loss_scale=1.0, skipped=False))
 
     @override
-    def agree(self, told: Callable[[bool], None], *, overflowed: bool) -> None:
+    def agree(self, at: At, told: Callable[[bool], None], *, overflowed: bool) -> None:
         self._route.agree(lambda: None if self._worker.is_over else told(overflowed))
 
     @override
@@ -138,6 +136,7 @@ class SimulatedWorker(Ground):
         before: the one that gives up what is under way, and is over: this one goes on with its protocol and records.
 
     Attributes:
+        protocol: decides, by all plans.
         is_over: whether it takes in nothing any more: its process is gone, or goes on as another object.
     """
 
@@ -161,13 +160,13 @@ class SimulatedWorker(Ground):
         self.records: list[StepRecord] = []
         self.is_over = False
         self.lock: AbstractContextManager[object] = nullcontext()
-        protocol = StepProtocol(rules, scale)
+        protocol: StepProtocol = StepProtocol(rules, scale)
         if before is not None:
             before.is_over = True
-            self.records, protocol = before.records, before.steps.protocol
+            self.records, protocol = before.records, before.protocol
             if protocol.at.step:
                 protocol.abort(protocol.at.step)
-        self.steps: Executor = Executor(rules, protocol, self, self._now, tracer)
+        self.protocol: StepProtocol = protocol
         self._rules = rules
         self._compute = compute
         self._pace = pace
@@ -184,8 +183,10 @@ class SimulatedWorker(Ground):
 
     def adopt(self, plan: Plan, passes: Passes, route: SimulatedRoute, tail: TailSteps | None) -> None:
         """Go on by a plan, whose groups go by a route and take these passes; `tail` is the end of a spread model."""
-        self._adopt = partial(self.steps.adopt, plan, route, Costs(self, route, passes))
-        self._adopt()
+        costs = Costs(self, route, passes)
+        self.steps = Executor(
+            plan, self._rules, self.protocol, self, lambda _: (route, costs), now=self._now, tracer=self.tracer
+        )
         self._tail = tail
         self._program = StepProgram(self.steps, self._measuring, self._now, self.tracer)
         self._stretches = tuple(self._cut(plan))
@@ -198,15 +199,15 @@ class SimulatedWorker(Ground):
     @property
     def unfinished_step(self) -> int:
         """The first step of which not all groups have been updated."""
-        return self.steps.protocol.at.step + (not self.steps.left)
+        return self.protocol.at.step + (not self.steps.left)
 
     def start(self, first: int, last: int, attempt: int = 0) -> None:
         """Begin to train steps `first` to `last`, the first one in a higher `attempt` if it is replayed."""
-        if attempt and self.steps.protocol.at.step < first - 1:
+        if attempt and self.protocol.at.step < first - 1:
             # A process that is new begins where the others are.
             self.steps.begin(first - 1)
             self.steps.abort(first - 1)
-            self._adopt()
+            self.steps.adopt(self.plan)
         self._loop = self._train(first, last, attempt)
         self.queue.at(self.queue.now, self._go_on)
 

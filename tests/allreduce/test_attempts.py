@@ -17,8 +17,7 @@ from taihu.allreduce.order.fence import Fence, Held
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.parts.mesh import PartsMesh, PartsOperation, Transfer
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
-from taihu.allreduce.sparse.allgather import SparseAllgather
-from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
+from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseAllgather
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.planner.groups import Group
@@ -33,7 +32,7 @@ LAYOUT = layout_of(ELEMENTS)
 
 
 def frame(*, plan: int = 2, step: int = 5, attempt: int = 1) -> FrameHeader:
-    return header_of("job", 7, plan, step, 0, 0, 4, 1, attempt=attempt, kind=RingSegment(0))
+    return header_of(7, plan, step, 0, 0, 4, 1, attempt=attempt, kind=RingSegment(0))
 
 
 def test_a_fence_drops_what_was_undone_and_refuses_an_earlier_plan() -> None:
@@ -214,7 +213,7 @@ def test_early_parts_of_the_next_attempt_outlive_an_abort() -> None:
 
     mesh = PartsMesh(WorkerIdentity("job", 0, 1), send, after, Held())
     for attempt in (0, 1):
-        header = header_of("job", 1, 0, 0, 1, 0, 2, 1, attempt=attempt, kind=ActivationPart(1))
+        header = header_of(1, 0, 0, 1, 0, 2, 1, attempt=attempt, kind=ActivationPart(1))
         assert mesh.take(header, np.full(2, attempt, dtype=np.float32)) is None
     mesh.abort(1)
     room = np.full(2, -1, dtype=np.float32)

@@ -357,9 +357,9 @@ def test_strangers_are_refused_and_disturb_nobody(
 def test_sums_of_who_is_not_the_left_neighbour_are_not_added(identity: WorkerIdentity) -> None:
     """A member that is no neighbour got a connection, as a stranger did, and what it sent was added."""
     ones = [np.ones(2, dtype=np.float32)]
-    header = header_of("job", identity.incarnation, 0, 0, 1, 0, 2, identity.rank, kind=RingSegment(0))
+    header = header_of(identity.incarnation, 0, 0, 1, 0, 2, identity.rank, kind=RingSegment(0))
     with Peers(3, silent=2) as peers, grpc.insecure_channel(peers.addresses[0]) as channel:
-        origin = Origin("worker 0", Sender("job", 1000, 0))
+        origin = Origin("worker 0", Sender(1000, 0))
         assert open_connection(channel, PEER_SERVICE, peers.addresses[0], identity, origin) is None
         metadata = identity_to_metadata(identity)
         call = exchange(channel)(iter((message_of(header, ones),)), metadata=metadata, timeout=120)
@@ -372,7 +372,7 @@ def test_sums_of_who_is_not_the_left_neighbour_are_not_added(identity: WorkerIde
 
 
 def test_segments_of_a_mesh_come_from_the_left_neighbour_alone() -> None:
-    header = header_of("job", 1001, 0, 0, 1, 0, 2, 1, kind=RingSegment(0))
+    header = header_of(1001, 0, 0, 1, 0, 2, 1, kind=RingSegment(0))
     with Peers(3, mesh=True) as peers:
         peers.communicators[1]._links[0].send(header, [np.ones(2, dtype=np.float32)])
         told = outcome(peers.communicators[0], 10)
@@ -394,14 +394,14 @@ def test_what_is_no_frame_fails_its_receiver() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        message_of(header_of("job", 1002, 0, 0, 1, 0, 2, 2, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
+        message_of(header_of(1002, 0, 0, 1, 0, 2, 2, kind=RingSegment(9)), [np.zeros(2, dtype=np.float32)]),
         message_of(
-            header_of("job", 1002, 0, 0, 1, 5, 5, 2, kind=RingSegment(0), value_type=ValueType.FP16),
+            header_of(1002, 0, 0, 1, 5, 5, 2, kind=RingSegment(0), value_type=ValueType.FP16),
             [np.zeros(5, dtype=np.uint16)],
         ),
         # Gradients are for servers, and no array is so large.
-        message_of(header_of("job", 1002, 0, 0, 1, 0, 2, 2), [np.zeros(2, dtype=np.float32)]),
-        message_of(header_of("job", 1002, 0, 0, 1, 2**63, 2, 2, kind=SparseMessage(0), encoding=Encoding.SPARSE), ()),
+        message_of(header_of(1002, 0, 0, 1, 0, 2, 2), [np.zeros(2, dtype=np.float32)]),
+        message_of(header_of(1002, 0, 0, 1, 2**63, 2, 2, kind=SparseMessage(0), encoding=Encoding.SPARSE), ()),
     ],
 )
 def test_a_frame_that_does_not_belong_fails_its_receiver(message: bytes) -> None:

@@ -57,7 +57,7 @@ def test_who_is_too_far_ahead_is_not_read_until_others_begin(
     values = np.ones(FRAME // 4, dtype=np.float32)
     with Peers(2, mesh=True, direct=direct, early_bytes=BUDGET) as peers:
         sender, receiver = peers.communicators
-        link, me = sender._links[1], Sender("job", 1000, 0)
+        link, me = sender._links[1], Sender(1000, 0)
         for number in range(100, 140):
             at = Address(At(0, 0), number, 0, len(values))
             link.send(FrameHeader(me, at, kind, value_type=ValueType.FP32), [values])
@@ -103,9 +103,7 @@ def test_who_stands_is_let_go_by_the_end() -> None:
         with peers:
             sender, _ = peers.communicators
             for number in range(100, 110):
-                header = FrameHeader(
-                    Sender("job", 1000, 0), Address(At(0, 0), number, 0, len(values)), RingSegment(0)
-                )
+                header = FrameHeader(Sender(1000, 0), Address(At(0, 0), number, 0, len(values)), RingSegment(0))
                 sender._links[1].send(header, [values])
             wait_for(lambda: any(map(_stands, threading.enumerate())), "all is read", 20)
             ended = pool.submit(peers.communicators[1].close)

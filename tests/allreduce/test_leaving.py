@@ -13,8 +13,7 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.parts.mesh import Transfer
 from taihu.allreduce.parts.messages import Receive
-from taihu.allreduce.sparse.allgather import SparseAllgather
-from taihu.allreduce.sparse.exchange import RankOrderSum, Slice
+from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseAllgather
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.core.base.errors import MemberLostError
 from taihu.core.wire.frames.headers import At

@@ -41,7 +41,7 @@ TYPES = (ValueType.FP32, ValueType.FP64, ValueType.FP16, ValueType.BF16)
 def header_of(segment: Segment, kind: ValueType) -> FrameHeader:
     frame = segment.frame
     address = KEY.range(frame.offset, frame.count)
-    return FrameHeader(Sender("job", 1, 0), address, RingSegment(segment.hop), value_type=kind)
+    return FrameHeader(Sender(1, 0), address, RingSegment(segment.hop), value_type=kind)
 
 
 def encoded(values: NDArray[np.float32], kind: ValueType) -> Values:
@@ -265,9 +265,7 @@ def test_the_key_of_a_frame_is_that_of_its_operation() -> None:
     (frame,) = chunks_of([4], 1, 9)[0]
     assert OperationKey.of(header_of(Segment(0, frame), ValueType.FP32)) == KEY
     address = KEY.range(frame.offset, frame.count)
-    assert OperationKey.of(FrameHeader(Sender("job", 1, 0), address, Parameters())) == OperationKey(
-        KEY.at, KEY.group, 0
-    )
+    assert OperationKey.of(FrameHeader(Sender(1, 0), address, Parameters())) == OperationKey(KEY.at, KEY.group, 0)
 
 
 @pytest.mark.parametrize(

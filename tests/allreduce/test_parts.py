@@ -127,7 +127,7 @@ def test_a_rank_that_fails_is_told_to_those_that_wait_for_it() -> None:
 def test_parts_of_transfers_that_nobody_will_begin_are_refused(step: int, ahead: int) -> None:
     mesh = PartsMesh(WorkerIdentity("job", 0, 1), Unsent(), Unsent(), Held())
     mesh.next_key()
-    header = header_of("job", 1, 0, step, 1 + ahead, 0, 2, 1, kind=ActivationPart(1))
+    header = header_of(1, 0, step, 1 + ahead, 0, 2, 1, kind=ActivationPart(1))
     with pytest.raises(FrameError, match="worker 1 sent a part of transfer"):
         mesh.take(header, np.zeros(2, dtype=np.float32))
 

@@ -17,7 +17,7 @@ from taihu.core.settings import CompressionSettings
 from taihu.core.settings.compression import ValueName
 from taihu.core.traits.methods import METHODS
 from taihu.core.wire.frames.headers import ValueType
-from taihu.kernels.packing.pack import unpack
+from taihu.kernels.packing import unpack
 
 _SIZES = (7, 0, 12, 5, 20)
 LAYOUT = Layout(tuple(LayerSpec(f"l{i}", (TensorSpec("w", (size,)),)) for i, size in enumerate(_SIZES)))

@@ -14,8 +14,8 @@ from taihu.core.base.errors import FrameError
 from taihu.core.compression.parcels import Parcels, sections_bound
 from taihu.core.wire.frames.headers import ValueType
 from taihu.kernels.base.half import from_half, to_half
+from taihu.kernels.packing import pack, packed_bound
 from taihu.kernels.packing.few_bits import largest_multiple
-from taihu.kernels.packing.pack import pack, packed_bound
 
 
 @st.composite

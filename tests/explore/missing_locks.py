@@ -134,7 +134,7 @@ def endings() -> Threads:
     exchanges = [
         WorkerExchange(
             WorkerIdentity("job", 0, 7),
-            Origin("worker 0", Sender("job", 7, 0), "server 0"),
+            Origin("worker 0", Sender(7, 0), "server 0"),
             None,
             lend=np.empty,
             take=lambda exchange, frame: None,

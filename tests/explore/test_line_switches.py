@@ -119,7 +119,7 @@ def test_places_with_locks_are_drawn() -> None:
         "taihu.ps_server.server_shard",
         "taihu.ps_server",
         "taihu.core.wire.base.room",
-        "taihu.worker.exchange.shell",
+        "taihu.worker.exchange.threads",
     } <= drawn
     assert lines_of(Random(5)) == lines_of(Random(5))
     assert str(lines_of(Random(5))).startswith("held up ")

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taihu.kernels.optim import SgdRule, sgd, sgd_sparse
+from taihu.kernels.optim import SgdRule, sgd
+from taihu.kernels.selection.scatter import sgd_sparse
 
 
 @settings(deadline=None, max_examples=80)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from taihu.kernels.packing.pack import pack, packed_bound, unpack
+from taihu.kernels.packing import pack, packed_bound, unpack
 from taihu.kernels.packing.section_reader import read_sections
 from taihu.kernels.packing.section_writer import write_sections
 

@@ -82,7 +82,7 @@ CORES: Mapping[str, Core] = MappingProxyType(
                 "taihu/ps_server/squeezing.py",
                 "taihu/ps_server/summing.py",
                 "taihu/ps_server/updating.py",
-                "taihu/core/optimization/shard.py",
+                "taihu/core/optimization/rules.py",
                 "taihu/core/optimization/sums.py",
             ),
             (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.job.schedule import in_steps, learning_rate
+from taihu.core.job.schedule import in_steps, learning_rate, steady_from
 from taihu.core.model.run_length import RunLength
 from taihu.core.settings import OptimizerSettings
 
@@ -16,6 +16,15 @@ schedules = st.one_of(
     st.just(OptimizerSettings(learning_rate=0.3, schedule="step", milestones=(5, 9), gamma=0.5)),
     st.just(OptimizerSettings(learning_rate=0.3, schedule="cosine", decay_steps=37, final_learning_rate=0.01)),
 )
+
+
+@given(schedules, st.integers(0, 60), st.integers(0, 10**6))
+def test_a_rate_stays_from_the_step_on_that_is_said(settings: OptimizerSettings, warmup: int, later: int) -> None:
+    warmed = settings.model_copy(update={"warmup_steps": warmup})
+    first = steady_from(warmed)
+    assert learning_rate(warmed, first + later) == learning_rate(warmed, first)
+    # Not a step too late either, and any settings begin with step 1.
+    assert first == 1 or learning_rate(warmed, first - 1) != learning_rate(warmed, first)
 
 
 @given(st.integers(1, 10**9))

@@ -24,7 +24,7 @@ from taihu.core.planner.profile import (
     rice_bits_per_index,
 )
 from taihu.core.traits.methods import METHODS, Method
-from taihu.kernels.packing.pack import pack, packed_bound
+from taihu.kernels.packing import pack, packed_bound
 
 quick = settings(deadline=None, max_examples=80)
 SECONDS = st.floats(0, 1e3)

@@ -18,7 +18,7 @@ from taihu.allreduce.sparse.exchange import Message, Slice
 from taihu.core.base.errors import ConfigError
 from taihu.core.planner.partition import Shard
 from taihu.core.planner.sparse_route import SparseAlgorithm, SparseWorkload, choose, predict
-from taihu.kernels.packing.pack import pack, packed_bound
+from taihu.kernels.packing import pack, packed_bound
 
 HALF = SparseWorkload(elements=1000, density=0.5, ranks=4, alpha_seconds=0.0, seconds_per_byte=1.0)
 Measure = Callable[[Sequence[float]], Any]

@@ -21,7 +21,7 @@ from taihu.core.planner.partition import FrameSpec, Piece
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.ps_server.aggregator import Aggregator, Complete
 
-_HEADER = {"step": "", "attempt": "0", "group": "", "offset": "", "count": "", "job": "demo", "plan": "1"}
+_HEADER = {"step": "", "attempt": "0", "group": "", "offset": "", "count": "", "plan": "1"}
 _HEADER["incarnation"] = ""
 
 
@@ -29,7 +29,7 @@ _PUSH = {"worker": "", "payload": "", **_HEADER}
 
 
 class Interpreter:
-    """Scenario commands on an aggregator of job `demo`, plan 1.
+    """Scenario commands on an aggregator of plan 1.
 
     A push carries the incarnation that its worker was last admitted with, and its worker's rank as payload, unless
     it says otherwise.
@@ -38,7 +38,7 @@ class Interpreter:
     def __init__(self) -> None:
         self._incarnations: dict[str, str] = {}
         self._frames: dict[int, FrameSpec] = {}
-        self._aggregator: Aggregator[str] = Aggregator(job="", plan=0, workers=0, frames=())
+        self._aggregator: Aggregator[str] = Aggregator(plan=0, workers=0, frames=())
 
     def __call__(self, line: str) -> str:
         command, *words = line.split()
@@ -57,9 +57,7 @@ class Interpreter:
                 self._aggregator.applied(self._frames[int(words[1])], skipped=words[2:] == ["skipped"])
                 return "ok"
             case "restart":
-                return self._restart(
-                    parse_options(words, {"plan": "", "frames": "", "after-step": "", "attempt": "0"})
-                )
+                return self._restart(parse_options(words, {"plan": "", "frames": "", "after-step": ""}))
             case _:
                 return self._state(command, words)
 
@@ -83,7 +81,6 @@ class Interpreter:
     def _start(self, options: Mapping[str, str]) -> str:
         frames = self._cut(options["frames"])
         self._aggregator = Aggregator(
-            job="demo",
             plan=1,
             workers=int(options["workers"]),
             frames=frames,
@@ -94,8 +91,7 @@ class Interpreter:
 
     def _restart(self, options: Mapping[str, str]) -> str:
         frames = self._cut(options["frames"])
-        plan, step, attempt = (int(options[key]) for key in ("plan", "after-step", "attempt"))
-        self._aggregator.restart(plan, frames, step, attempt)
+        self._aggregator.restart(int(options["plan"]), frames, int(options["after-step"]))
         return "ok"
 
     def _cut(self, frames: str) -> list[FrameSpec]:
@@ -107,7 +103,6 @@ class Interpreter:
     def _header(self, options: Mapping[str, str]) -> FrameHeader:
         worker = options["worker"]
         return header_of(
-            job=options["job"],
             incarnation=int(options["incarnation"] or self._incarnations.get(worker, "0")),
             plan=int(options["plan"]),
             step=int(options["step"]),
@@ -173,10 +168,10 @@ class Ledger:
         return [self.accepted[key] for key in keys] if all(key in self.accepted for key in keys) else []
 
     def offer(self, header: FrameHeader, payload: str) -> object:
-        (job, incarnation, sender), (at, group, offset, count) = header.sender, header.address
+        (incarnation, sender), (at, group, offset, count) = header.sender, header.address
         if sender is None or self.admitted.get(sender) != incarnation:
             return "StaleError"
-        if (job, at.plan) != ("demo", 1):
+        if at.plan != 1:
             return "StaleError"
         if at.attempt < self.attempt:
             return "GivenUpError"
@@ -244,7 +239,6 @@ FRAMES = (
     FrameSpec(1, 8, 2, (Piece(8, 10),)),
 )
 DEFECTS: list[dict[str, Any]] = [
-    {"job": "other"},
     {"plan": 2},
     {"incarnation": 4},
     {"incarnation": 9},
@@ -276,9 +270,7 @@ class Pair:
     """An aggregator and its ledger, given the same commands; they must answer alike."""
 
     def __init__(self, workers: int, last_step: int) -> None:
-        self._aggregator: Aggregator[str] = Aggregator(
-            job="demo", plan=1, workers=workers, frames=FRAMES, last_step=last_step
-        )
+        self._aggregator: Aggregator[str] = Aggregator(plan=1, workers=workers, frames=FRAMES, last_step=last_step)
         self._ledger = Ledger(workers, FRAMES, last_step)
         self._pushed = 0
 
@@ -313,7 +305,7 @@ class Pair:
         step = self._ledger.newest(frame.offset) + push.ahead
         incarnation = self._ledger.admitted.get(push.rank, 5)
         header = changed(
-            header_of("demo", incarnation, 1, step, frame.group, frame.offset, frame.count, push.rank),
+            header_of(incarnation, 1, step, frame.group, frame.offset, frame.count, push.rank),
             **{"attempt": max(0, self._ledger.attempt + push.later), **push.changes},
         )
         outcome = self._offer(header, payload)
@@ -358,7 +350,7 @@ def test_frames_that_all_workers_leave_out_of_a_step_are_waited_for_by_nobody(
     data: st.DataObject, workers: int, last_step: int
 ) -> None:
     aggregator: Aggregator[tuple[int, int, int]] = Aggregator(
-        job="demo", plan=1, workers=workers, frames=FRAMES, last_step=last_step, gaps=True
+        plan=1, workers=workers, frames=FRAMES, last_step=last_step, gaps=True
     )
     for rank in range(workers):
         aggregator.admit(rank, 5)
@@ -368,7 +360,7 @@ def test_frames_that_all_workers_leave_out_of_a_step_are_waited_for_by_nobody(
         sums = {}
         for rank, number in pushes:
             frame = FRAMES[number]
-            header = header_of("demo", 5, 1, step, frame.group, frame.offset, frame.count, rank)
+            header = header_of(5, 1, step, frame.group, frame.offset, frame.count, rank)
             outcome = aggregator.offer(header, (step, rank, number))
             if isinstance(outcome, Complete):
                 sums[number] = outcome
@@ -383,16 +375,16 @@ def test_frames_that_all_workers_leave_out_of_a_step_are_waited_for_by_nobody(
 
 def test_parameters_may_be_asked_for_as_they_are_between_two_steps() -> None:
     frame = FrameSpec(0, 0, 4, (Piece(0, 4),))
-    aggregator: Aggregator[str] = Aggregator(job="demo", plan=1, workers=1, frames=[frame])
+    aggregator: Aggregator[str] = Aggregator(plan=1, workers=1, frames=[frame])
     aggregator.admit(0, 7)
 
     def ask(step: int) -> FrameSpec:
-        return aggregator.check_asked(question("demo", 7, 1, step, 0, 0, 4, 0))
+        return aggregator.check_asked(question(7, 1, step, 0, 0, 4, 0))
 
     assert ask(0) == frame
     with pytest.raises(StaleError, match="worker 0 asks for group 0, offset 0 after step 1: expected step 0"):
         ask(1)
-    assert isinstance(aggregator.offer(header_of("demo", 7, 1, 1, 0, 0, 4, 0), "gradient"), Complete)
+    assert isinstance(aggregator.offer(header_of(7, 1, 1, 0, 0, 4, 0), "gradient"), Complete)
     for step in (0, 1):
         with pytest.raises(StaleError, match=f"after step {step}: expected step 1"):
             ask(step)
@@ -401,4 +393,4 @@ def test_parameters_may_be_asked_for_as_they_are_between_two_steps() -> None:
     with pytest.raises(StaleError, match="after step 0: expected step 1"):
         ask(0)
     with pytest.raises(StaleError, match="no open exchange"):
-        aggregator.check_asked(question("demo", 7, 1, 1, 0, 0, 4, 3))
+        aggregator.check_asked(question(7, 1, 1, 0, 0, 4, 3))

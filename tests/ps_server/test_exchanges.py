@@ -28,14 +28,14 @@ COUNT = 1 << 20
 
 
 def header(offset: int, encoding: Encoding = Encoding.DENSE) -> FrameHeader:
-    return header_of("job", 0, 1, 1, 0, offset, COUNT, kind=Summed(), encoding=encoding)
+    return header_of(0, 1, 1, 0, offset, COUNT, kind=Summed(), encoding=encoding)
 
 
 def test_an_answer_without_values_overtakes_parameters() -> None:
     ours, theirs = socket.socketpair()
     exchange = WorkerExchange(
         WorkerIdentity("job", 0, 1),
-        Origin("worker 0", Sender("job", 1, 0), "server 0"),
+        Origin("worker 0", Sender(1, 0), "server 0"),
         ours,
         lend=np.empty,
         take=lambda _, frame: None,
@@ -54,7 +54,7 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
         take=lambda header, values, in_place: came.put(header.address.offset),
         take_frame=lambda frame: came.put(frame.header.address.offset),
     )
-    inbox = Inbox(Origin("server 0", Sender("job", 0)), sink)
+    inbox = Inbox(Origin("server 0", Sender(0)), sink)
     receiver = SocketPipe(theirs, Outbox("server 0"), inbox, PipeEvents(lambda error: None))
     try:
         assert [came.get(timeout=120) for _ in range(3)] == [0, 2, 1]

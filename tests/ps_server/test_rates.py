@@ -33,7 +33,7 @@ def shard_of(parameters: Values) -> ServerShard:
 
 def header(rank: int, step: int, attempt: int, **fields: object) -> FrameHeader:
     place = {"group": 0, "offset": 0, "elements": 0, **fields}
-    return header_of("taihu", 70 + rank, 1, step, rank=rank, attempt=attempt, **place)  # type: ignore[arg-type]
+    return header_of(70 + rank, 1, step, rank=rank, attempt=attempt, **place)  # type: ignore[arg-type]
 
 
 def rates(rank: int, step: int, *values: float, attempt: int = 0) -> Frame:

@@ -16,7 +16,7 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.base.half import from_half, to_half
-from taihu.kernels.packing.pack import packed_bound
+from taihu.kernels.packing import packed_bound
 from taihu.ps_server.aggregator import Outcome
 
 Wide = NDArray[np.float64]
@@ -136,7 +136,7 @@ def test_an_answer_says_what_it_answers(kind: str) -> None:
             answer = answers[spec.offset]
             encoding = {"zero 3": Encoding.NONE, "sparse pull": Encoding.SPARSE, "squeezed": Encoding.SPARSE}
             assert answer.header == FrameHeader(
-                Sender("taihu", 7),
+                Sender(7),
                 At(1, step, 3).range(spec),
                 Summed(5.0),
                 encoding.get(kind, Encoding.DENSE),
@@ -224,7 +224,7 @@ def test_workers_scale_their_losses_alike() -> None:
 
 def dense_frame(run: Driven) -> Frame:
     spec = run.frames[0]
-    header = header_of("taihu", 70, 1, 1, spec.group, spec.offset, spec.count, 0)
+    header = header_of(70, 1, 1, spec.group, spec.offset, spec.count, 0)
     return Frame(header, np.ones(spec.count, np.float32), np.zeros(0, np.uint8))
 
 

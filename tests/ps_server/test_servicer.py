@@ -132,7 +132,7 @@ class Served:
             raise error_from_rpc(error, "server 0") from None
 
     def connect(self, identity: WorkerIdentity) -> socket.socket | None:
-        origin = Origin("server 0", Sender("job", 0))
+        origin = Origin("server 0", Sender(0))
         return open_connection(self.channel, PARAMETER_SERVER_SERVICE, self.address, identity, origin)
 
     def exchange(self, identity: WorkerIdentity | None) -> Exchanging:
@@ -158,9 +158,7 @@ class Exchanging:
         assert self._identity is not None
         spec = self._served.frames[number]
         identity = self._identity
-        header = header_of(
-            identity.job, identity.incarnation, 1, step, spec.group, spec.offset, spec.count, identity.rank
-        )
+        header = header_of(identity.incarnation, 1, step, spec.group, spec.offset, spec.count, identity.rank)
         ones = [np.ones(spec.count, np.float32)]
         self._requests.put(message_of(changed(header, **changes), ones, next(self._numbers)))
 
@@ -185,7 +183,7 @@ def initial_requests() -> Iterator[pb.InitializeRequest]:
     yield pb.InitializeRequest(layout=layout_to_message(LAYOUT))
     for spec in Shard(LAYOUT, 1, 0).state_frames(40):
         request = pb.InitializeRequest()
-        header = initial_header("taihu", 70, 1, 0, spec.group, spec.offset, spec.count, 0)
+        header = initial_header(70, 1, 0, spec.group, spec.offset, spec.count, 0)
         request.frame = message_of(header, [np.full(spec.count, 2.0, np.float32)])
         yield request
 
@@ -437,7 +435,7 @@ def test_a_worker_whose_connection_is_cut_before_it_opens_its_stream_is_told_why
     nothing = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
     with Served() as served:
         served.initialize()
-        end = LinkEnd(PARAMETER_SERVER_SERVICE, served.address, Origin("server 0", Sender("taihu", 0)))
+        end = LinkEnd(PARAMETER_SERVER_SERVICE, served.address, Origin("server 0", Sender(0)))
         link = FrameLink(end, worker(0), nothing, PipeEvents(told.put, lambda: None))
         link.prepare("tcp")
         link.settle()

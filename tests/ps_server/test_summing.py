@@ -11,7 +11,7 @@ from taihu.core.planner.partition import FrameSpec, Piece
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.kinds import Encoding, Summed
 from taihu.kernels.base.half import HalfKind, to_half
-from taihu.kernels.packing.pack import packed_bound
+from taihu.kernels.packing import packed_bound
 from taihu.ps_server.squeezing import make_summing
 from taihu.ps_server.summing import (
     Contribution,
@@ -85,7 +85,7 @@ def test_gradients_that_lie_together_are_not_copied() -> None:
     arena = np.arange(LAYOUT.elements, dtype=np.float32)
     for spec in (run.frames[0], SPEC):
         frame = Frame(
-            header_of("taihu", 70, 1, 1, 0, spec.offset, spec.count, 0, encoding=Encoding.SHARED),
+            header_of(70, 1, 1, 0, spec.offset, spec.count, 0, encoding=Encoding.SHARED),
             arena[:0],
             np.zeros(0, np.uint8),
         )
@@ -110,7 +110,7 @@ def test_what_is_not_finite_is_counted(kind: HalfKind) -> None:
 
 def test_answers_with_changed_parameters_need_to_know_which_they_were() -> None:
     answering = make_answering(shard_job(KINDS["sparse pull"]), np.zeros(4, np.float32))
-    header = header_of("taihu", 7, 1, 1, 0, 0, 4, kind=Summed())
+    header = header_of(7, 1, 1, 0, 0, 4, kind=Summed())
     with pytest.raises(TypeError, match="expected to know which they were"):
         answering.updated(SPEC, DenseSum(np.zeros(4, np.float32)), header, Scratch(4, 2))
 

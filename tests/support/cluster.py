@@ -26,6 +26,7 @@ from taihu.core.planner.measurement import GroupMeasurement, StepMeasurement
 from taihu.core.settings import ClusterSettings
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.ps_server.daemon import ServerDaemon, ServerOptions
+from taihu.worker.exchange.base.holding import Hold, hold_nothing
 from taihu.worker.exchange.making import Beside, through_servers
 from taihu.worker.exchange.servers.link import ServerLink
 from taihu.worker.exchange.servers.route import ServerRoute
@@ -89,9 +90,9 @@ class Cluster:
             thread.join(timeout=120)
             assert not thread.is_alive()
 
-    def member(self, rank: int, layout: Layout, arenas: Arenas | None = None) -> Member:
+    def member(self, rank: int, layout: Layout, arenas: Arenas | None = None, hold: Hold = hold_nothing) -> Member:
         """Worker `rank`, joined; its arenas are shared if the job says so."""
-        return Member(self.job, rank, layout, arenas)
+        return Member(self.job, rank, layout, arenas, hold)
 
     def run(
         self,
@@ -122,7 +123,9 @@ class Cluster:
 class Member:
     """One worker: arenas, client, exchange and heartbeats; a context manager."""
 
-    def __init__(self, job: Job, rank: int, layout: Layout, arenas: Arenas | None = None) -> None:
+    def __init__(
+        self, job: Job, rank: int, layout: Layout, arenas: Arenas | None = None, hold: Hold = hold_nothing
+    ) -> None:
         assert job.cluster.coordinator is not None
         self.rank = rank
         self.identity = WorkerIdentity(job.name, rank, 1000 + rank)
@@ -143,7 +146,7 @@ class Member:
         self._heartbeats = HeartbeatThread(self.client, job, Progress, self._end).__enter__()
         try:
             self.plan = self.client.get_plan(PATIENCE_S)
-            beside = Beside(recorder=self.recorder, on_failure=self.client.tell_of_loss)
+            beside = Beside(recorder=self.recorder, on_failure=self.client.tell_of_loss, hold=hold)
             self.exchange = through_servers(job, self.plan, self.addresses, self.identity, self.arenas, beside)
         except BaseException:
             self._heartbeats.__exit__(None, None, None)

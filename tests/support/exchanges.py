@@ -29,6 +29,7 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import cap_groups, plan_groups
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE
+from taihu.worker.exchange.base.holding import Hold, hold_nothing
 from taihu.worker.exchange.base.route import ExchangeTotals
 from taihu.worker.exchange.making import Beside, between_workers
 from taihu.worker.exchange.ring.dense import RingRoute
@@ -39,11 +40,18 @@ from taihu.worker.exchange.times import GroupTimes
 from taihu.worker.memory.arenas import Arenas, arenas_of
 from taihu.worker.training.step_driver import StepDriver
 
-__all__ = ["Run", "exchange_steps", "regrouped", "run_workers", "settle", "take_step", "try_workers"]
+__all__ = ["Holds", "Run", "exchange_steps", "regrouped", "run_workers", "settle", "take_step", "try_workers"]
 
 T = TypeVar("T")
 
 OwnArenas = Callable[[int], Arenas | None]
+Holds = Callable[[int], Hold]
+"""Of a rank, what holds its steps."""
+
+
+def hold_nowhere(rank: int) -> Hold:
+    """Nobody holds anything."""
+    return hold_nothing
 
 
 @dataclass(frozen=True)
@@ -144,16 +152,18 @@ def run_workers(
     *,
     plan: Plan | None = None,
     own_arenas: OwnArenas = lambda _: None,
+    holds: Holds = hold_nowhere,
 ) -> list[T]:
     """Let every worker start its exchange, `work`, and leave in good order; returns what came of it, by rank.
 
-    Worker 0 brings `first_parameters`. `own_arenas(rank)` are a worker's, if not those of the job.
+    Worker 0 brings `first_parameters`. `own_arenas(rank)` are a worker's, if not those of the job; `holds(rank)`
+    makes what holds its steps.
 
     Raises:
         TaihuError: what the first worker of those that failed ended with.
     """
     results: list[T] = []
-    for outcome in try_workers(job, layout, work, plan=plan, own_arenas=own_arenas):
+    for outcome in try_workers(job, layout, work, plan=plan, own_arenas=own_arenas, holds=holds):
         if isinstance(outcome, TaihuError):
             raise outcome
         results.append(outcome)
@@ -167,20 +177,21 @@ def try_workers(
     *,
     plan: Plan | None = None,
     own_arenas: OwnArenas = lambda _: None,
+    holds: Holds = hold_nowhere,
 ) -> list[T | TaihuError]:
     """As `run_workers`, with what a worker ended with in place of what came of it, where it failed.
 
     Who fails tells the others, as a daemon does.
     """
     if job.servers:
-        return _through_servers(job, layout, work, own_arenas)
+        return _through_servers(job, layout, work, own_arenas, holds)
     plan = plan or first_plan(job, layout, one_host=False)
-    return _between_workers(job, plan, work, own_arenas)
+    return _between_workers(job, plan, work, own_arenas, holds)
 
 
 def take_step(driver: StepDriver, worker: Worker, step: int, gradients: Values | None = None) -> None:
     """Read all layers, and bring `gradients`, or the number of the step for every one, layer by layer."""
-    layout = worker.exchange.plan.layout
+    layout = worker.exchange.steps.plan.layout
     layers = range(len(layout.layers))
     for layer in reversed(layers):
         driver.read(layer)
@@ -205,11 +216,12 @@ def settle(exchange: Exchange) -> None:
 
 
 def _through_servers(
-    job: Job, layout: Layout, work: Callable[[Worker], T], own_arenas: OwnArenas
+    job: Job, layout: Layout, work: Callable[[Worker], T], own_arenas: OwnArenas, holds: Holds
 ) -> list[T | TaihuError]:
     def life(rank: int) -> T | TaihuError:
         try:
-            with cluster.member(rank, layout, own_arenas(rank)) as member, failure_reported(member.client):
+            made = cluster.member(rank, layout, own_arenas(rank), holds(rank))
+            with made as member, failure_reported(member.client):
                 member.exchange.start()
                 result = work(member.worker)
                 member.client.finish(parameters_sha256="equal")
@@ -229,13 +241,15 @@ def _through_servers(
 
 
 def _between_workers(
-    job: Job, plan: Plan, work: Callable[[Worker], T], own_arenas: OwnArenas
+    job: Job, plan: Plan, work: Callable[[Worker], T], own_arenas: OwnArenas, holds: Holds
 ) -> list[T | TaihuError]:
     def life(communicator: Communicator) -> T | TaihuError:
         arenas = own_arenas(communicator.rank) or arenas_of(job, plan.layout.elements)
         name = f"worker {communicator.rank}"
         with recorded_history(job, name, 0) as recorder:
-            exchange = between_workers(job, plan, communicator, arenas, Beside(recorder=recorder))
+            exchange = between_workers(
+                job, plan, communicator, arenas, Beside(recorder=recorder, hold=holds(communicator.rank))
+            )
             outcome = live(communicator, arenas, exchange)
             if not isinstance(outcome, TaihuError):
                 recorder.add(End(exchange._protocol.at.step))

@@ -13,7 +13,7 @@ from taihu.core.wire.frames.format import Opening, read_message
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.links import inbox, socket_pipe
-from taihu.core.wire.links.direct_connection import receive_into
+from taihu.core.wire.links.socket_pipe import receive_into
 
 _MORE_THAN_A_HEADER = 300
 

@@ -14,7 +14,6 @@ __all__ = ["changed", "header_of", "initial_header", "question", "read"]
 
 
 def header_of(  # noqa: PLR0917 - in the order of sender and address
-    job: str,
     incarnation: int,
     plan: int,
     step: int,
@@ -31,7 +30,7 @@ def header_of(  # noqa: PLR0917 - in the order of sender and address
 ) -> FrameHeader:
     """A header, of gradients unless `kind` says otherwise."""
     address = Address(At(plan, step, attempt), group, offset, elements)
-    return FrameHeader(Sender(job, incarnation, rank), address, kind or Gradients(), encoding, value_type, selected)
+    return FrameHeader(Sender(incarnation, rank), address, kind or Gradients(), encoding, value_type, selected)
 
 
 def initial_header(*place: Any, **options: Any) -> FrameHeader:
@@ -46,7 +45,7 @@ def question(*place: Any, **options: Any) -> FrameHeader:
 
 def read(message: bytes, sender: Sender | None = None) -> Frame:
     """The frame of a message, of a server unless `sender` is told."""
-    sender = sender or Sender("taihu", 0)
+    sender = sender or Sender(0)
     return read_message(message, sender, sender.label)[0]
 
 

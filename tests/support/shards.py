@@ -21,7 +21,7 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Question
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.kernels.base.half import HalfKind, from_half, to_half
-from taihu.kernels.packing.pack import pack, packed_bound, unpack
+from taihu.kernels.packing import pack, packed_bound, unpack
 from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.updating import Answer
 
@@ -127,7 +127,6 @@ class Driven:
     def frame(self, spec: FrameSpec, rank: int, step: int, values: Values, **changes: Any) -> Frame:
         """Worker `rank`'s frame of gradients `values`, of the job's kind; `changes` are of its header."""
         header = header_of(
-            job=self.job.name,
             incarnation=70 + rank,
             plan=self.plans[-1].version,
             step=step,
@@ -148,7 +147,7 @@ class Driven:
     def question(self, spec: FrameSpec, rank: int, step: int, **changes: Any) -> FrameHeader:
         """A question for parameters."""
         address = At(self.plans[-1].version, step).range(spec)
-        header = FrameHeader(Sender(self.job.name, 70 + rank, rank), address, Question(), Encoding.NONE)
+        header = FrameHeader(Sender(70 + rank, rank), address, Question(), Encoding.NONE)
         return changed(header, **changes)
 
     def step(self, step: int, gradients: Step | None = None, **changes: Any) -> dict[int, Answer]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from taihu.allreduce.sparse.allgather import SparseAllgather
-from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseAllgather, SparseExchange
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
 from taihu.allreduce.sparse.tree import GtopkTree
 

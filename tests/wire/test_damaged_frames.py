@@ -29,14 +29,14 @@ from taihu.core.wire.links.socket_pipe import SocketPipe
 
 VALUES = [np.full(count, count, dtype=np.float32) for count in (40, 300, 7)]
 FRAMES: list[tuple[FrameHeader, list[NDArray[Any]]]] = [
-    (header_of("job", 1, 1, 1, 0, 0, 40, 0), VALUES[:1]),
-    (header_of("job", 1, 1, 1, 0, 40, 300, 0), VALUES[1:2]),
-    (header_of("job", 1, 1, 1, 0, 1, 9, 0, encoding=Encoding.NONE, kind=Question()), []),
+    (header_of(1, 1, 1, 0, 0, 40, 0), VALUES[:1]),
+    (header_of(1, 1, 1, 0, 40, 300, 0), VALUES[1:2]),
+    (header_of(1, 1, 1, 0, 1, 9, 0, encoding=Encoding.NONE, kind=Question()), []),
     (
-        header_of("job", 1, 1, 1, 0, 2, 90, 0, encoding=Encoding.SPARSE, selected=7),
+        header_of(1, 1, 1, 0, 2, 90, 0, encoding=Encoding.SPARSE, selected=7),
         [VALUES[2], np.arange(9, dtype=np.uint8)],
     ),
-    (header_of("job", 1, 1, 1, 0, 3, 9, 0, encoding=Encoding.SHARED), []),
+    (header_of(1, 1, 1, 0, 3, 9, 0, encoding=Encoding.SHARED), []),
 ]
 SENT = [(header, b"".join(piece.tobytes() for piece in pieces)) for header, pieces in FRAMES]
 SIZES = [HEADER_BYTES + len(payload) for _, payload in SENT]
@@ -81,7 +81,7 @@ def sent_over(there: Sequence[int]) -> Iterator[Receiver]:
     """All frames sent over a connection that turns bits, until they have been taken or an error is told."""
     receiver, sender = Receiver(), Receiver()
     with wired(there) as (near, far):
-        origins = [Origin("worker 0", Sender("job", 1, 0), "server 0"), Origin("server 0", Sender("job", 0))]
+        origins = [Origin("worker 0", Sender(1, 0), "server 0"), Origin("server 0", Sender(0))]
         receiving = SocketPipe(far, Outbox("worker 0"), Inbox(origins[0], receiver.sink), PipeEvents(receiver.fail))
         sending = SocketPipe(near, Outbox("server 0"), Inbox(origins[1], sender.sink), PipeEvents(sender.fail))
         for header, pieces in FRAMES:
@@ -117,7 +117,7 @@ MESSAGES = [message_of(header, pieces, number) for number, (header, pieces) in e
 @given(st.integers(0, len(MESSAGES) - 1), st.integers(0, 10**6))
 def test_any_bit_of_a_message_that_comes_turned_names_the_link(frame: int, bit: int) -> None:
     receiver = Receiver()
-    inbox = Inbox(Origin("worker 0", Sender("job", 1, 0), "server 0"), receiver.sink)
+    inbox = Inbox(Origin("worker 0", Sender(1, 0), "server 0"), receiver.sink)
     for message in MESSAGES[:frame]:
         inbox.take_message(message)
     with pytest.raises(DamagedFrameError, match=f"^the link from worker 0 to server 0: frame {frame} came damaged: "):
@@ -127,9 +127,9 @@ def test_any_bit_of_a_message_that_comes_turned_names_the_link(frame: int, bit: 
 
 def test_a_number_that_is_left_out_names_the_link() -> None:
     receiver = Receiver()
-    inbox = Inbox(Origin("worker 0", Sender("job", 1, 0), "server 0"), receiver.sink)
+    inbox = Inbox(Origin("worker 0", Sender(1, 0), "server 0"), receiver.sink)
     for number in range(600):
-        header = header_of("job", 1, 1, 1, 0, number, 1, 0)
+        header = header_of(1, 1, 1, 0, number, 1, 0)
         for _ in range(2):
             inbox.take_message(message_of(header, [np.ones(1, dtype=np.float32)], number))
         for other in (number + 2, number - 1):
@@ -146,7 +146,7 @@ def test_whoever_waits_until_all_has_been_read_is_told_when_the_other_side_has_l
     """It leaves, its connection is cut, and somebody begins to wait, in any order."""
     near, far = socket.socketpair()
     told = threading.Event()
-    origin, nothing = Origin("worker 1", Sender("job", 1, 1)), Receiver().sink
+    origin, nothing = Origin("worker 1", Sender(1, 1)), Receiver().sink
     pipe = SocketPipe(near, Outbox("worker 1"), Inbox(origin, nothing), PipeEvents(lambda error: None))
 
     def cut() -> None:

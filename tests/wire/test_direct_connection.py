@@ -94,7 +94,7 @@ def test_a_service_that_gives_a_token_is_connected_to() -> None:
         closing(DirectListener()) as listener,
         answering(*listener.expect(3, connections.put)) as (channel, address),
     ):
-        near = open_connection(channel, "service", address, IDENTITY, Origin("server 0", Sender("job", 0)))
+        near = open_connection(channel, "service", address, IDENTITY, Origin("server 0", Sender(0)))
         assert near is not None
         with near, connections.get_nowait() as far:
             near.sendall(b"hello")
@@ -108,7 +108,7 @@ def test_where_there_is_no_connection_values_stay_in_grpc(reason: str) -> None:
         port = unused.getsockname()[1] if reason == "nobody listens" else listener.expect(3, lambda _: None)[0]
         service = "other" if reason == "no such call" else "service"
         with answering(port, b"\0" * TOKEN_BYTES) as (channel, address):
-            assert open_connection(channel, service, address, IDENTITY, Origin("server 0", Sender("job", 0))) is None
+            assert open_connection(channel, service, address, IDENTITY, Origin("server 0", Sender(0))) is None
 
 
 def test_a_rank_has_one_token_at_a_time() -> None:

@@ -35,7 +35,7 @@ from taihu.core.wire.frames.kinds import (
 )
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 
-SENDER = Sender("job", 77, 3)
+SENDER = Sender(77, 3)
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 DRAWN: dict[type[Kind], st.SearchStrategy[Kind]] = {
@@ -209,7 +209,7 @@ def test_what_makes_no_sense_is_an_error(fields: dict[str, Any], message: str) -
 
 
 def test_a_message_cut_off_anywhere_or_with_more_behind_is_refused() -> None:
-    message = message_of(header_of("job", 1, 1, 1, 0, 0, 9, 2), [np.arange(9, dtype=np.float32)])
+    message = message_of(header_of(1, 1, 1, 0, 0, 9, 2), [np.arange(9, dtype=np.float32)])
     for length in range(len(message)):
         with pytest.raises(DamagedFrameError):
             read(message[:length])
@@ -227,14 +227,14 @@ def test_random_bytes_are_refused(message: bytes) -> None:
 def test_a_payload_of_the_largest_size_passes_and_one_value_more_does_not() -> None:
     most = MAX_PAYLOAD_BYTES // 4
     values = np.arange(most + 1, dtype=np.float32)
-    seen = read(message_of(header_of("job", 1, 1, 1, 0, 0, most), [values[:most]]))
+    seen = read(message_of(header_of(1, 1, 1, 0, 0, most), [values[:most]]))
     np.testing.assert_array_equal(dense_values(seen), values[:most])
     with pytest.raises(FrameError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
-        read(message_of(header_of("job", 1, 1, 1, 0, 0, most + 1), [values]))
+        read(message_of(header_of(1, 1, 1, 0, 0, most + 1), [values]))
 
 
 def test_a_question_has_no_values() -> None:
-    header = question("job", 77, 1, 1, 0, 0, 9, 3)
+    header = question(77, 1, 1, 0, 0, 9, 3)
     frame = read(message_of(header, ()), SENDER)
     assert (frame.header, frame.values.size, frame.moved_bytes, header.is_dense) == (header, 0, 0, False)
     with pytest.raises(FrameError, match="none with float32 values: expected a dense one"):
@@ -244,7 +244,7 @@ def test_a_question_has_no_values() -> None:
 
 
 def test_the_values_of_a_shared_frame_are_elsewhere() -> None:
-    header = header_of("job", 77, 1, 1, 0, 0, 9, 3, encoding=Encoding.SHARED)
+    header = header_of(77, 1, 1, 0, 0, 9, 3, encoding=Encoding.SHARED)
     frame = read(message_of(header, []), SENDER)
     assert (frame.header, len(frame.values), frame.size_bytes, frame.moved_bytes) == (header, 0, 0, 36)
     with pytest.raises(FrameError, match="shared with float32 values: expected a dense one"):
@@ -254,7 +254,7 @@ def test_the_values_of_a_shared_frame_are_elsewhere() -> None:
 @pytest.mark.parametrize("text", ["", "out of paper", "zwölf\n" * 3, "\N{SKULL}" * 5000])
 def test_a_text_is_one_line(text: str) -> None:
     raw = text.encode()
-    header = header_of("job", 77, 0, 0, 0, 0, 0, 3, kind=Farewell(), encoding=Encoding.TEXT, selected=len(raw))
+    header = header_of(77, 0, 0, 0, 0, 0, 3, kind=Farewell(), encoding=Encoding.TEXT, selected=len(raw))
     frame: Frame = read(message_of(header, [np.frombuffer(raw, dtype=np.uint8)]), SENDER)
     assert frame.text.startswith(text[:5].strip())
     assert len(frame.text.splitlines()) <= 1
@@ -263,12 +263,12 @@ def test_a_text_is_one_line(text: str) -> None:
 
 def test_a_text_that_is_none_can_be_shown() -> None:
     raw: NDArray[np.uint8] = np.frombuffer(b"\xff\xfe ok", dtype=np.uint8)
-    header = header_of("job", 77, 0, 0, 0, 0, 0, 3, kind=Farewell(), encoding=Encoding.TEXT, selected=len(raw))
+    header = header_of(77, 0, 0, 0, 0, 0, 3, kind=Farewell(), encoding=Encoding.TEXT, selected=len(raw))
     assert read(message_of(header, [raw]), SENDER).text.endswith(" ok")
 
 
 def test_a_range_that_no_array_has_is_refused() -> None:
-    header = header_of("job", 77, 1, 1, 0, 2**63 - 9, 9, 3)
+    header = header_of(77, 1, 1, 0, 2**63 - 9, 9, 3)
     with pytest.raises(FrameError, match="frame of 9 values at offset 9223372036854775799"):
         read(message_of(header, [np.zeros(9, dtype=np.float32)]))
     last = changed(header, offset=2**63 - 10)
@@ -277,7 +277,7 @@ def test_a_range_that_no_array_has_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS.values()))
 def test_a_receiver_says_what_it_expected(kind: type[Kind]) -> None:
-    header = header_of("job", 1, 1, 1, 0, 0, 9, 2, kind=ActivationPart(3))
+    header = header_of(1, 1, 1, 0, 0, 9, 2, kind=ActivationPart(3))
     if kind is ActivationPart:
         assert header.expect(ActivationPart) == ActivationPart(3)
         return

@@ -31,13 +31,13 @@ from taihu.core.wire.links.socket_pipe import SocketPipe
 COUNTS = (40, 300, 0, 300, 7)
 PIECES: list[NDArray[np.float32]] = [np.full(count, 1 + at, dtype=np.float32) for at, count in enumerate(COUNTS)]
 HEADERS = [
-    header_of("job", 1, 1, 1, 0, 1000 * at, count, 0)
+    header_of(1, 1, 1, 0, 1000 * at, count, 0)
     if count
-    else header_of("job", 1, 1, 1, 0, 1000 * at, 9, 0, encoding=Encoding.NONE, kind=Question())
+    else header_of(1, 1, 1, 0, 1000 * at, 9, 0, encoding=Encoding.NONE, kind=Question())
     for at, count in enumerate(COUNTS)
 ]
 SENT = [(header, piece.tobytes()) for header, piece in zip(HEADERS, PIECES, strict=True)]
-WORKER, SERVER = Origin("worker 0", Sender("job", 1, 0), "server 0"), Origin("server 0", Sender("job", 0), "worker 0")
+WORKER, SERVER = Origin("worker 0", Sender(1, 0), "server 0"), Origin("server 0", Sender(0), "worker 0")
 
 
 class Receiver:

@@ -23,7 +23,7 @@ from taihu.core.wire.links.outbox import Outbox, OutgoingFrame
 from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.socket_pipe import SocketPipe
 
-_FRAME = FrameHeader(Sender("job", 0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))
+_FRAME = FrameHeader(Sender(0, 0), Address(At(1, 1), 0, 0, 3), RingSegment(0))
 _VALUES = [np.ones(3, dtype=np.float32)]
 _NOTHING = Sink((), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
 
@@ -57,7 +57,7 @@ def test_who_waits_for_frames_that_are_never_read_hears_when_the_other_side_ends
         ended.wait(120)
 
     with _service() as address:
-        end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
+        end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender(0, 1)))
         link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lost.append, ended.set))
         link.open()
         link.send(_FRAME, _VALUES)
@@ -88,7 +88,7 @@ class _CallUnderWay:
 
 def test_who_gives_up_a_link_waits_for_no_connection_of_it() -> None:
     """The other side may have been killed while it was asked for one: nobody would answer, and for a minute."""
-    end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("worker 1", Sender("job", 0, 1)))
+    end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("worker 1", Sender(0, 1)))
     link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lambda _: None, lambda: None))
     link.prepare("tcp")
     settled = threading.Thread(target=link.settle, daemon=True)
@@ -119,7 +119,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
     monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", lambda *_, **__: far)
     monkeypatch.setattr(threading, "excepthook", lambda what: raised.append(what.exc_value))
     with _service() as address:
-        end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
+        end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender(0, 1)))
         link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lost.append, lambda: None))
         link.prepare("tcp")
         link.settle()
@@ -132,7 +132,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
 
 def test_who_abandons_a_link_cuts_all_of_its_calls() -> None:
     """A stopped server answers neither the call that came last nor the stream before it: both would be waited for."""
-    end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("server 1", Sender("job", 0, 1)))
+    end = LinkEnd("taihu.Test", "127.0.0.1:1", Origin("server 1", Sender(0, 1)))
     link = FrameLink(end, WorkerIdentity("job", 0, 1), _NOTHING, PipeEvents(lambda _: None, lambda: None))
     calls = [_CallUnderWay() for _ in range(3)]
     for call in calls[:2]:
@@ -147,7 +147,7 @@ def test_a_last_word_that_comes_after_the_other_side_has_gone_is_no_loss() -> No
     near, far = socket.socketpair()
     lost: list[TaihuError] = []
     ended = threading.Event()
-    inbox = Inbox(Origin("worker 1", Sender("job", 0, 1)), _NOTHING)
+    inbox = Inbox(Origin("worker 1", Sender(0, 1)), _NOTHING)
     connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.append, ended.set))
     near.shutdown(socket.SHUT_WR)
     assert ended.wait(120)
@@ -161,7 +161,7 @@ def test_a_last_word_that_comes_after_the_other_side_has_gone_is_no_loss() -> No
 def test_who_cannot_send_to_a_side_that_has_not_ended_has_lost_it() -> None:
     near, far = socket.socketpair()
     lost: SimpleQueue[TaihuError] = SimpleQueue()
-    inbox = Inbox(Origin("worker 1", Sender("job", 0, 1)), _NOTHING)
+    inbox = Inbox(Origin("worker 1", Sender(0, 1)), _NOTHING)
     connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.put))
     near.shutdown(socket.SHUT_RD)
     connection.out.send(_FRAME, _VALUES)

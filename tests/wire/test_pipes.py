@@ -32,8 +32,8 @@ from taihu.core.wire.links.pipe import Pipe, PipeEvents
 from taihu.core.wire.links.socket_pipe import SocketPipe
 from taihu.core.wire.links.stream_pipe import StreamPipe
 
-WORKER = Origin("worker 0", Sender("job", 1, 0), "server 0")
-SERVER = Origin("server 0", Sender("job", 0), "worker 0")
+WORKER = Origin("worker 0", Sender(1, 0), "server 0")
+SERVER = Origin("server 0", Sender(0), "worker 0")
 
 
 @dataclass
@@ -136,12 +136,12 @@ def joined(kind: str, faults: FrameFaults | None = None) -> Iterator[tuple[Ends,
 
 
 def frame(offset: int, count: int = 3) -> tuple[FrameHeader, list[NDArray[np.float32]]]:
-    header = header_of("job", 1, 1, 1, 0, offset, count, 0)
+    header = header_of(1, 1, 1, 0, offset, count, 0)
     return header, [np.full(count, 1.0 + offset, dtype=np.float32)]
 
 
 def asked(offset: int) -> tuple[FrameHeader, tuple[()]]:
-    return header_of("job", 1, 1, 1, 0, offset, 9, 0, encoding=Encoding.NONE, kind=Question()), ()
+    return header_of(1, 1, 1, 0, offset, 9, 0, encoding=Encoding.NONE, kind=Question()), ()
 
 
 def bytes_of(sent: Sequence[tuple[FrameHeader, Sequence[NDArray[Any]]]]) -> list[tuple[FrameHeader, bytes]]:
@@ -164,7 +164,7 @@ def test_both_directions_are_counted(kind: str) -> None:
     with joined(kind) as ((near, first), (far, second)):
         for count in (1, 50):
             near.out.send(*frame(0, count))
-        far.out.send(header_of("job", 0, 1, 1, 0, 5, 7), [np.ones(7, dtype=np.float32)])
+        far.out.send(header_of(0, 1, 1, 0, 5, 7), [np.ones(7, dtype=np.float32)])
         near.out.end()
         assert second.told.get(timeout=120) is None
         far.out.end()
@@ -198,6 +198,30 @@ def test_urgent_frames_overtake_what_has_not_begun(kind: str) -> None:
         assert seen == ["urgent", "others"]
 
 
+def test_a_callback_comes_behind_frames_of_the_outbox_that_was_before() -> None:
+    former, out = Outbox("server 0"), Outbox("server 0")
+    seen: list[str] = []
+    former.send(*frame(0))
+    out.follow(former)
+    out.send(*frame(1))
+    out.after(partial(seen.append, "read"))
+    out.send(*frame(2))
+    going = out.messages()
+    next(going)
+    assert not seen
+    former.end()
+    assert len([*former.messages()]) == 1
+    assert not seen
+    out.send(*frame(3))
+    assert len([next(going) for _ in range(2)]) == 2
+    assert seen == ["read"]
+    # Nothing of the former is on its way any more: what comes now waits for the own frames alone.
+    out.after(partial(seen.append, "again"))
+    out.end()
+    assert [*going] == []
+    assert seen == ["read", "again"]
+
+
 @piped
 def test_arrays_may_be_written_to_behind_their_callback(kind: str) -> None:
     header, (values,) = frame(0, 300_000)
@@ -215,7 +239,7 @@ def test_arrays_may_be_written_to_behind_their_callback(kind: str) -> None:
 
 @piped
 def test_a_frame_of_a_kind_that_is_not_expected_ends_the_pipe(kind: str) -> None:
-    header = header_of("job", 1, 1, 1, 0, 0, 3, 0, kind=RingSegment(1))
+    header = header_of(1, 1, 1, 0, 0, 3, 0, kind=RingSegment(1))
     with joined(kind) as ((near, _), (_, second)):
         near.out.send(*frame(0))
         near.out.send(header, frame(0)[1])

@@ -38,7 +38,7 @@ from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.socket_pipe import SocketPipe
 
-SENDER = Origin("worker 3", Sender("job", 77, 3))
+SENDER = Origin("worker 3", Sender(77, 3))
 ALL_KINDS = (Gradients, Question, Summed, Parameters, RingSegment, ActivationPart, SparseMessage)
 DENSE_TYPES = st.sampled_from([each for each in ValueType if not each.few_bits])
 
@@ -176,7 +176,7 @@ def test_a_sink_that_fails_is_told_as_an_internal_error(monkeypatch: pytest.Monk
     sink = Sink(ALL_KINDS, places=lambda header: None, take=lambda *_: None, take_frame=fail)
     receiver = made(far, sink, errors.put)
     with near:
-        near.sendall(message_of(header_of("job", 77, 1, 1, 0, 0, 2, 3, encoding=Encoding.SHARED), ()))
+        near.sendall(message_of(header_of(77, 1, 1, 0, 0, 2, 3, encoding=Encoding.SHARED), ()))
         assert "internal error while taking in a frame of worker 3: KeyError('lost')" in str(errors.get(timeout=120))
     receiver.drain()
     assert raised.get(timeout=120).exc_type is KeyError
@@ -233,7 +233,7 @@ def test_urgent_frames_overtake_others() -> None:
         assert seen == ["urgent", "others"]
 
 
-WHOLE = message_of(header_of("job", 77, 1, 1, 0, 0, 2, 3), [np.zeros(2, dtype=np.float32)])
+WHOLE = message_of(header_of(77, 1, 1, 0, 0, 2, 3), [np.zeros(2, dtype=np.float32)])
 
 
 @pytest.mark.parametrize("data", [WHOLE[:79], WHOLE[:80], WHOLE[:85], WHOLE[:-1]])

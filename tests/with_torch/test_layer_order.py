@@ -20,7 +20,7 @@ from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.torch.gradients.order import ORDER, order_of_state, state_in_order, whole_order, with_layers
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
-from taihu.worker.exchange.executor import Waits
+from taihu.worker.exchange.ground import Waits
 from taihu.worker.training.step_driver import LayerProgram
 
 STEPS, BATCH, LATE = 6, 12, 3

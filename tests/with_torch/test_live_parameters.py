@@ -22,7 +22,7 @@ from taihu.core.coordination.plans.planning import Planning
 from taihu.core.planner.groups import Group
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.world import World
-from taihu.worker.exchange.shell import ArenaValues
+from taihu.worker.exchange.values import ArenaValues
 
 WIDTH = 16
 # Each parameter is a group of its own, and no more than two of them are here beside those that are used.

@@ -15,7 +15,8 @@ from torch import nn
 from taihu.torch.optimizer import DistributedOptimizer
 from taihu.torch.steps.reports import Reports
 from taihu.torch.world import World
-from taihu.worker.exchange.executor import Executor, Waits
+from taihu.worker.exchange.executor import Executor
+from taihu.worker.exchange.ground import Waits
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.training.step_record import StepRecord
 

@@ -18,7 +18,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group
-from taihu.worker.exchange.executor import Waits
+from taihu.worker.exchange.ground import Waits
 from taihu.worker.training.step_driver import StepDriver
 
 SGD = {"name": "sgd", "learning_rate": 0.5, "momentum": 0.0}

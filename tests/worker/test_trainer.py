@@ -14,7 +14,7 @@ from taihu.core.base.errors import RunError
 from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.trace import Tracer
 from taihu.worker.engine import Dropout, Flatten, Linear, Model, Sequential, StepContext, StepHooks
-from taihu.worker.exchange.executor import Waits
+from taihu.worker.exchange.ground import Waits
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.training.calibration import Measuring

@@ -7,10 +7,9 @@ has come there. No threads, clocks or memory of its own (docs/adr/0085).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from taihu.core.planner.groups import group_bounds
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.headers import At
 from taihu.worker.exchange.base.route import Arrived, Carrier, Updated
+from taihu.worker.exchange.ground import NOTHING, Ground, Values, Waits
 from taihu.worker.exchange.step_actions import (
     Action,
     Agree,
@@ -40,88 +40,19 @@ from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
 from taihu.worker.exchange.times import GroupTimes
 
-Wait = tuple[Callable[[], bool], int]
-"""The training loop goes on when the first says so, which is asked under the lock; the second is for which group."""
-
-Waits = Generator[Wait, None, None]
-"""The waits of a call, each of which whoever calls carries out before the call goes on."""
-
-NOTHING: Final[Waits] = (wait for wait in tuple[Wait, ...]())
-"""No waits: over already, so that all may have it."""
-
-
-class Ground(Protocol):
-    """The ground that work runs on: threads, or the work queues of a virtual clock."""
-
-    lock: AbstractContextManager[object]
-    """The one lock; whoever holds it may take it again."""
-
-    def changed(self) -> None:
-        """Have whoever waits look again; called under the lock."""
-
-    def later(self, task: Callable[[], None]) -> None:
-        """Carry `task` out on the exchange's own thread, behind all that it was given before."""
-
-    def settle(self) -> None:
-        """Return when all is done that had to be done behind the step before; a step begins."""
-
-
-class Values(Protocol):
-    """The values of a plan's groups, which actions touch: arenas, or seconds that this would take.
-
-    Attributes:
-        narrows: whether there are 16-bit values, which a group has to be made before it is sent.
-        selects: whether some of a group's values are selected before they are sent.
-        read: is told, if it wants to be, that a forward reads a group's parameters as they are after a step.
-        pushing: is told, if it wants to be, that a group's gradients are about to be sent.
-    """
-
-    narrows: bool
-    selects: bool
-    read: Callable[[int, int], None] | None
-    pushing: Callable[[int, At], None] | None
-
-    def begin(self, at: At, rates: Sequence[float] | None, layer_rates: NDArray[np.float64] | None) -> None:
-        """A step has begun; rates as `Executor.begin` takes them."""
-
-    def narrow(self, group: int) -> bool:
-        """Make the group's gradients, which are complete, what is sent; returns whether all of them fit."""
-
-    def select(self, group: int, at: At, times: GroupTimes) -> bool:
-        """Have some of the group's values selected, and sent then; False where all of them go, which follows."""
-
-    def agree(self, told: Callable[[bool], None], *, overflowed: bool) -> None:
-        """Tell all workers whether a gradient of this worker does not fit; `told` gets whether any does not."""
-
-    def cancel(self, at: At) -> None:
-        """Forget what is under way of an attempt."""
-
-    def widen(self, group: int, done: Callable[[], None]) -> None:
-        """Make the group's 16-bit parameters what is computed with; `done` follows."""
-
-    def drop(self, group: int) -> None:
-        """Give the group's parameters back."""
-
-    def drop_all(self) -> None:
-        """Give all parameters back."""
-
-    def release(self, group: int) -> None:
-        """Give the memory of the group's gradients back."""
-
-    def ended(self, step: int) -> None:
-        """All groups of the step have been updated; called under the lock."""
-
 
 class Executor:
-    """Gives the protocol its inputs, and carries out what it says; `adopt` comes first.
+    """Gives the protocol its inputs, and carries out what it says.
 
     Inputs of the training loop are all but `updated`, `arrived` and `applied`, which are the network's: those of a
     route. Ordering and ownership are those of `taihu.worker.exchange.shell.Exchange`.
 
     Args:
+        plan: the first one.
         rules: of the steps.
         protocol: decides.
         ground: that work runs on.
+        make: what carries the plan's groups, and what touches their values; the first one tells this executor.
         now: seconds of the clock of `times`.
         tracer: gets an entry for each fetch.
 
@@ -131,11 +62,18 @@ class Executor:
         plan: the present one.
     """
 
-    plan: Plan
-
     def __init__(
-        self, rules: Rules, protocol: StepProtocol, ground: Ground, now: Callable[[], float], tracer: Tracer
+        self,
+        plan: Plan,
+        rules: Rules,
+        protocol: StepProtocol,
+        ground: Ground,
+        make: Callable[[Executor], tuple[Carrier, Values]],
+        *,
+        now: Callable[[], float],
+        tracer: Tracer,
     ) -> None:
+        self.plan = plan
         self.protocol = protocol
         self.left = 0
         self.times: list[GroupTimes] = []
@@ -147,18 +85,20 @@ class Executor:
         self._sizes: list[int] = []
         # The step that reads a group which was asked for, and when it was.
         self._asked: dict[int, tuple[int, float]] = {}
+        self._route, self._values = make(self)
+        self.adopt(plan)
 
-    def adopt(self, plan: Plan, route: Carrier, values: Values) -> None:
-        """Go on by a plan, whose groups `route` carries; every group has ended.
+    def adopt(self, plan: Plan) -> None:
+        """Go on by a plan, which the route has; every group has ended.
 
         Raises:
             ExchangeError: something is under way.
         """
-        self.plan, self._route, self._values = plan, route, values
+        self.plan = plan
         self._sizes = [stop - start for start, stop in group_bounds(plan.layout, plan.groups)]
         self._asked.clear()
         self.renew_times()
-        parts = [route.parts(group) for group in range(len(self._sizes))]
+        parts = [self._route.parts(group) for group in range(len(self._sizes))]
         self._carry_out(self._told(partial(self.protocol.adopt, plan.version, self._sizes, parts)))
 
     def renew_times(self) -> None:
@@ -192,7 +132,8 @@ class Executor:
             self.renew_times()
         self._carry_out(actions)
         self._route.begin(self.protocol.at)
-        self._values.begin(self.protocol.at, rates, layer_rates)
+        if rates is not None or self._values.selects:
+            self._values.begin(self.protocol.at, rates, layer_rates)
 
     def push(self, group: int) -> Waits:
         """Send the group's gradients; waits for nobody unless workers have to agree whether to skip the step."""
@@ -345,7 +286,7 @@ class Executor:
             case Done(group, skipped):
                 self.times[group].done(self._now(), skipped=skipped)
                 self.left -= 1
-                if not self.left:
+                if not self.left and self._values.ended is not None:
                     self._values.ended(self.protocol.at.step)
             case Release(group):
                 self._values.release(group)
@@ -367,7 +308,7 @@ class Executor:
                 self._if_current(at, partial(self._route.apply, at, self.protocol.loss_scale))
             case Agree(overflowed):
                 self._is_agreeing = True
-                self._values.agree(self._agreed, overflowed=overflowed)
+                self._values.agree(self.protocol.at, self._agreed, overflowed=overflowed)
             case Cancel(at):
                 self._values.cancel(at)
 

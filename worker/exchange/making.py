@@ -17,6 +17,7 @@ from taihu.core.job.schedule import in_steps
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.worker.exchange.base.disturbed import disturbed_events
+from taihu.worker.exchange.base.holding import Hold, hold_nothing
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import Route, RouteEvents
 from taihu.worker.exchange.base.updates import ByEveryWorker, optimizer_of
@@ -40,6 +41,7 @@ class Beside:
     on_failure: Callable[[TaihuError], None] = lambda _: None
     recorder: Recorder = field(default_factory=Recorder.off)
     chaos: Chaos = field(default_factory=NoChaos)
+    hold: Hold = hold_nothing
 
 
 def through_servers(  # noqa: PLR0917 - one of each
@@ -140,6 +142,7 @@ def _exchange(  # noqa: PLR0917 - one of each
         recording=recording,
         tracer=beside.tracer,
         chaos=None if isinstance(chaos, NoChaos) else chaos,
+        holding=beside.hold(plan),
     )
 
 

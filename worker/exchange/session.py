@@ -28,6 +28,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.worker.exchange.base.holding import Hold, hold_nothing
 from taihu.worker.exchange.making import Beside, between_workers, through_servers
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.memory.arenas import Arenas
@@ -54,13 +55,14 @@ class Exchanged:
     """Arenas that a worker exchanges, which hold `layout.elements` values each.
 
     `initialize(i)` writes the initial parameters of layer i, where the arena cannot hold all layers at once.
-    `updates` is the optimizer of a script that servers update by.
+    `updates` is the optimizer of a script that servers update by. `hold` makes what holds the steps.
     """
 
     layout: Layout
     arenas: Arenas
     initialize: Callable[[int], None] = lambda _: None
     updates: UpdateRules | None = None
+    hold: Hold = hold_nothing
 
 
 @dataclass(frozen=True)
@@ -296,4 +298,12 @@ def _beside(
     pages = exchanged.arenas.parameter_pages
     # There is no room for all initial parameters at once.
     initial = None if pages is None else InitialParameters(exchanged.layout, pages, exchanged.initialize)
-    return Beside(initial, reporting.on_compressed, reporting.tracer, on_failure, reporting.recorder, reporting.chaos)
+    return Beside(
+        initial,
+        reporting.on_compressed,
+        reporting.tracer,
+        on_failure,
+        reporting.recorder,
+        reporting.chaos,
+        exchanged.hold,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -11,10 +10,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.core.base.errors import ExchangeError, TaihuError
+from taihu.core.base.errors import TaihuError
 from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.held_back import held_back_by
-from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import NOTHING, PARAMETERS, State
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.compression import CompressionState, GroupCompressor, Outcome
@@ -23,196 +21,20 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import LossScale
-from taihu.core.planner.groups import group_bounds
-from taihu.core.process.background import TaskThread
 from taihu.core.process.programs.preparation import give_back_freed_memory
-from taihu.core.system.threads import Condition
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import Clock, SystemClock
-from taihu.core.wire.frames.headers import At
-from taihu.kernels.base.half import LARGEST
 from taihu.kernels.half_sums import warm_up
+from taihu.worker.exchange.base.holding import Holding
 from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import ExchangeTotals, Route, RouteEvents
-from taihu.worker.exchange.executor import Executor, Waits
+from taihu.worker.exchange.executor import Executor
 from taihu.worker.exchange.step_protocol import StepProtocol
 from taihu.worker.exchange.step_rules import Rules
+from taihu.worker.exchange.threads import Threads
 from taihu.worker.exchange.times import GroupTimes
+from taihu.worker.exchange.values import ArenaValues
 from taihu.worker.memory.arenas import Arenas
-
-
-class Threads:
-    """The ground of a worker's exchange: its lock and its own thread; `fail` is called with what goes wrong in that.
-
-    The lock is that of the protocol, of the times and the failure, and of memory that is given back.
-
-    Attributes:
-        failure: the error that has ended the exchange.
-    """
-
-    def __init__(self, fail: Callable[[BaseException], None]) -> None:
-        self.failure: TaihuError | None = None
-        self.own = TaskThread("exchange", fail)
-        self._changed = Condition()
-        self.lock: AbstractContextManager[object] = self._changed
-        self.changed, self.later = self._changed.notify_all, self.own.put
-        self._is_settled = True
-
-    def settle(self) -> None:
-        """Return when what is `behind` a step has been done, or raise the failure."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.failure or self._is_settled)
-            if self.failure is not None and not self._is_settled:
-                raise self.failure
-
-    def behind(self, task: Callable[[], None]) -> None:
-        """Carry `task` out on the own thread, until which `settle` waits; called under the lock."""
-        self._is_settled = False
-        self.own.put(partial(self._behind, task))
-
-    def _behind(self, task: Callable[[], None]) -> None:
-        task()
-        with self._changed:
-            self._is_settled = True
-            self._changed.notify_all()
-
-    def until(self, is_there: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Return when `is_there()`, or in time, which is false then; called under the lock.
-
-        Raises:
-            TaihuError: the exchange has failed.
-        """
-        came = bool(self._changed.wait_for(lambda: self.failure or is_there(), timeout_s))
-        if self.failure is not None:
-            raise self.failure
-        return came
-
-
-class ArenaValues:
-    """The values of groups in a worker's arenas; nothing is decided here, and `adopt` comes first.
-
-    One thread at a time touches the same group. See `Exchange` for the arguments; `ended` follows each step.
-    """
-
-    def __init__(  # noqa: PLR0917 - one of each
-        self,
-        arenas: Arenas,
-        route: Route,
-        threads: Threads,
-        recording: Recording,
-        compressor: GroupCompressor | None,
-        scheduled: ScheduledRates | None,
-        on_compressed: Callable[[Outcome], None] | None,
-        clock: Clock,
-        tracer: Tracer,
-        chaos: Chaos | None,
-        ended: Callable[[int], None],
-    ) -> None:
-        self._arenas, self._route, self._threads, self._recording = arenas, route, threads, recording
-        self._compressor, self._scheduled, self._on_compressed = compressor, scheduled, on_compressed
-        self._clock, self._tracer, self._chaos, self.ended = clock, tracer, chaos, ended
-        self.narrows, self.selects = arenas.half is not None, compressor is not None
-        self.read: Callable[[int, int], None] | None = recording.read if recording.enabled else None
-        watched = recording.enabled or chaos is not None
-        self.pushing: Callable[[int, At], None] | None = self._pushing if watched else None
-        self._bounds: Sequence[tuple[int, int]] = ()
-        # Values that are added up in 16 bits must be so much smaller than what they can hold.
-        self._largest = LARGEST[arenas.half.kind] / route.shares_sums if arenas.half is not None else 0.0
-        # Of the step that has begun.
-        self._at = At(0, 0)
-        self._layer_rates: NDArray[np.float64] | None = None
-
-    def adopt(self, plan: Plan) -> None:
-        """Go on by another plan."""
-        self._bounds = group_bounds(plan.layout, plan.groups)
-        self._recording.adopt(plan)
-
-    def begin(self, at: At, rates: Sequence[float] | None, layer_rates: NDArray[np.float64] | None) -> None:
-        """A step has begun."""
-        self._at = at
-        self._layer_rates = self._scheduled.of(at.step) if layer_rates is None and self._scheduled else layer_rates
-        if rates is not None:
-            self._route.tell(rates)
-
-    def narrow(self, group: int) -> bool:
-        """Make gradients what is sent."""
-        half, pages = self._arenas.half, self._arenas.gradient_pages
-        if half is None or pages is None:
-            return True
-        start, stop = self._bounds[group]
-        fits = half.narrow(start, self._arenas.gradients[start:stop], self._largest)
-        pages.release(start, stop)
-        return fits
-
-    def select(self, group: int, at: At, times: GroupTimes) -> bool:
-        """Have the group compressed on the own thread."""
-        if (compressor := self._compressor) is None:
-            return False
-        self._threads.later(partial(self._compress, compressor, group, at, times, self._layer_rates))
-        return True
-
-    def _pushing(self, group: int, at: At) -> None:
-        if self._chaos is not None:
-            self._chaos.passes(Point.PUSH, at.step)
-        if self._recording.enabled:
-            self._recording.pushed(group, at)
-
-    def _compress(
-        self, compressor: GroupCompressor, group: int, at: At, times: GroupTimes, rates: NDArray[np.float64] | None
-    ) -> None:
-        start = self._clock.now()
-        if self._recording.enabled:
-            selection = self._recording.compress(compressor, group, at, rates)
-        else:
-            selection = compressor.compress(group, at.step, rates=rates)
-        times.compressed(selection)
-        # All that others send may be here before this thread goes on: the step has ended then.
-        times.packed(start, self._clock.now())
-        if self._chaos is not None:
-            self._chaos.passes(Point.PUSH, at.step)
-        times.sent(self._route.send_selected(group, selection, compressor))
-        times.packed(start, self._clock.now())
-        if self._tracer.enabled:
-            self._tracer.add("compress", "compress", start, times.submitted_s, step=at.step, group=group)
-        if self._on_compressed is not None:
-            self._on_compressed(selection.outcome)
-
-    def agree(self, told: Callable[[bool], None], *, overflowed: bool) -> None:
-        """Agree with all workers."""
-        skipped = self._route.agree_on_skipping(overflowed=overflowed)
-        if skipped and self._recording.enabled:
-            self._recording.skipped(self._at)
-        told(skipped)
-
-    def cancel(self, at: At) -> None:
-        """Drain the own thread, and the way."""
-        self._threads.own.drain()
-        self._route.path.cancel(at)
-
-    def widen(self, group: int, done: Callable[[], None]) -> None:
-        """Widen what has come."""
-        if self._arenas.half is not None:
-            start, stop = self._bounds[group]
-            self._arenas.half.widen(start, self._arenas.parameters[start:stop])
-        done()
-
-    def drop(self, group: int) -> None:
-        """Give parameters back."""
-        if self._arenas.parameter_pages is not None:
-            self._arenas.parameter_pages.release(*self._bounds[group])
-
-    def drop_all(self) -> None:
-        """Give all parameters back."""
-        if self._arenas.parameter_pages is not None and self._bounds:
-            self._arenas.parameter_pages.release(0, self._bounds[-1][1])
-
-    def release(self, group: int) -> None:
-        """Give gradients back."""
-        start, stop = self._bounds[group]
-        if self._arenas.half is not None:
-            self._arenas.half.release_gradients(start, stop)
-        elif self._arenas.gradient_pages is not None:
-            self._arenas.gradient_pages.release(start, stop)
 
 
 class Exchange:
@@ -245,6 +67,13 @@ class Exchange:
         clock: of `group_times`.
         tracer: gets an entry for each fetch and each compressed group.
         chaos: is asked for faults as the exchange starts, and before each push.
+        holding: takes what each step leads to here. What this worker alone updates is held before others get it. What
+            all workers have alike is held when all groups have ended, by worker 0, and so is what compression holds
+            back; the exchange's own thread does that while the training thread goes on, and `begin` and `settle`
+            wait for it.
+
+    Attributes:
+        held: where its steps are held; None where they are not.
     """
 
     def __init__(
@@ -263,43 +92,45 @@ class Exchange:
         clock: Clock | None = None,
         tracer: Tracer | None = None,
         chaos: Chaos | None = None,
+        holding: Holding | None = None,
     ) -> None:
         self._arenas = arenas
         self._chaos = chaos
-        self._timeout_s = job.exchange.timeout_s
         self._on_failure = on_failure
         self._compressor = compressor
-        # The group that the training thread waits for; -1 for none.
-        self._awaited = -1
-        # Told of each step that has ended.
-        self._behind: Callable[[int], None] | None = None
         clock, tracer = clock or SystemClock(), tracer or Tracer.off()
-        self._threads = threads = Threads(self.fail)
         scale = LossScale(job.train.loss_scale, job.train.loss_scale_growth_steps) if rules.holds else None
-        self._rules, self._protocol = rules, StepProtocol(rules, scale)
-        self.steps = steps = Executor(rules, self._protocol, threads, clock.now, tracer)
+        protocol = self._protocol = StepProtocol(rules, scale)
+        self._rules = rules
+        threads = self._threads = Threads(protocol, job.exchange.timeout_s, self.fail)
+        recording = recording or Recording(Recorder.off(), arenas)
+
+        def make(steps: Executor) -> tuple[Route, ArenaValues]:
+            self._route = make_route(RouteEvents(steps.updated, steps.arrived, steps.applied, steps.later, self.fail))
+            self._values = ArenaValues(
+                plan,
+                arenas,
+                self._route,
+                threads,
+                recording,
+                compressor,
+                scheduled,
+                on_compressed,
+                clock,
+                tracer,
+                chaos,
+            )
+            return self._route, self._values
+
+        self.steps = Executor(plan, rules, protocol, threads, make, now=clock.now, tracer=tracer)
         """The inputs of the training loop, of which what waits is for `carry_out`."""
 
-        route = self._route = make_route(
-            RouteEvents(steps.updated, steps.arrived, steps.applied, steps.later, self.fail)
-        )
-        recording = recording or Recording(Recorder.off(), arenas)
-        self._values = ArenaValues(
-            arenas,
-            route,
-            threads,
-            recording,
-            compressor,
-            scheduled,
-            on_compressed,
-            clock,
-            tracer,
-            chaos,
-            self._step_ended,
-        )
-        self._values.adopt(plan)
-        steps.adopt(plan, route, self._values)
-        route.path.listen()
+        self.begin, self.abort = self.steps.begin, self.steps.abort
+        self.carry_out, self.settle = threads.carry_out, threads.settle
+        self.held = None if holding is None else holding.held
+        if holding is not None:
+            self._hold(holding)
+        self._route.path.listen()
 
     @property
     def plan(self) -> Plan:
@@ -366,47 +197,7 @@ class Exchange:
             self._compressor.adopt(plan.groups)
         self._route.adopt(plan)
         self._values.adopt(plan)
-        self.steps.adopt(plan, self._route, self._values)
-
-    def begin(
-        self,
-        step: int,
-        attempt: int = 0,
-        rates: Sequence[float] | None = None,
-        layer_rates: NDArray[np.float64] | None = None,
-    ) -> None:
-        """Start a step; see `Executor.begin`."""
-        self.steps.begin(step, attempt, rates, layer_rates)
-
-    def carry_out(self, waits: Waits) -> None:
-        """Return when nothing is left to wait for.
-
-        Raises:
-            ExchangeError, MemberLostError, RunError: the step cannot be completed; the message says why.
-        """
-        threads = self._threads
-        try:
-            for is_there, group in waits:
-                with threads.lock:
-                    if threads.failure is not None or not is_there():
-                        self._block(is_there, group)
-        except BaseException:
-            # What is measured, or told, ends now.
-            waits.close()
-            raise
-
-    def _block(self, is_there: Callable[[], bool], group: int) -> None:
-        """Return when a wait is over; called under the lock."""
-        self._awaited = group
-        try:
-            came = self._threads.until(is_there, self._timeout_s)
-        finally:
-            self._awaited = -1
-        if not came:
-            raise ExchangeError(
-                f"{self._protocol.awaited(group)} did not come within {self._timeout_s:g} s; another worker is "
-                "slow or stuck, see `taihu status`, or raise exchange.timeout_s"
-            )
+        self.steps.adopt(plan)
 
     def push(self, group: int) -> None:
         """Send the group's gradients; returns at once, unless workers have to agree whether to skip the step."""
@@ -456,29 +247,6 @@ class Exchange:
         else:
             self._threads.later(lambda: take(compressor.state.arrays()))
 
-    def hold_steps(self, held: HeldSteps, make_state: Callable[[], State], *, is_first: bool) -> None:
-        """Have `held` take what each step leads to here, from the next one on; `make_state` tells all that it holds.
-
-        What this worker alone updates is held before others get it. What all workers have alike is held when all
-        groups have ended, by worker 0, and so is what compression holds back; the exchange's own thread does that
-        while the training thread goes on, and `begin` and `settle` wait for it.
-        """
-        if not self._route.hold(held, make_state):
-            self._behind = partial(self._hold, held, make_state, is_first)
-
-    def _hold(self, held: HeldSteps, make_state: Callable[[], State], is_first: bool, step: int) -> None:
-        held.begin(step, make_state)
-        held.put(step, self.state(is_first=is_first))
-        held.end(step)
-
-    def settle(self) -> None:
-        """Return when the step behind which this is called is held, see `hold_steps`.
-
-        Raises:
-            TaihuError: the exchange has failed meanwhile.
-        """
-        self._threads.settle()
-
     def resume(self, checkpoint: Checkpoint, rank: int) -> None:
         """Go on from a checkpoint, whose parameters `start` has brought; before the first step.
 
@@ -495,34 +263,17 @@ class Exchange:
         with self._threads.lock:
             self._protocol.resume(checkpoint.step, checkpoint.facts_of("worker 0"))
 
-    def abort(self, step: int) -> None:
-        """Give up the present attempt at `step`, as all workers do; nothing of it touches the arenas any more.
-
-        What it brought into the parameters stays. `begin` with a higher attempt follows.
-
-        Raises:
-            ExchangeError: another step is under way.
-        """
-        self.steps.abort(step)
-
     def fail(self, error: BaseException) -> None:
         """Make every present and later `wait` raise `error`; may be called by any thread."""
-        threads = self._threads
-        with threads.lock:
-            is_first = threads.failure is None
-            if is_first:
-                threads.failure = error if isinstance(error, TaihuError) else ExchangeError(str(error) or repr(error))
-                self._protocol.lost("one of its members")
-            threads.changed()
-        if is_first and threads.failure is not None:
-            self._on_failure(threads.failure)
+        failure = self._threads.end(error)
+        if failure is not None:
+            self._on_failure(failure)
         self._route.path.fail(error)
 
     @property
     def awaited(self) -> str:
         """The cause of the training thread's wait, in words; "" where it does not wait."""
-        with self._threads.lock:
-            return "" if self._awaited < 0 else self._protocol.awaited(self._awaited)
+        return self._threads.awaited
 
     def totals(self) -> ExchangeTotals:
         """Bytes so far."""
@@ -537,6 +288,20 @@ class Exchange:
         self._threads.own.close()
         self._route.path.close()
 
+    def _hold(self, holding: Holding) -> None:
+        held, is_first = holding.held, holding.is_first
+
+        def make_state() -> State:
+            return holding.complete(self.state(is_first=is_first))
+
+        def hold(step: int) -> None:
+            held.begin(step, make_state)
+            held.put(step, self.state(is_first=is_first))
+            held.end(step)
+
+        if not self._route.hold(held, make_state):
+            self._values.ended = lambda step: self._threads.behind(partial(hold, step))
+
     def __enter__(self) -> Self:
         return self
 
@@ -546,7 +311,3 @@ class Exchange:
         if value is not None:
             self.fail(value)
         self.close()
-
-    def _step_ended(self, step: int) -> None:
-        if self._behind is not None:
-            self._threads.behind(partial(self._behind, step))

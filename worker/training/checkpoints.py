@@ -19,6 +19,7 @@ from taihu.core.coordination.checkpointing import held_steps_of, manifest_of
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
+from taihu.worker.exchange.base.holding import Holding
 from taihu.worker.exchange.shell import Exchange
 from taihu.worker.saved.exporting import description_of
 from taihu.worker.saved.metadata import SavedModel
@@ -28,6 +29,65 @@ from taihu.worker.training.local_steps import LocalSteps
 from taihu.worker.training.replica import Replica
 
 
+class WorkerState:
+    """All that a run needs of a worker to go on beside what its exchange holds.
+
+    Args:
+        replica: has the columns of spread layers, and the running moments, which worker 0 keeps.
+        describe: says of the model what builds it again.
+        local: this worker's local steps, whose state is its own.
+        is_first: whether it is worker 0.
+    """
+
+    def __init__(
+        self, replica: Replica, describe: Callable[[], SavedModel], local: LocalSteps | None, *, is_first: bool
+    ) -> None:
+        self.is_first = is_first
+        self._replica = replica
+        self._describe = describe
+        self._local = local
+
+    def complete(self, state: State) -> State:
+        """The state of the exchange with all else."""
+        return replace(
+            state,
+            own={**state.own, **self.beside_compression()},
+            facts={**state.facts, **self._description} if self.is_first else state.facts,
+            columns=self._replica.columns(),
+        )
+
+    def alone(self) -> State:
+        """All else."""
+        return State(own=self.beside_compression(), columns=self._replica.columns())
+
+    def beside_compression(self) -> dict[str, NDArray[Any]]:
+        """Arrays of this worker alone that its model and its local steps change."""
+        arrays = {} if self._local is None else self._local.arrays()
+        buffers = self._replica.model.buffers() if self.is_first else {}
+        return {**arrays, **{f"{BUFFER_PREFIX}{name}": values for name, values in buffers.items()}}
+
+    @cached_property
+    def _description(self) -> dict[str, str]:
+        try:
+            return description_of(self._describe())
+        except ModelError:  # it cannot be saved either; to go on from here it need not
+            return {}
+
+
+def holding_of(job: Job, member: str, generation: int, state: WorkerState, plan: Plan) -> Holding | None:
+    """The place where a worker's exchange holds the steps that it ends; None where it does not bring them."""
+    if not _updates_here(job, is_first=state.is_first):
+        return None
+    # Another worker may have begun two steps behind the last one that has led to all here: neither waits longer.
+    held = held_steps_of(job, member, generation, plan, steps=MOST_HELD, threads=2)
+    return None if held is None else Holding(held, state.complete, state.is_first)
+
+
+def _updates_here(job: Job, *, is_first: bool) -> bool:
+    """Whether the exchange brings what this worker updates for the run; what it changes by itself a `Keeper` does."""
+    return job.workers_update and (is_first or job.stage.divides_optimizer or job.takes_back)
+
+
 class Keeper:
     """Keeps this worker's state, and as worker 0 has the servers keep theirs; one thread, which trains, calls it.
 
@@ -35,12 +95,10 @@ class Keeper:
         job: the same for all.
         client: of the coordinator, which says when.
         exchange: has started.
-        replica: has the columns of spread layers, and the running moments, which worker 0 keeps.
-        describe: says of the model what builds it again.
+        state: all else that this worker holds.
         writer: takes the part; None where the job keeps no checkpoints.
         generation: that this worker takes part in.
         begun_after: the step that the run goes on from, or 0.
-        local: this worker's local steps, whose state is its own.
         copying: brings what this worker alone has to the coordinator; None where its host is not lost without it.
     """
 
@@ -49,34 +107,26 @@ class Keeper:
         job: Job,
         client: CoordinatorClient,
         exchange: Exchange,
-        replica: Replica,
-        describe: Callable[[], SavedModel],
+        state: WorkerState,
         *,
         writer: PartWriter | None,
         generation: int,
         begun_after: int,
-        local: LocalSteps | None = None,
         copying: Copying | None = None,
     ) -> None:
         self._copying = copying
         self._member = str(client.member)
-        self._is_first = client.member.rank == 0
+        self._is_first = state.is_first
         self._keeps = self._member in keepers(job)
         self._client = client
         self._exchange = exchange
-        self._replica = replica
-        self._describe = describe
+        self._beside = state
         self._writer = writer
-        self._local = local
         self._job = job
-        # What this worker updates for the run is brought by the exchange, what it changes by itself here.
-        brings = self._is_first or job.stage.divides_optimizer or job.takes_back
-        self._updates_here = job.workers_update and brings
-        # Another worker may have begun two steps behind the last one that has led to all here: neither waits longer.
-        threads = 2 if self._updates_here else 1
-        self._held = held_steps_of(job, self._member, generation, exchange.plan, steps=MOST_HELD, threads=threads)
-        if self._held is not None and self._updates_here:
-            exchange.hold_steps(self._held, self._state, is_first=self._is_first)
+        self._updates_here = _updates_here(job, is_first=state.is_first)
+        self._held = exchange.held
+        if not self._updates_here:
+            self._held = held_steps_of(job, self._member, generation, exchange.plan, steps=MOST_HELD)
         self._next_step = -1 if writer is None else client.decide_checkpoint(begun_after).next_step
 
     def asks_behind(self, step: int, *, is_last: bool) -> bool:
@@ -110,13 +160,13 @@ class Keeper:
         if held is None:
             return
         held.begin(step, self._state)
-        held.put(step, State(own=self._beside_compression(), columns=self._replica.columns()))
+        held.put(step, self._beside.alone())
         if self._updates_here:
             held.end(step)
         else:
             self._exchange.behind_compression(partial(self._hold_compression, held, step))
         if self._copying is not None:
-            self._copying.hold(step, State(own=self._beside_compression(), facts=self._facts))
+            self._copying.hold(step, State(own=self._beside.beside_compression(), facts=self._facts))
 
     @staticmethod
     def _hold_compression(held: HeldSteps, step: int, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -128,23 +178,4 @@ class Keeper:
         return self._state().facts
 
     def _state(self) -> State:
-        state = self._exchange.state(is_first=self._is_first)
-        return replace(
-            state,
-            own={**state.own, **self._beside_compression()},
-            facts={**state.facts, **self._description} if self._is_first else state.facts,
-            columns=self._replica.columns(),
-        )
-
-    def _beside_compression(self) -> dict[str, NDArray[Any]]:
-        """Arrays of this worker alone that its model and its local steps change."""
-        arrays = {} if self._local is None else self._local.arrays()
-        buffers = self._replica.model.buffers() if self._is_first else {}
-        return {**arrays, **{f"{BUFFER_PREFIX}{name}": values for name, values in buffers.items()}}
-
-    @cached_property
-    def _description(self) -> dict[str, str]:
-        try:
-            return description_of(self._describe())
-        except ModelError:  # it cannot be saved either; to go on from here it need not
-            return {}
+        return self._beside.complete(self._exchange.state(is_first=self._is_first))

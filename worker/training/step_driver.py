@@ -12,7 +12,8 @@ from taihu.core.base.errors import RunError
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group, group_of_layer
-from taihu.worker.exchange.executor import NOTHING, Executor, Waits
+from taihu.worker.exchange.executor import Executor
+from taihu.worker.exchange.ground import NOTHING, Waits
 
 if TYPE_CHECKING:
     # Of threads and arenas, which the simulator does not need.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from taihu.core.trace import Tracer
-from taihu.worker.exchange.executor import Executor, Waits
+from taihu.worker.exchange.executor import Executor
+from taihu.worker.exchange.ground import Waits
 from taihu.worker.training.calibration import Schedule
 from taihu.worker.training.step_driver import LayerProgram
 from taihu.worker.training.step_record import StepRecord

@@ -48,7 +48,7 @@ __all__ = ["TARGETS"]
 _LAYOUT: Final = Layout(
     (LayerSpec("fc", (TensorSpec("weight", (8,)),)), LayerSpec("out", (TensorSpec("weight", (5,)),)))
 )
-_BRINGER: Final = Sender("job", 7, 0)
+_BRINGER: Final = Sender(7, 0)
 _PLAN: Final = Plan(1, 1, (Group(0, 0), Group(1, 1)), _LAYOUT, 8, world=World(1, 3))
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["CoordinatorService"]
 _METHODS: Final = tuple(sorted(method.name for method in _SERVICE.methods))
@@ -229,7 +229,7 @@ def _rates(_: Path) -> Callable[[bytes], object]:
         except TaihuError:
             # The step's right ones are still taken of everybody.
             for rank in range(3):
-                head = FrameHeader(Sender("job", 7, rank), Address(At(1, 1), 0, 0, 2), Rates(), **_FP64)
+                head = FrameHeader(Sender(7, rank), Address(At(1, 1), 0, 0, 2), Rates(), **_FP64)
                 shard.take_rates(frame_of(head, np.array([0.1, 0.2]).view(np.uint8)))
             raise
 
@@ -253,7 +253,7 @@ def _initialized(_: Path) -> Callable[[bytes], object]:
             request = parameter_server_pb2.InitializeRequest.FromString(data)
         except DecodeError as error:
             raise DamagedFrameError(str(error)) from None
-        initial = Initialization("job", _PLAN, Shard(_LAYOUT, 1, 0), shared=False)
+        initial = Initialization(_PLAN, Shard(_LAYOUT, 1, 0), shared=False)
         frame = read(request.frame, _BRINGER)
         initial.write(frame.header, dense_values(frame))
         return initial

@@ -39,8 +39,8 @@ from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.shared_memory import SharedDescriptor, buffer_from_message, buffer_to_message, open_shared
 from taihu.core.wire.links.socket_pipe import SocketPipe
+from taihu.kernels.packing import pack, packed_bound, unpack
 from taihu.kernels.packing.few_bits import read_codes
-from taihu.kernels.packing.pack import pack, packed_bound, unpack
 from taihu.protos import parameter_server_pb2, tensor_pb2
 
 __all__ = ["TARGETS", "header", "read", "sealed", "sealed_frame", "unsealed"]
@@ -49,7 +49,7 @@ _COVERED_BYTES: Final = HEADER_BYTES - 4
 _SIZE, _SIZE_AT = struct.Struct("<Q"), 52
 _CHECKSUM: Final = struct.Struct("<I")
 _BOUNDS: Final = np.array([[0, 40], [50, 51], [60, 1000]], dtype=np.int64)
-_SENDER: Final = Sender("job", 7, 2)
+_SENDER: Final = Sender(7, 2)
 _ONES: Final = np.ones(8, dtype=np.float32)
 
 

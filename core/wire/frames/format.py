@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import DamagedFrameError, FrameError
 from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, ValueType, frame_of, payload_of
 from taihu.core.wire.frames.identity import Sender
-from taihu.core.wire.frames.kinds import KINDS, UNION_BYTES, Encoding
+from taihu.core.wire.frames.kinds import KINDS, MAKERS, UNION_BYTES, Encoding
 
 FORM: Final = 2
 """The number of this form; members of a run have one. Number 1 was a message of protobuf in streams."""
@@ -34,6 +36,7 @@ _FORMS: Final = {
     number: struct.Struct(f"{_COMMON}{kind.form}{UNION_BYTES - struct.calcsize('<' + kind.form)}xI")
     for number, kind in KINDS.items()
 }
+_FIELDS: Final = {number: tuple(each.name for each in fields(kind)) for number, kind in KINDS.items()}
 _ENCODINGS: Final = {each.value: each for each in Encoding}
 _VALUE_TYPES: Final = {each.value: each for each in ValueType}
 
@@ -71,7 +74,7 @@ def pack_header(header: FrameHeader, payload_bytes: int, payload_checksum: int, 
         count,
         header.selected,
         payload_bytes,
-        *kind.fields(),
+        *map(getattr, repeat(kind), _FIELDS[kind.number]),
         payload_checksum,
     )
     return covered + _CHECKSUM.pack(crc32c(covered))
@@ -91,13 +94,13 @@ def open_header(buffer: memoryview, sender: Sender, name: str) -> Opening:
     try:
         parts = _FORMS[buffer[_KIND_AT]].unpack_from(buffer)
         magic, kind, value_type, encoding, number, plan, step, attempt, group, offset, count, selected = parts[:12]
-        size, *fields, checksum = parts[12:]
+        size, *own, checksum = parts[12:]
         if magic != _MAGIC:
             raise ValueError(magic)
         header = FrameHeader(
             sender,
             Address(At(plan, step, attempt), group, offset, count),
-            KINDS[kind].of(*fields),
+            MAKERS[kind](*own),
             _ENCODINGS[encoding],
             _VALUE_TYPES[value_type],
             selected,

@@ -19,8 +19,8 @@ from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, K, Kind
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 from taihu.kernels.base.half import HalfKind, from_half
+from taihu.kernels.packing import unpack
 from taihu.kernels.packing.few_bits import FEW_BITS, STEP_BYTES, codes_bytes, read_codes
-from taihu.kernels.packing.pack import unpack
 
 BYTES_PER_VALUE = 4
 """Bytes of a value in the arenas: fp32."""
@@ -203,8 +203,8 @@ class Frame:
     """A frame that was read; neither array may be written to.
 
     `values` has shape (count,), or (selected,) when sparse, in the header's type; where this has a few bits they are
-    packed codes. `sections`, uint8, says where the values of a sparse frame belong (`kernels.packing.pack`), behind
-    the steps of a few bits, or is a text; it is empty in a dense one.
+    packed codes. `sections`, uint8, says where the values of a sparse frame belong (`kernels.packing.sections`),
+    behind the steps of a few bits, or is a text; it is empty in a dense one.
     """
 
     header: FrameHeader

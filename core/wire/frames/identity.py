@@ -15,9 +15,8 @@ _INCARNATION = "taihu-incarnation"
 
 
 class Sender(NamedTuple):
-    """One life of one process of a job: a worker, or a server, which has no rank here."""
+    """One life of one process of a run: a worker, or a server, which has no rank here."""
 
-    job: str
     incarnation: int
     rank: int | None = None
 
@@ -38,7 +37,7 @@ class WorkerIdentity:
     @cached_property
     def sender(self) -> Sender:
         """The worker, as its frames name it."""
-        return Sender(self.job, self.incarnation, self.rank)
+        return Sender(self.incarnation, self.rank)
 
 
 def identity_to_metadata(identity: WorkerIdentity) -> tuple[tuple[str, str], ...]:

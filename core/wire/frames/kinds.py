@@ -1,14 +1,13 @@
 """Kinds of frames: the words of each beside its address, and the encodings that it may have. Pure.
 
-A kind has a `number` on the wire. Its `fields` are packed by `form`, in the notation of `struct`, into at most
-`UNION_BYTES` bytes of a header, and `of` makes the kind of them; it raises ValueError or FrameError where they make
-no sense.
+A kind has a `number` on the wire. Its fields are packed in their order by `form`, in the notation of `struct`, into
+at most `UNION_BYTES` bytes of a header, and `MAKERS` make the kind of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Final, Self, TypeVar
@@ -25,7 +24,7 @@ class Encoding(Enum):
     DENSE = 0
     """A value for every element."""
     SPARSE = 1
-    """The selected values, and the sections that say where they belong (`taihu.kernels.packing.pack`)."""
+    """The selected values, and the sections that say where they belong (`taihu.kernels.packing.sections`)."""
     SHARED = 2
     """None in the frame: they lie in memory that both sides map."""
     NONE = 3
@@ -37,22 +36,6 @@ class Encoding(Enum):
 _DENSE = frozenset((Encoding.DENSE,))
 _NONE = frozenset((Encoding.NONE,))
 _ANY_VALUES = frozenset((Encoding.DENSE, Encoding.SPARSE, Encoding.SHARED))
-
-
-class _Plain:
-    """A kind without fields."""
-
-    __slots__ = ()
-    form: ClassVar[str] = ""
-
-    def fields(self) -> tuple[float, ...]:
-        """None."""
-        return ()
-
-    @classmethod
-    def of(cls) -> Self:
-        """The kind."""
-        return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +57,6 @@ class Gradients:
         if not 0.0 < self.loss_scale < math.inf:
             raise FrameError(f"gradients with loss scale {self.loss_scale}: expected a finite, positive one")
 
-    def fields(self) -> tuple[float, ...]:
-        """The scale and the flag."""
-        return self.loss_scale, self.skipped
-
     @classmethod
     def of(cls, loss_scale: float, skipped: float) -> Self:
         """Gradients with these fields."""
@@ -85,10 +64,11 @@ class Gradients:
 
 
 @dataclass(frozen=True, slots=True)
-class Question(_Plain):
+class Question:
     """A worker asks a server for the parameters as they are after the step."""
 
     number: ClassVar[int] = 2
+    form: ClassVar[str] = ""
     label: ClassVar[str] = "a question"
     encodings: ClassVar[frozenset[Encoding]] = _NONE
 
@@ -112,10 +92,6 @@ class Summed:
         if not math.isfinite(self.completed_s):
             raise FrameError(f"an answer of {self.completed_s} s: expected a finite time")
 
-    def fields(self) -> tuple[float, ...]:
-        """The instant and the flag."""
-        return self.completed_s, self.skipped
-
     @classmethod
     def of(cls, completed_s: float, skipped: float) -> Self:
         """An answer with these fields."""
@@ -123,10 +99,11 @@ class Summed:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters(_Plain):
+class Parameters:
     """Parameters as they are after the step: the initial ones, and those that were asked for."""
 
     number: ClassVar[int] = 4
+    form: ClassVar[str] = ""
     label: ClassVar[str] = "parameters"
     encodings: ClassVar[frozenset[Encoding]] = _DENSE
 
@@ -146,15 +123,6 @@ class RingSegment:
     label: ClassVar[str] = "a segment of a ring"
     encodings: ClassVar[frozenset[Encoding]] = _DENSE
 
-    def fields(self) -> tuple[float, ...]:
-        """Both numbers."""
-        return self.hop, self.gather
-
-    @classmethod
-    def of(cls, hop: int, gather: int) -> Self:
-        """A segment with these fields."""
-        return cls(hop, gather)
-
 
 @dataclass(frozen=True, slots=True)
 class ActivationPart:
@@ -165,15 +133,6 @@ class ActivationPart:
     form: ClassVar[str] = "I"
     label: ClassVar[str] = "a part of a transfer"
     encodings: ClassVar[frozenset[Encoding]] = _DENSE
-
-    def fields(self) -> tuple[float, ...]:
-        """The number of frames."""
-        return (self.frames,)
-
-    @classmethod
-    def of(cls, frames: int) -> Self:
-        """A part of so many frames."""
-        return cls(frames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,33 +146,26 @@ class SparseMessage:
     label: ClassVar[str] = "a sparse message"
     encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.SPARSE,))
 
-    def fields(self) -> tuple[float, ...]:
-        """Both numbers."""
-        return self.round, self.part
-
-    @classmethod
-    def of(cls, round: int, part: int) -> Self:  # noqa: A002 - the field's name
-        """A message with these fields."""
-        return cls(round, part)
-
 
 @dataclass(frozen=True, slots=True)
-class Farewell(_Plain):
+class Farewell:
     """The last word of a worker: it leaves in good order or, with a text, says why it gives up."""
 
     number: ClassVar[int] = 8
+    form: ClassVar[str] = ""
     label: ClassVar[str] = "a farewell"
     encodings: ClassVar[frozenset[Encoding]] = frozenset((Encoding.NONE, Encoding.TEXT))
 
 
 @dataclass(frozen=True, slots=True)
-class Rates(_Plain):
+class Rates:
     """A worker tells a server the learning rates of a step, before its gradients: 64 bits for each parameter group.
 
     Without values it takes part by the rates of the others.
     """
 
     number: ClassVar[int] = 12
+    form: ClassVar[str] = ""
     label: ClassVar[str] = "learning rates"
     encodings: ClassVar[frozenset[Encoding]] = _DENSE | _NONE
 
@@ -235,6 +187,13 @@ KINDS: Final[Mapping[int, type[Kind]]] = {
     )
 }
 """All kinds by their numbers."""
+
+MAKERS: Final[Mapping[int, Callable[..., Kind]]] = {
+    **KINDS,
+    Gradients.number: Gradients.of,
+    Summed.number: Summed.of,
+}
+"""Makers of each kind of its fields, by its number; they raise ValueError or FrameError where these make no sense."""
 
 
 def _flag(value: float) -> bool:

@@ -9,7 +9,7 @@ port through), values stay in the gRPC stream.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from hmac import compare_digest
@@ -26,7 +26,6 @@ from taihu.core.system.sockets import (
     IPPROTO_TCP,
     MSG_DONTWAIT,
     MSG_PEEK,
-    MSG_WAITALL,
     SHUT_RDWR,
     SO_KEEPALIVE,
     SOL_SOCKET,
@@ -51,8 +50,6 @@ from taihu.core.wire.links.inbox import Origin
 from taihu.protos import connection_pb2 as pb
 
 TOKEN_BYTES: Final = 16
-MOST_PIECES: Final = 512
-"""The most arrays that are sent or received at once; Linux takes at most 1024."""
 _PAUSE_S: Final = 0.2
 _WELCOME: Final = b"\x01"
 
@@ -212,28 +209,6 @@ def is_open(connection: Socket) -> bool:
         return True
     except OSError:
         return False
-
-
-def receive_into(connection: Socket, places: Sequence[memoryview]) -> bool:
-    """Fill `places` one after another; False when the connection ended before the first byte.
-
-    Raises:
-        ConnectionResetError: it ended later.
-    """
-    rest = [place for place in places if len(place)]
-    begun = False
-    while rest:
-        count = connection.recvmsg_into(rest[:MOST_PIECES], 0, MSG_WAITALL)[0]
-        if not count:
-            if begun:
-                raise ConnectionResetError("the connection ended within a frame")
-            return False
-        begun = True
-        while rest and count >= len(rest[0]):
-            count -= len(rest.pop(0))
-        if count:
-            rest[0] = rest[0][count:]
-    return True
 
 
 def _bound(host: str, port: int) -> Socket:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
-from numpy.typing import NDArray
 
 from taihu.core.base.errors import MemberLostError, RunError, TaihuError
 from taihu.core.security.security import Security
@@ -17,7 +16,6 @@ from taihu.core.system.sockets import Socket
 from taihu.core.system.threads import Event, Lock, Thread, spawn
 from taihu.core.wire.base.status import error_class, error_from_rpc
 from taihu.core.wire.frames.frame_faults import FrameFaults, NoFrameFaults
-from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_to_metadata
 from taihu.core.wire.links.direct_connection import open_connection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
@@ -62,6 +60,10 @@ class FrameLink:
     The stream is there as long as the link is: it authorises, says that the other side is alive, and brings the
     reason when it ends. `carry` says what frames take; the other side answers on what it is asked by. `faults` are
     those of the frames that are sent.
+
+    Attributes:
+        send: queues a frame, see `Outbox.send`; its arrays must not change until it is read.
+        after: calls back when all frames queued so far, as urgent, are read, see `Outbox.after`.
     """
 
     def __init__(
@@ -87,8 +89,8 @@ class FrameLink:
         # Guards what a connection that has been opened meets: a link that is there, or has ended.
         self._ending = Lock()
         self._out = self._stream.out
-        # What frames took before, until it has read all of them.
-        self._former: Outbox | None = None
+        # No layer of a frame: those of what it takes.
+        self.send, self.after = self._out.send, self._out.after
         self._watcher: Thread | None = None
         # The stream is open, or never will be.
         self._past_opening = Event()
@@ -119,18 +121,11 @@ class FrameLink:
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes]
         exchange = self.channel.stream_stream(f"/{self._end.service}/Exchange")
         metadata = identity_to_metadata(self._identity)
-        answers = exchange(self._messages(), metadata=metadata, wait_for_ready=True)
+        answers = exchange(self._stream.out.messages(self._lost), metadata=metadata, wait_for_ready=True)
         self.track(answers)
         # Others wait for it from here on, which they cannot before it has begun.
         self._watcher = spawn("link", self._watch, answers)
         self._past_opening.set()
-
-    def _messages(self) -> Iterator[bytes]:
-        """The stream's messages until what is queued ends, or one is broken off."""
-        try:
-            yield from self._stream.out.messages()
-        except TaihuError as error:
-            self._lost(error)
 
     def track(self, call: _Call) -> None:
         """`abandon` cuts `call` from now on, also when it came first."""
@@ -210,26 +205,9 @@ class FrameLink:
         if carrier == "tcp" and self._connection is not None:
             out = self._connection.out
         if out is not self._out:
-            former, self._former = self._out, self._out
+            out.follow(self._out)
             self._out = out
-            former.after(partial(self._forget, former))
-
-    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
-        """Queue a frame; the arrays are read when its turn comes, and must not change until then (see `after`)."""
-        self._out.send(header, pieces, urgent=urgent)
-
-    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback`, from the sending thread, when all frames queued so far, as urgent, are read."""
-        former, out = self._former, self._out
-        if former is None:
-            out.after(callback, urgent=urgent)
-        else:
-            former.after(partial(out.after, callback, urgent=urgent))
-
-    def _forget(self, former: Outbox) -> None:
-        """All frames that `former` was given have been read."""
-        if self._former is former:
-            self._former = None
+            self.send, self.after = out.send, out.after
 
     def fail(self, word: OutgoingFrame) -> None:
         """Say why this side gives up, by a last word; nothing else is sent any more."""

@@ -15,7 +15,7 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.format import HEADER_BYTES, Opening, open_header, read_message, same_content
 from taihu.core.wire.frames.headers import Frame, FrameHeader, frame_of, payload_of
 from taihu.core.wire.frames.identity import Sender
-from taihu.core.wire.frames.kinds import Kind
+from taihu.core.wire.frames.kinds import Farewell, Kind
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 
 Values = NDArray[Any]
@@ -57,13 +57,15 @@ class Sink:
     `places(header)` gives contiguous arrays of as many values together as the address has in which dense values are
     received without a copy, or None where there are no such; `take(header, values, in_place)` is called when they are
     complete, with those arrays, or without a place with one that may be used again after. `take_frame(frame)` gets
-    sparse frames and ones without values, and may keep them.
+    sparse frames and ones without values, and may keep them; but `leave(text)`, where there is one, the words of a
+    farewell.
     """
 
     kinds: tuple[type[Kind], ...]
     places: Callable[[FrameHeader], Sequence[Values] | None]
     take: Callable[[FrameHeader, Sequence[Values], bool], None]
     take_frame: Callable[[Frame], None]
+    leave: Callable[[str], None] | None = None
 
 
 class Inbox:
@@ -94,6 +96,8 @@ class Inbox:
         self._came(len(message))
         if frame.header.is_dense:
             self._sink.take(frame.header, [frame.values], False)
+        elif self._sink.leave is not None and isinstance(frame.header.kind, Farewell):
+            self._sink.leave(frame.text)
         else:
             self._sink.take_frame(frame)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,17 @@ class Outbox:
         self._stopped = self._is_over = self._is_given_up = False
         self._queue: SimpleQueue[Item] = SimpleQueue()
         self._urgent: deque[Item] = deque()
+        # The one that frames took before, until it has read all of them.
+        self._former: Outbox | None = None
+
+    def follow(self, former: Outbox) -> None:
+        """Go on behind `former`: what `after` is given is called behind frames that went by that, too."""
+        self._former = former
+        former._behind(partial(self._forget, former))
+
+    def _forget(self, former: Outbox) -> None:
+        if self._former is former:
+            self._former = None
 
     def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
         """Put in a frame, before all that are not urgent if it is; its contiguous arrays are read in its turn."""
@@ -95,6 +107,13 @@ class Outbox:
         Their arrays may be written to then. Once the other side wants nothing more, this thread or that of `give_up`
         calls it.
         """
+        former = self._former
+        if former is None:
+            self._behind(callback, urgent=urgent)
+        else:
+            former._behind(partial(self._behind, callback, urgent=urgent), urgent=urgent)
+
+    def _behind(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
         self.put(callback, urgent=urgent)
         self._tell_if_over()
 
@@ -116,20 +135,25 @@ class Outbox:
         self._is_over = self._is_over or is_over
         self._tell_if_over()
 
-    def messages(self) -> Iterator[bytes]:
-        """The frames until the end, each in one piece.
+    def messages(self, lost: Callable[[TaihuError], None] | None = None) -> Iterator[bytes]:
+        """The frames until the end, each in one piece; `lost` is told of an error in place of a raise.
 
         Raises:
             TaihuError: what it ends with.
             MemberLostError: a fault breaks off a frame. No part of a message comes: the other side sees the end.
         """
-        while (item := self._next()) is not None:
-            message = item.message(self._number)
-            self._gone(len(message))
-            if not self._faults.is_due:
-                yield message
-            else:
-                yield from map(b"".join, self._with_fault([message], is_whole=True))
+        try:
+            while (item := self._next()) is not None:
+                message = item.message(self._number)
+                self._gone(len(message))
+                if not self._faults.is_due:
+                    yield message
+                else:
+                    yield from map(b"".join, self._with_fault([message], is_whole=True))
+        except TaihuError as error:
+            if lost is None:
+                raise
+            lost(error)
 
     def frames(self, most_pieces: int) -> Iterator[Buffers]:
         """As `messages`, but each frame as the buffers in which it lies, of which there are so many at most.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Final
 
 from taihu.core.base.errors import MemberLostError, RunError, TaihuError
-from taihu.core.system.sockets import SHUT_RDWR, SHUT_WR, Socket
+from taihu.core.system.sockets import MSG_WAITALL, SHUT_RDWR, SHUT_WR, Socket
 from taihu.core.system.threads import current_thread, make_thread
 from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
-from taihu.core.wire.links.direct_connection import MOST_PIECES, receive_into
 from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
+
+MOST_PIECES: Final = 512
+"""The most arrays that are sent or received at once; Linux takes at most 1024."""
 
 
 class SocketPipe:
@@ -94,8 +98,9 @@ class SocketPipe:
     def _receive(self) -> None:
         name = self.inbox.origin.name
         header = memoryview(bytearray(HEADER_BYTES))
+        fill = partial(receive_into, self._connection)
         try:
-            while self.inbox.take_from(self._fill, header):
+            while self.inbox.take_from(fill, header):
                 pass
             self._has_ended = True
             if not self._closed:
@@ -111,9 +116,6 @@ class SocketPipe:
         finally:
             self._connection.close()
 
-    def _fill(self, places: Sequence[memoryview]) -> bool:
-        return receive_into(self._connection, places)
-
     def _discard(self) -> None:
         """Read on to the end: the other side shall hear the reason over gRPC, not of a connection that breaks."""
         with suppress(OSError):
@@ -128,6 +130,28 @@ class SocketPipe:
         # Who has ended its direction has all it wants, and may cut the other before the last word on it comes.
         if not (self._has_ended and isinstance(error, MemberLostError)):
             self._lost(error)
+
+
+def receive_into(connection: Socket, places: Sequence[memoryview]) -> bool:
+    """Fill `places` one after another; False when the connection ended before the first byte.
+
+    Raises:
+        ConnectionResetError: it ended later.
+    """
+    rest = list(filter(len, places))
+    begun = False
+    while rest:
+        count = connection.recvmsg_into(rest[:MOST_PIECES], 0, MSG_WAITALL)[0]
+        if not count:
+            if begun:
+                raise ConnectionResetError("the connection ended within a frame")
+            return False
+        begun = True
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if count:
+            rest[0] = rest[0][count:]
+    return True
 
 
 def _write(connection: Socket, buffers: Sequence[bytes | memoryview]) -> None:

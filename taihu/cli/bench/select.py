@@ -20,7 +20,7 @@ from taihu.core.process.options import JsonOption
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.system.clocks import perf_counter
 from taihu.core.system.pools import ThreadPoolExecutor
-from taihu.kernels.packing.pack import pack, packed_bound
+from taihu.kernels.packing import pack, packed_bound
 from taihu.kernels.selection.select import accumulate_select, kth_largest_magnitude
 from taihu.local.display.display import waiting
 

@@ -35,7 +35,7 @@ from taihu.torch.steps.served import Served
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.turns import Brought, Turns
 from taihu.torch.steps.waiting import Waiting
-from taihu.worker.exchange.executor import Waits
+from taihu.worker.exchange.ground import Waits
 from taihu.worker.exchange.session import Session
 from taihu.worker.training.calibration import Measuring, Schedule, Unmeasured
 from taihu.worker.training.step_record import StepRecord

@@ -215,7 +215,7 @@ def test_what_does_not_come_in_time_is_said_by_name(way: Way) -> None:
         worker.complete()
         over.wait(120)
         # Not before: a busy machine may take longer for the first step.
-        worker.exchange._timeout_s = 0.5
+        worker.exchange._threads._timeout_s = 0.5
         try:
             if worker.rank != 1:
                 worker.backward(2, gradients(worker.rank, 2))

@@ -22,7 +22,7 @@ def test_a_fetch_that_is_being_received_when_the_step_is_given_up_is_taken_as_as
     answers.begin(At(1, 3, 0))
     answers.expect(frame, 2)
     # Parameters as they were after the step before.
-    header = initial_header("job", 1, 1, 2, 0, frame.offset, 8)
+    header = initial_header(1, 1, 2, 0, frame.offset, 8)
     assert answers.is_present(header)
     answers.cancel()
     (place,) = answers.places(header)

@@ -73,7 +73,7 @@ def test_a_worker_that_initializes_a_mute_server_is_told_why_the_run_failed() ->
 
 def test_initial_parameters_of_another_plan_are_refused() -> None:
     layout = layout_of(8)
-    header = initial_header("taihu", 1000, 2, 0, 0, 0, 8, 0)
+    header = initial_header(1000, 2, 0, 0, 0, 8, 0)
     frame = pb.InitializeRequest()
     frame.frame = message_of(header, [np.zeros(8, dtype=np.float32)])
     requests = [pb.InitializeRequest(layout=layout_to_message(layout)), frame]
@@ -127,7 +127,7 @@ def test_a_connection_that_was_given_up_before_the_exchange_is_not_used() -> Non
     with Cluster(job) as cluster, cluster.member(0, layout) as member:
         address = member.addresses[0]
         with grpc.insecure_channel(address) as channel:
-            origin = Origin("server 0", Sender("job", 0))
+            origin = Origin("server 0", Sender(0))
             connection = direct_connection.open_connection(channel, SERVICE[1:], address, member.identity, origin)
             assert connection is not None
             connection.close()

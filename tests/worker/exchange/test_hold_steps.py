@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cluster import layout_of
-from support.exchanges import run_workers, settle, take_step, try_workers
+from support.exchanges import Holds, run_workers, settle, take_step, try_workers
 from support.ways import Way
 from support.worker import Worker
 from typing_extensions import override
@@ -19,9 +19,9 @@ from typing_extensions import override
 from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.checkpoint.held_steps import HeldSteps, Label, labels_of, read_held
 from taihu.core.checkpoint.manifest import Manifest
-from taihu.core.checkpoint.part import State
 from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.planner.sparse_route import SparseAlgorithm
+from taihu.worker.exchange.base.holding import Hold, Holding
 from taihu.worker.training.step_driver import StepDriver
 
 LAYOUT = layout_of(40, 30, 20)
@@ -56,29 +56,37 @@ class Watched(HeldSteps):
         super().end(step)
 
 
-def state_of(worker: Worker) -> Callable[[], State]:
-    return lambda: worker.exchange.state(is_first=True)
+def by(make: Callable[[int], HeldSteps], *, is_first: bool = True) -> Holds:
+    """Each rank's steps are held by what `make` returns for it, as an exchange has them."""
+
+    def of(rank: int) -> Hold:
+        held = make(rank)
+        return lambda _: Holding(held, lambda state: state, is_first)
+
+    return of
 
 
 @pytest.mark.parametrize("kind", ALIKE)
 def test_each_step_is_held_once_before_the_next_one_begins(kind: str, tmp_path: Path) -> None:
     job = ALIKE[kind].job(1, 2)
     begun = threading.Barrier(2, timeout=600)
+    all_ended: dict[int, list[int]] = {0: [], 1: []}
+
+    def make(rank: int) -> HeldSteps:
+        def ends(step: int) -> None:
+            begun.wait()  # the training thread does not go on meanwhile
+            all_ended[rank].append(step)
+
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        return Watched(folder, "worker 0", ends)
 
     def work(worker: Worker) -> tuple[list[int], list[bytes], list[bytes]]:
         settle(worker.exchange)
         driver, parameters = StepDriver(worker.exchange), worker.arenas.parameters
-        ended: list[int] = []
+        folder, ended = tmp_path / str(worker.rank), all_ended[worker.rank]
         held: list[bytes] = []
         after: list[bytes] = []
-
-        def ends(step: int) -> None:
-            begun.wait()  # the training thread does not go on meanwhile
-            ended.append(step)
-
-        folder = tmp_path / str(worker.rank)
-        folder.mkdir()
-        worker.exchange.hold_steps(Watched(folder, "worker 0", ends), state_of(worker), is_first=True)
         for step in range(1, STEPS + 1):
             take_step(driver, worker, step)
             driver.finish()
@@ -87,7 +95,7 @@ def test_each_step_is_held_once_before_the_next_one_begins(kind: str, tmp_path: 
             held.append(read_held(folder, "worker 0", Label(7, step)).shared.arrays["parameters"].tobytes())
         return ended, held, after
 
-    for ended, held, after in run_workers(job, LAYOUT, work):
+    for ended, held, after in run_workers(job, LAYOUT, work, holds=by(make)):
         assert ended == list(range(1, STEPS + 1))
         assert held == after
 
@@ -100,8 +108,6 @@ def test_what_workers_hold_together_is_what_all_read(kind: str, tmp_path: Path) 
     def work(worker: Worker) -> bytes:
         settle(worker.exchange)
         driver = StepDriver(worker.exchange)
-        held = HeldSteps(tmp_path, f"worker {worker.rank}", 7, RUN, steps=3)
-        worker.exchange.hold_steps(held, state_of(worker), is_first=True)
         for step in range(1, STEPS + 1):
             take_step(driver, worker, step)
             driver.finish()
@@ -112,7 +118,9 @@ def test_what_workers_hold_together_is_what_all_read(kind: str, tmp_path: Path) 
                 assert Label(7, step) in labels_of(tmp_path, f"worker {rank}")
         return worker.arenas.parameters.tobytes()
 
-    read = run_workers(job, LAYOUT, work)
+    read = run_workers(
+        job, LAYOUT, work, holds=by(lambda rank: HeldSteps(tmp_path, f"worker {rank}", 7, RUN, steps=3))
+    )
     whole = np.full(LAYOUT.elements, np.nan, dtype=np.float32)
     for rank in range(3):
         state = read_held(tmp_path, f"worker {rank}", Label(7, STEPS))
@@ -130,15 +138,16 @@ def test_nobody_gets_what_its_owner_has_not_held(kind: str, tmp_path: Path) -> N
     job = Way("ring", stage, transport="tcp").job(1, 3, **sections)
     completed: list[tuple[int, int]] = []
 
-    def work(worker: Worker) -> None:
-        settle(worker.exchange)
-
+    def make(rank: int) -> HeldSteps:
         def ends(step: int) -> None:
-            if (worker.rank, step) == (1, 2):
+            if (rank, step) == (1, 2):
                 raise RunError("killed here")
 
+        return Watched(tmp_path, f"worker {rank}", ends)
+
+    def work(worker: Worker) -> None:
+        settle(worker.exchange)
         driver = StepDriver(worker.exchange)
-        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
         for step in (1, 2):
             take_step(driver, worker, step)
             driver.finish()
@@ -146,7 +155,7 @@ def test_nobody_gets_what_its_owner_has_not_held(kind: str, tmp_path: Path) -> N
                 driver.read(layer)
             completed.append((worker.rank, step))
 
-    ends = try_workers(job, LAYOUT, work)
+    ends = try_workers(job, LAYOUT, work, holds=by(make))
     assert all(isinstance(end, TaihuError) for end in ends)
     assert sorted(completed) == [(0, 1), (1, 1), (2, 1)]
 
@@ -154,15 +163,19 @@ def test_nobody_gets_what_its_owner_has_not_held(kind: str, tmp_path: Path) -> N
 def test_a_step_does_not_begin_while_the_one_before_is_being_held(tmp_path: Path) -> None:
     job = ALIKE["ring"].job(1, 2)
 
+    orders: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
+    all_go_on = threading.Event(), threading.Event()
+
+    def make(rank: int) -> HeldSteps:
+        def ends(step: int) -> None:
+            assert all_go_on[rank].wait(600)
+            orders[rank].append(("held", step))
+
+        return Watched(tmp_path, f"worker {rank}", ends)
+
     def work(worker: Worker) -> list[Any]:
         settle(worker.exchange)
-        driver, order, goes_on = StepDriver(worker.exchange), [], threading.Event()
-
-        def ends(step: int) -> None:
-            assert goes_on.wait(600)
-            order.append(("held", step))
-
-        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
+        driver, order, goes_on = StepDriver(worker.exchange), orders[worker.rank], all_go_on[worker.rank]
         take_step(driver, worker, 1)
         driver.finish()
         threading.Timer(0.05, goes_on.set).start()
@@ -172,27 +185,28 @@ def test_a_step_does_not_begin_while_the_one_before_is_being_held(tmp_path: Path
         order.append(("begun", 2))
         return order
 
-    for order in run_workers(job, LAYOUT, work):
+    for order in run_workers(job, LAYOUT, work, holds=by(make)):
         assert order == [("held", 1), ("begun", 2)]
 
 
 def test_who_waits_for_that_hears_of_a_failure(tmp_path: Path) -> None:
     job = ALIKE["ring"].job(1, 2)
 
-    def work(worker: Worker) -> None:
-        settle(worker.exchange)
-
+    def make(rank: int) -> HeldSteps:
         def ends(step: int) -> None:
             raise RunError("no room is left")
 
-        worker.exchange.hold_steps(Watched(tmp_path, f"worker {worker.rank}", ends), state_of(worker), is_first=True)
+        return Watched(tmp_path, f"worker {rank}", ends)
+
+    def work(worker: Worker) -> None:
+        settle(worker.exchange)
         driver = StepDriver(worker.exchange)
         take_step(driver, worker, 1)
         driver.finish()
         worker.exchange.settle()
 
     with pytest.raises(TaihuError, match="no room is left"):
-        run_workers(job, LAYOUT, work)
+        run_workers(job, LAYOUT, work, holds=by(make))
 
 
 def test_what_a_sum_leaves_out_is_held_with_the_step(tmp_path: Path) -> None:
@@ -204,8 +218,6 @@ def test_what_a_sum_leaves_out_is_held_with_the_step(tmp_path: Path) -> None:
     def work(worker: Worker) -> bytes:
         settle(worker.exchange)
         driver, member = StepDriver(worker.exchange), f"worker {worker.rank}"
-        held = HeldSteps(tmp_path, member, 7, RUN, steps=3)
-        worker.exchange.hold_steps(held, lambda: worker.exchange.state(is_first=False), is_first=False)
         for step in range(1, STEPS + 1):
             gradients = np.random.default_rng([worker.rank, step]).standard_normal(LAYOUT.elements)
             take_step(driver, worker, step, gradients.astype(np.float32))
@@ -215,9 +227,13 @@ def test_what_a_sum_leaves_out_is_held_with_the_step(tmp_path: Path) -> None:
             assert read_held(tmp_path, member, Label(7, step)).own["residual"].tobytes() == residual
         return residual
 
+    def make(rank: int) -> HeldSteps:
+        return HeldSteps(tmp_path, f"worker {rank}", 7, RUN, steps=3)
+
     # By an allgather all is taken, and nothing goes back.
+    holds = by(make, is_first=False)
     taken_back, all_taken = (
-        run_workers(job, LAYOUT, work, plan=replace(plan, routes=(route,) * len(plan.groups)))
+        run_workers(job, LAYOUT, work, plan=replace(plan, routes=(route,) * len(plan.groups)), holds=holds)
         for route in (SparseAlgorithm.GTOPK, SparseAlgorithm.ALLGATHER)
     )
     assert taken_back != all_taken

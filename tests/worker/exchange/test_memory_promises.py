@@ -123,7 +123,7 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
 
     def work(worker: Worker) -> bool:
         exchange, parameters = worker.exchange, worker.exchange._protocol.parameters
-        block = exchange._block
+        block = exchange._threads._block
         exchange.begin(1)
         exchange.recall(0)
         assert not parameters.is_quiet(1)
@@ -132,7 +132,7 @@ def test_room_for_gradients_is_there_when_nothing_older_is_on_its_way(monkeypatc
             waits.set()
             block(is_there, group)
 
-        monkeypatch.setattr(exchange, "_block", waiting)
+        monkeypatch.setattr(exchange._threads, "_block", waiting)
         exchange.carry_out(exchange.steps.make_room(1))
         is_quiet = parameters.is_quiet(1)
         for group in (1, 0):
@@ -223,9 +223,7 @@ def test_frames_come_one_by_one_as_they_are_updated() -> None:
     ):
         member.exchange.start()
         identity, ones = second.identity, np.ones(1024, dtype=np.float32)
-        headers = [
-            header_of("taihu", identity.incarnation, 1, 1, 0, offset, 1024, 1) for offset in range(0, 4096, 1024)
-        ]
+        headers = [header_of(identity.incarnation, 1, 1, 0, offset, 1024, 1) for offset in range(0, 4096, 1024)]
 
         def frames() -> Iterator[bytes]:
             yield message_of(headers[0], [ones])

@@ -48,15 +48,15 @@ MALFORMED: dict[str, bytes | FrameHeader] = {
     "garbage": b"garbage",
     "empty": b"",
     "half a frame": b"half",
-    "wrong count": header_of("taihu", 1001, 1, 1, 0, 0, 5, 1),
-    "wrong group": header_of("taihu", 1001, 1, 1, 3, 0, 8, 1),
-    "wrong offset": header_of("taihu", 1001, 1, 1, 0, 1, 8, 1),
-    "foreign plan": header_of("taihu", 1001, 2, 1, 0, 0, 8, 1),
-    "step ahead": header_of("taihu", 1001, 1, 2, 0, 0, 8, 1),
-    "not finite": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1),
-    "a segment of a ring": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, kind=RingSegment(0)),
-    "an answer": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, kind=Summed()),
-    "nothing shared": header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, encoding=Encoding.SHARED),
+    "wrong count": header_of(1001, 1, 1, 0, 0, 5, 1),
+    "wrong group": header_of(1001, 1, 1, 3, 0, 8, 1),
+    "wrong offset": header_of(1001, 1, 1, 0, 1, 8, 1),
+    "foreign plan": header_of(1001, 2, 1, 0, 0, 8, 1),
+    "step ahead": header_of(1001, 1, 2, 0, 0, 8, 1),
+    "not finite": header_of(1001, 1, 1, 0, 0, 8, 1),
+    "a segment of a ring": header_of(1001, 1, 1, 0, 0, 8, 1, kind=RingSegment(0)),
+    "an answer": header_of(1001, 1, 1, 0, 0, 8, 1, kind=Summed()),
+    "nothing shared": header_of(1001, 1, 1, 0, 0, 8, 1, encoding=Encoding.SHARED),
 }
 STALE = ("foreign plan", "step ahead")
 # A part of a frame is a connection that broke.
@@ -65,7 +65,7 @@ IN_MESSAGES_ONLY = ("empty", "half a frame")
 
 def in_stream(kind: str, identity: WorkerIdentity, channel: grpc.Channel) -> Iterator[bytes]:
     """The answers to a stream that brings the malformed frame."""
-    good = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1)
+    good = header_of(1001, 1, 1, 0, 0, 8, 1)
     bad = MALFORMED[kind]
     if isinstance(bad, FrameHeader):
         message = message_of(bad, payload_of(kind, bad))
@@ -76,7 +76,7 @@ def in_stream(kind: str, identity: WorkerIdentity, channel: grpc.Channel) -> Ite
 
 def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, address: str) -> Iterator[bytes]:
     """The answers to a stream beside which a connection brings the malformed frame."""
-    origin = Origin("server 0", Sender("job", 0))
+    origin = Origin("server 0", Sender(0))
     connection = open_connection(channel, "taihu.v1.ParameterServerService", address, identity, origin)
     assert connection is not None
     frames = Outbox("server 0")
@@ -171,7 +171,7 @@ def test_joining_twice_under_one_rank_is_refused() -> None:
     ("zero", "reason"), [(1, "asks for what zero 1 answers unasked"), (3, "after step 7: expected step 0")]
 )
 def test_a_worker_that_asks_for_what_is_not_there_is_refused(zero: int, reason: str) -> None:
-    asked = question("taihu", 1001, 1, 7, 0, 0, 8, 1)
+    asked = question(1001, 1, 7, 0, 0, 8, 1)
     job = make_job(1, 2, exchange={"plan": "per-layer", "zero": zero})
     layout = layout_of(8)
     with Cluster(job) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
@@ -192,7 +192,7 @@ def test_workers_with_different_loss_scales_are_told_so() -> None:
     with Cluster(job) as cluster, cluster.member(0, layout) as first, cluster.member(1, layout) as second:
         first.exchange.start()
         with grpc.insecure_channel(first.addresses[0]) as channel:
-            header = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, value_type=ValueType.FP16, kind=Gradients(512.0))
+            header = header_of(1001, 1, 1, 0, 0, 8, 1, value_type=ValueType.FP16, kind=Gradients(512.0))
             frames = Outbox("server 0")
             frames.send(header, [np.zeros(8, dtype=np.uint16)])
             answers = raw_exchange(channel)(
@@ -224,7 +224,7 @@ def test_a_frame_of_an_older_attempt_is_dropped() -> None:
         first.exchange.start()
         frames = Outbox("server 0")
         for attempt, value in ((1, 5.0), (2, 1.0), (1, 7.0)):
-            header = header_of("taihu", 1001, 1, 1, 0, 0, 8, 1, attempt=attempt)
+            header = header_of(1001, 1, 1, 0, 0, 8, 1, attempt=attempt)
             frames.send(header, [np.full(8, value, dtype=np.float32)])
         with grpc.insecure_channel(first.addresses[0]) as channel:
             answers = raw_exchange(channel)(

@@ -62,12 +62,12 @@ WAYS: dict[str, tuple[Way, Callable[[], set[str]], set[str]]] = {
     "ring grpc": (
         Way("ring", 0, transport="grpc"),
         lambda: first(4, DENSE) | listed(RING),
-        {"worker/exchange/ring/sharded.py", "allreduce/peer_service.py"},
+        {"worker/exchange/ring/sharded.py"},
     ),
     "ring tcp": (
         Way("ring", 0, transport="tcp"),
         lambda: first(4, DENSE) | listed(RING),
-        {"worker/exchange/ring/sharded.py", "allreduce/peer_service.py"},
+        {"worker/exchange/ring/sharded.py"},
     ),
     "mesh": (
         Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=SparseAlgorithm.ALLGATHER),
@@ -83,13 +83,13 @@ WAYS: dict[str, tuple[Way, Callable[[], set[str]], set[str]]] = {
 
 
 MOST: dict[str, int] = {
-    "dense grpc": 24,
-    "dense tcp": 26,
-    "sparse": 35,
-    "ring grpc": 23,
-    "ring tcp": 25,
-    "mesh": 38,
-    "stage 3": 27,
+    "dense grpc": 21,
+    "dense tcp": 22,
+    "sparse": 30,
+    "ring grpc": 19,
+    "ring tcp": 20,
+    "mesh": 30,
+    "stage 3": 24,
 }
 """The files of ours that run in a step of each way, all of them: these numbers may only fall."""
 
@@ -120,5 +120,5 @@ def test_a_way_passes_the_files_that_are_listed_and_no_more_than_before(name: st
     assert len(seen) <= MOST[name], sorted(seen - expected)
 
 
-def test_a_sparse_frame_passes_no_file_that_a_dense_one_does_not() -> None:
-    assert listed(SPARSE) <= listed(DENSE)
+def test_a_sparse_frame_passes_one_file_that_a_dense_one_does_not() -> None:
+    assert listed(SPARSE) - listed(DENSE) == {"worker/exchange/values.py"}

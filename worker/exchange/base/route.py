@@ -153,7 +153,7 @@ class Route(Carrier, Protocol):
         """Parameters and optimizer state that this worker updates, as they are between two steps."""
 
     def hold(self, held: HeldSteps, make_state: Callable[[], State]) -> bool:
-        """Have `held` take what this worker alone updates, see `Exchange.hold_steps`, before anybody else gets it.
+        """Have `held` take what this worker alone updates, see `Exchange`, before anybody else gets it.
 
         Returns:
             False where there is no such thing.

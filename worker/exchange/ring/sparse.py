@@ -12,8 +12,7 @@ from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import OperationKey
-from taihu.allreduce.sparse.allgather import SparseAllgather
-from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.exchange import RankOrderSum, Slice, SparseAllgather, SparseExchange
 from taihu.allreduce.sparse.few_bits import FewBits, StepPieces
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter

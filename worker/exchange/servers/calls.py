@@ -168,7 +168,7 @@ class ServerCalls:
             raise ExchangeError(f"{self._peer}: {len(missing)} of {len(frames)} frames of parameters did not come")
 
     def _decoded(self, message: bytes) -> tuple[FrameHeader, Values]:
-        sender = Sender(self._job.name, 0)
+        sender = Sender(0)
         try:
             frame, _ = read_message(message, sender, self._peer)
             return frame.header, dense_values(frame)

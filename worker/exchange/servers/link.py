@@ -29,7 +29,7 @@ from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Questi
 from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
 from taihu.core.wire.links.inbox import Origin, Sink
 from taihu.core.wire.links.outbox import last_word
-from taihu.core.wire.links.pipe import Carrier, PipeEvents
+from taihu.core.wire.links.pipe import PipeEvents
 from taihu.core.wire.links.shared_memory import SharedBuffer
 from taihu.worker.exchange.base.route import Arrived, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import Updates
@@ -89,7 +89,7 @@ class ServerLink:
         # Guards what is under way, `sent_bytes`, and the order in which frames are sent.
         self._ordering = Condition(Lock())
         self._is_writing = self._abandoned = False
-        origin = Origin(self.peer, Sender(job.name, 0), f"worker {identity.rank}", job.patience)
+        origin = Origin(self.peer, Sender(0), f"worker {identity.rank}", job.patience)
         self._link = FrameLink(
             LinkEnd(
                 PARAMETER_SERVER_SERVICE,
@@ -157,15 +157,14 @@ class ServerLink:
         """
         self.prepare()
         self._settle()
-        self._link.carry(self._carrier(self._at.step))
+        self._carry()
         self._link.open()
         self._opened = True
 
-    def _carrier(self, step: int) -> Carrier:
-        """The carrier of a step's frames; those that say only where values lie take the fastest."""
-        if self._answers.shared is not None:
-            return "tcp"
-        return self._carriers[step % 2]
+    def _carry(self) -> None:
+        """Send frames by the step's carrier; those that say only where values lie take the fastest."""
+        shared = self._answers.shared is not None
+        self._link.carry("tcp" if shared else self._carriers[self._at.step % 2])
 
     def _settle(self) -> None:
         if self._answers.shared is not None or self._plan.carriage == "tcp":
@@ -181,12 +180,14 @@ class ServerLink:
         if self._opened:
             self.prepare()
             self._settle()
+            self._carry()
 
     def begin(self, at: At) -> None:
         """Frames pushed from now on belong to `at`."""
         self._at = at
         self._answers.begin(at)
-        self._link.carry(self._carrier(at.step))
+        if self._plan.carriage == "trial":
+            self._carry()
 
     def tell(self, rates: Sequence[float]) -> None:
         """Send the learning rates of the step that has begun, before its gradients."""
