@@ -17,6 +17,7 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.wire.frames.headers import Address, At, FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import RingSegment
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox, OutgoingFrame
@@ -148,7 +149,7 @@ def test_a_last_word_that_comes_after_the_other_side_has_gone_is_no_loss() -> No
     lost: list[TaihuError] = []
     ended = threading.Event()
     inbox = Inbox(Origin("worker 1", Sender("job", 0, 1)), _NOTHING)
-    connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.append, ended.set))
+    connection = SocketPipe(PlainConnection(far), Outbox("worker 1"), inbox, PipeEvents(lost.append, ended.set))
     near.shutdown(socket.SHUT_WR)
     assert ended.wait(120)
     near.close()
@@ -162,7 +163,7 @@ def test_who_cannot_send_to_a_side_that_has_not_ended_has_lost_it() -> None:
     near, far = socket.socketpair()
     lost: SimpleQueue[TaihuError] = SimpleQueue()
     inbox = Inbox(Origin("worker 1", Sender("job", 0, 1)), _NOTHING)
-    connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.put))
+    connection = SocketPipe(PlainConnection(far), Outbox("worker 1"), inbox, PipeEvents(lost.put))
     near.shutdown(socket.SHUT_RD)
     connection.out.send(_FRAME, _VALUES)
     assert str(lost.get(timeout=120)) == "worker 1 was lost: its connection broke"
