@@ -117,7 +117,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
                 receiving.join(60)
         begin(thread)
 
-    monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", lambda *_, **__: far)
+    monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", lambda *_, **__: PlainConnection(far))
     monkeypatch.setattr(threading, "excepthook", lambda what: raised.append(what.exc_value))
     with _service() as address:
         end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender("job", 0, 1)))
