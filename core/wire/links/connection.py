@@ -69,7 +69,7 @@ class PlainConnection:
         self._outgoing = socket.dup()
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """See `Connection.write`."""
+        """As `Connection.write`."""
         sent = self._outgoing.sendmsg(buffers)
         for buffer in buffers:
             if sent < len(buffer):
@@ -77,7 +77,7 @@ class PlainConnection:
             sent -= len(buffer)
 
     def read_into(self, places: Sequence[memoryview]) -> bool:
-        """See `Connection.read_into`."""
+        """As `Connection.read_into`."""
         rest = [place for place in places if len(place)]
         begun = False
         while rest:
@@ -92,38 +92,38 @@ class PlainConnection:
         return True
 
     def skip(self, room: memoryview) -> int:
-        """See `Connection.skip`."""
+        """As `Connection.skip`."""
         return self._socket.recv_into(room)
 
     def is_open(self) -> bool:
-        """See `Connection.is_open`."""
+        """As `Connection.is_open`."""
         return _is_open(self._socket)
 
     def end(self) -> None:
-        """See `Connection.end`."""
+        """As `Connection.end`."""
         self._outgoing.shutdown(SHUT_WR)
 
     def cut(self) -> None:
-        """See `Connection.cut`."""
+        """As `Connection.cut`."""
         for socket in (self._socket, self._outgoing):  # either may be closed already
             with suppress(OSError):
                 socket.shutdown(SHUT_RDWR)
 
     def close_reading(self) -> None:
-        """See `Connection.close_reading`."""
+        """As `Connection.close_reading`."""
         self._socket.close()
 
     def close_writing(self) -> None:
-        """See `Connection.close_writing`."""
+        """As `Connection.close_writing`."""
         self._outgoing.close()
 
     def close(self) -> None:
-        """See `Connection.close`."""
+        """As `Connection.close`."""
         self.close_reading()
         self.close_writing()
 
     def alone(self) -> Socket:
-        """See `Connection.alone`."""
+        """As `Connection.alone`."""
         self._outgoing.close()
         return self._socket
 
@@ -145,7 +145,7 @@ class SealedConnection:
         self._outgoing = outgoing
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """See `Connection.write`. Less than a record goes with what follows."""
+        """As `Connection.write`. Less than a record goes with what follows."""
         with self.writing:
             self._write(buffers)
 
@@ -168,7 +168,7 @@ class SealedConnection:
             self._outgoing.sendall(begun)
 
     def read_into(self, places: Sequence[memoryview]) -> bool:
-        """See `Connection.read_into`."""
+        """As `Connection.read_into`."""
         begun = False
         for place in places:
             filled = 0
@@ -181,40 +181,40 @@ class SealedConnection:
         return True
 
     def skip(self, room: memoryview) -> int:
-        """See `Connection.skip`."""
+        """As `Connection.skip`."""
         return self._incoming.recv_into(room)
 
     def is_open(self) -> bool:
-        """See `Connection.is_open`."""
+        """As `Connection.is_open`."""
         return self._incoming.pending() > 0 or _is_open(self._incoming)
 
     # An SSLSocket that is shut down or reads by flags would go on in plain text: the socket below is asked.
 
     def end(self) -> None:
-        """See `Connection.end`."""
+        """As `Connection.end`."""
         Socket.shutdown(self._outgoing, SHUT_WR)
 
     def cut(self) -> None:
-        """See `Connection.cut`."""
+        """As `Connection.cut`."""
         for socket in (self._incoming, self._outgoing):
             with suppress(OSError):
                 Socket.shutdown(socket, SHUT_RDWR)
 
     def close_reading(self) -> None:
-        """See `Connection.close_reading`."""
+        """As `Connection.close_reading`."""
         self._incoming.close()
 
     def close_writing(self) -> None:
-        """See `Connection.close_writing`."""
+        """As `Connection.close_writing`."""
         self._outgoing.close()
 
     def close(self) -> None:
-        """See `Connection.close`."""
+        """As `Connection.close`."""
         self.close_reading()
         self.close_writing()
 
     def alone(self) -> None:
-        """See `Connection.alone`."""
+        """As `Connection.alone`."""
 
 
 def _ended(begun: bool) -> bool:
