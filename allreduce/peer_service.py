@@ -15,6 +15,7 @@ from taihu.core.system.threads import Condition, Lock, spawn
 from taihu.core.wire.base.status import abort
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import Farewell
+from taihu.core.wire.links.connection import Connection
 from taihu.core.wire.links.direct_connection import DirectListener
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
@@ -169,7 +170,7 @@ class PeerServicer:
         except TaihuError as error:
             abort(context, error)
 
-    def _receive_directly(self, peer: WorkerIdentity, connection: Socket) -> None:
+    def _receive_directly(self, peer: WorkerIdentity, connection: Connection) -> None:
         with self._lock:
             if self._end or peer.rank in self._connections:
                 connection.close()
@@ -177,12 +178,12 @@ class PeerServicer:
             out, inbox = Outbox(f"worker {peer.rank}"), Inbox(self._origin_of(peer), self._sink)
             self._connections[peer.rank] = SocketPipe(connection, out, inbox, PipeEvents(partial(self._lost, peer)))
 
-    def _keep_for_ring(self, peer: WorkerIdentity, connection: Socket) -> None:
+    def _keep_for_ring(self, peer: WorkerIdentity, connection: Connection) -> None:
         with self._lock:
-            if self._end or self._is_full(peer.rank):
+            if self._end or self._is_full(peer.rank) or (alone := connection.alone()) is None:
                 connection.close()
                 return
-            self._for_ring.setdefault(peer.rank, []).append(connection)
+            self._for_ring.setdefault(peer.rank, []).append(alone)
 
     def _is_full(self, rank: int) -> bool:
         """Whether a peer has opened as many connections for rings as may wait to be taken."""

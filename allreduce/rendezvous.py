@@ -123,7 +123,6 @@ def meet(
                 job.exchange.transport,
                 one_host=one_host,
                 waits_for_groups=True,
-                is_encrypted=job.is_encrypted,
             )
             communicator.admit(client.worker_incarnations, mesh=mesh)
             communicator.connect(addresses[job.servers :], mesh=mesh, carrier=carrier_in(carriage, 0))

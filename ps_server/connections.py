@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from taihu.core.system.sockets import Socket
 from taihu.core.wire.frames.identity import WorkerIdentity
-from taihu.core.wire.links.direct_connection import is_open
+from taihu.core.wire.links.connection import Connection
 
 
 class UntakenConnections:
@@ -16,9 +15,9 @@ class UntakenConnections:
 
     def __init__(self) -> None:
         self.closed = False
-        self._by_rank: dict[int, tuple[WorkerIdentity, Socket]] = {}
+        self._by_rank: dict[int, tuple[WorkerIdentity, Connection]] = {}
 
-    def keep(self, identity: WorkerIdentity, connection: Socket) -> None:
+    def keep(self, identity: WorkerIdentity, connection: Connection) -> None:
         """Keep a connection in the place of a former one of the same rank."""
         if self.closed:
             connection.close()
@@ -28,10 +27,10 @@ class UntakenConnections:
         if former is not None:
             former.close()
 
-    def take(self, identity: WorkerIdentity) -> Socket | None:
+    def take(self, identity: WorkerIdentity) -> Connection | None:
         """The connection that the worker has opened, unless it has given it up since."""
         owner, connection = self._by_rank.pop(identity.rank, (None, None))
-        if connection is None or (owner == identity and is_open(connection)):
+        if connection is None or (owner == identity and connection.is_open()):
             return connection
         connection.close()
         return None

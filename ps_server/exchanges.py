@@ -20,7 +20,6 @@ from taihu.core.base.errors import (
     TaihuError,
 )
 from taihu.core.process.programs.preparation import give_back_freed_memory
-from taihu.core.system.sockets import Socket
 from taihu.core.system.threads import Lock, spawn
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.clock import SystemClock
@@ -30,6 +29,7 @@ from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import Frame, FrameHeader, frame_of
 from taihu.core.wire.frames.identity import WorkerIdentity, identity_from_metadata
 from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Question, Rates
+from taihu.core.wire.links.connection import Connection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -59,7 +59,7 @@ class WorkerExchange:
         self,
         identity: WorkerIdentity,
         origin: Origin,
-        connection: Socket | None,
+        connection: Connection | None,
         *,
         lend: Callable[[int, np.dtype[Any]], NDArray[Any]],
         take: Callable[[WorkerExchange, Frame], None],
@@ -103,7 +103,7 @@ class WorkerExchange:
         """Bytes that were sent beside the stream so far."""
         return self._connection.out.sent_bytes if self._connection is not None else 0
 
-    def connect(self, connection: Socket) -> Outbox:
+    def connect(self, connection: Connection) -> Outbox:
         """Take frames on `connection`, too; a former one is cut. Returns where frames go out by it."""
         origin = self._origin
         lost = partial(self._on_lost, self)
@@ -231,7 +231,7 @@ class Exchanges:
             self._raise_failure()
             self._gradients[identity] = gradients
 
-    def keep(self, identity: WorkerIdentity, connection: Socket) -> None:
+    def keep(self, identity: WorkerIdentity, connection: Connection) -> None:
         """Give a connection to the worker's open exchange, or keep it for the one that it will open next."""
         with self._lock:
             exchange = self._exchanges.get(identity.rank)

@@ -93,7 +93,7 @@ def open_listener(options: ListenOptions, coordinator: str | None, *, threads: i
     rpc = RpcServer.create(threads=threads, patience=options.patience, security=security, own_health=options.health)
     address = _listen(rpc, options, coordinator, hosts=hosts)
     host = host_of(options.bind)
-    direct = DirectListener(host, options.direct_port, options.patience, is_closed=security.encrypts)
+    direct = DirectListener(host, options.direct_port, options.patience, security.sealing())
     return Listener(rpc, address, direct, threads, options)
 
 

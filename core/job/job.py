@@ -243,20 +243,6 @@ class Job(Section):
             raise ValueError("a run goes on from checkpoint.resume or begins from model.init_from: leave one out")
         return self
 
-    @model_validator(mode="after")
-    def _security_fits(self) -> Job:
-        if self.is_encrypted and self.exchange.transport == "tcp":
-            raise ValueError(
-                "exchange.transport 'tcp' is of connections in plain text: beside security.ca set "
-                "exchange.transport = 'auto' or 'grpc'"
-            )
-        return self
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether what is exchanged travels under TLS, and so in gRPC's streams, or in shared memory."""
-        return self.security.ca is not None
-
     @property
     def models_compute(self) -> bool:
         """Whether forward and backward have modelled times."""

@@ -25,16 +25,15 @@ _WORTHWHILE_GAIN = 0.03
 Reports = Sequence[Sequence[StepMeasurement]]
 
 
-def first_carriage(transport: str, *, one_host: bool, waits_for_groups: bool, is_encrypted: bool = False) -> Carriage:
+def first_carriage(transport: str, *, one_host: bool, waits_for_groups: bool) -> Carriage:
     """The carriage that the first plan says.
 
     Args:
         transport: `exchange.transport`.
         one_host: only processes of this machine take part, which no firewall parts.
         waits_for_groups: layers are not merged as they will be yet, and the trial waits until they are.
-        is_encrypted: everything travels under TLS, which gRPC alone has.
     """
-    if transport == "grpc" or is_encrypted:
+    if transport == "grpc":
         return "grpc"
     if transport != "auto" or one_host:
         return "tcp"

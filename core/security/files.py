@@ -40,13 +40,22 @@ class CertificateFiles:
 
     def check(self) -> None:
         """Raise ConfigError where a file cannot be read, holds something else, or certificate and key are no pair."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context(ssl.PROTOCOL_TLS_SERVER)
+
+    def context(self, side: int) -> ssl.SSLContext:
+        """The files of one side of a socket under TLS 1.3, as they are now.
+
+        Raises:
+            ConfigError: a file cannot be read, holds something else, or certificate and key are no pair.
+        """
+        context = ssl.SSLContext(side)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
         try:
             context.load_verify_locations(cafile=self.ca)
         except OSError as error:  # ssl.SSLError is one
             raise ConfigError(f"security.ca {self.ca}: {_reason(error)}; expected certificates in PEM form") from None
         if self.certificate is None or self.key is None:
-            return
+            return context
         read_secret(self.key, "security.key")
         try:
             context.load_cert_chain(self.certificate, self.key, password=lambda: "")
@@ -55,6 +64,7 @@ class CertificateFiles:
                 f"security.certificate {self.certificate} and key {self.key}: {_reason(error)}; expected a "
                 "certificate in PEM form and its key, without a password"
             ) from None
+        return context
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
         """Changes when a file is renewed; raises OSError where one is not there."""

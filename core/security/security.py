@@ -9,6 +9,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.security.access import Access
 from taihu.core.security.files import CertificateFiles
 from taihu.core.security.identity import COORDINATOR, dns_name
+from taihu.core.security.sealing import Sealing
 from taihu.core.security.token import Token
 from taihu.core.system.threads import Lock
 
@@ -89,6 +90,10 @@ class Security:
     def access(self) -> Access:
         """The access of others to this process."""
         return Access(self.job, self.encrypts and self.asks_clients, self.token)
+
+    def sealing(self, peer: str = "") -> Sealing | None:
+        """The way of connections beside gRPC into TLS, to `peer` where this process opens them; None without TLS."""
+        return None if self.files is None else Sealing(self.files, self.asks_clients, self.name_of(peer))
 
     def with_token(self, token: Token | None) -> Security:
         """The same with another token; as it is where there is none."""

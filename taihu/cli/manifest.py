@@ -137,8 +137,6 @@ def manifest_command(
     for size in (server_memory, worker_memory, storage):
         if not _QUANTITY.fullmatch(size):
             raise ConfigError(f"size {size}: expected a number with a unit of Kubernetes, for example 2Gi")
-    if tls_secret is not None or issuer is not None:
-        refuse({"--direct-port": direct_port or None}, "connections beside gRPC know no TLS; leave it out")
     if tls_secret is not None:
         refuse({"--issuer": issuer}, "certificates come from one place; leave out --tls-secret or --issuer")
     run = None

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taihu.core.base.errors import FrameError, TaihuError
-from taihu.core.system.sockets import Socket
 from taihu.core.system.threads import Lock, spawn
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import Encoding, Farewell, Gradients, Kind, Parameters, Question, Summed
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.links.connection import Connection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -55,7 +55,7 @@ class AnsweredExchange:
         finally:
             self.close()
 
-    def connect(self, connection: Socket) -> None:
+    def connect(self, connection: Connection) -> None:
         """Answer on a connection, too, one in all."""
         with self._lock:
             if self._closed or self._connection is not None:

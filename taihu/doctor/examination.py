@@ -239,7 +239,7 @@ def _of_network(subject: Subject, found: Examination) -> Iterator[Finding]:
         yield from check_port(port, awaited=port.address in subject.peers)
     for clock in found.clocks:
         yield from check_clock(clock)
-    yield from check_links(found.links, subject.promised_bits, encrypts=subject.job.is_encrypted)
+    yield from check_links(found.links, subject.promised_bits)
     yield from check_alike(found.machines)
 
 

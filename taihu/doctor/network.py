@@ -16,7 +16,6 @@ _SHARE_OF_LINK: Final = 0.7
 _SHARE_OF_OTHERS: Final = 0.5
 _WORTHWHILE: Final = 1.25
 _BESIDE_GRPC: Final = "leave exchange.transport = 'auto', and let connections beside gRPC through (--direct-port)"
-_BY_GRPC_ALONE: Final = "values go by gRPC alone under TLS: send less (compression.method, train.precision)"
 _SMALLEST_MTU: Final = 1280
 _SLOW_START_S: Final = 0.05
 
@@ -61,15 +60,12 @@ def check_clock(facts: ClockFacts) -> Iterator[Finding]:
         )
 
 
-def check_links(
-    links: Sequence[LinkFacts], promised_bits: float | None = None, *, encrypts: bool = False
-) -> Iterator[Finding]:
+def check_links(links: Sequence[LinkFacts], promised_bits: float | None = None) -> Iterator[Finding]:
     """Findings about links by themselves, and about ones that are far slower than the others.
 
     Args:
         links: one for each pair of machines.
         promised_bits: the rate in bits per second that links should have, where somebody knows it.
-        encrypts: the job is under TLS, where values go by gRPC alone.
     """
     measured = [link for link in links if not link.failure and link.slowest > 0]
     for link in links:
@@ -78,7 +74,7 @@ def check_links(
             yield _broken_off(link)
     for link in measured:
         others = [other.slowest for other in measured if other is not link]
-        yield from _check_rate(link, promised_bits, encrypts=encrypts)
+        yield from _check_rate(link, promised_bits)
         if others and link.slowest < _SHARE_OF_OTHERS * median(others):
             text = f"carries {rate_text(link.slowest)}, the others {rate_text(median(others))} in the middle"
             remedy = "look for a cable, port or virtual machine of lower rate: all wait for the slowest link"
@@ -121,7 +117,7 @@ def _broken_off(link: LinkFacts) -> Finding:
     return fails("link", link.name, link.failure, "start the doctor there again, and see that nothing cuts it off")
 
 
-def _check_rate(link: LinkFacts, promised_bits: float | None, *, encrypts: bool) -> Iterator[Finding]:
+def _check_rate(link: LinkFacts, promised_bits: float | None) -> Iterator[Finding]:
     claims = (link.near_interface.claimed_bits_per_second, link.far_interface.claimed_bits_per_second)
     claimed = min((bits for bits in claims if bits > 0), default=0.0)
     expected = (promised_bits or claimed) / 8
@@ -130,9 +126,8 @@ def _check_rate(link: LinkFacts, promised_bits: float | None, *, encrypts: bool)
     whose = "was promised" if promised_bits else "its interfaces claim"
     text = f"carries {rate_text(link.slowest)} by gRPC, {rate_text(expected)} {whose}"
     if link.direct > max(_SHARE_OF_LINK * expected, _WORTHWHILE * link.up):
-        remedy = _BY_GRPC_ALONE if encrypts else _BESIDE_GRPC
         text = f"{text}; a connection beside gRPC carries {rate_text(link.direct)}"
-        yield slows("rate", link.name, text, remedy)
+        yield slows("rate", link.name, text, _BESIDE_GRPC)
     else:
         remedy = "look at cables, switches, limits of the virtual machine, and at what else uses link and processors"
         yield slows("rate", link.name, text, remedy)

@@ -54,9 +54,6 @@ def test_every_process_gets_the_way_to_its_certificate() -> None:
     job = bench_job([f"security.{key}={value}" for key, value in shown.items()], CLUSTER)
     handed_on = bench_job([word.removeprefix("--set=") for word in assignments_of(job)], CLUSTER)
     assert handed_on.security == job.security
-    assert job.is_encrypted
-    with pytest.raises(ConfigError, match=r"^--against grpc,tcp: connections beside gRPC know no TLS"):
-        exchange(against="grpc,tcp", assignments=[f"security.{key}={value}" for key, value in shown.items()])
 
 
 def test_a_bench_merges_layers_by_4_mb_unless_it_cannot() -> None:

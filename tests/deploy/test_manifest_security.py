@@ -217,8 +217,6 @@ def test_what_is_wrong_with_a_certificate_is_found(write_manifest: Write, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--tls-secret", "a", "--direct-port", "7071"), "--direct-port: connections beside gRPC know no TLS"),
-        (("--issuer", "a", "--direct-port", "7071"), "--direct-port: connections beside gRPC know no TLS"),
         (("--tls-secret", "a", "--issuer", "b"), "--issuer: certificates come from one place"),
         (("--issuer", "Role/b"), "--issuer Role/b: expected NAME, Issuer/NAME or ClusterIssuer/NAME"),
         (("--issuer", "Issuer/"), "--issuer Issuer/: expected NAME"),

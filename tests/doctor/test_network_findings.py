@@ -88,9 +88,6 @@ def test_grpc_that_does_not_fill_a_link_is_told_from_a_slow_link() -> None:
     (by_grpc,) = check_links([filled_by_tcp], 1e10)
     assert "a connection beside gRPC carries 9.6 Gbit/s" in by_grpc.text
     assert "--direct-port" in by_grpc.remedy
-    (under_tls,) = check_links([filled_by_tcp], 1e10, encrypts=True)
-    assert "--direct-port" not in under_tls.remedy
-    assert "compression.method" in under_tls.remedy
     (by_link,) = check_links([replace(filled_by_tcp, direct=5e8)], 1e10)
     assert "beside" not in by_link.text
 

@@ -233,7 +233,7 @@ def is_consistent(optimizer: Tables) -> bool:
 def secures(of: dict[str, Any]) -> bool:
     """Whether what belongs together for TLS is there, or nothing of it."""
     ca, pair = of["security.ca"] is not None, {of[f"security.{key}"] is not None for key in ("certificate", "key")}
-    if pair == {True, False} or (pair == {True} and not ca) or (ca and of["exchange.transport"] == "tcp"):
+    if pair == {True, False} or (pair == {True} and not ca):
         return False
     return not ca or pair == {True} or of["security.clients"] == "token"
 

@@ -15,6 +15,7 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import Encoding, Summed
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -36,7 +37,7 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
     exchange = WorkerExchange(
         WorkerIdentity("job", 0, 1),
         Origin("worker 0", Sender(1, 0), "server 0"),
-        ours,
+        PlainConnection(ours),
         lend=np.empty,
         take=lambda _, frame: None,
         on_lost=lambda _, error: None,
@@ -55,7 +56,7 @@ def test_an_answer_without_values_overtakes_parameters() -> None:
         take_frame=lambda frame: came.put(frame.header.address.offset),
     )
     inbox = Inbox(Origin("server 0", Sender(0)), sink)
-    receiver = SocketPipe(theirs, Outbox("server 0"), inbox, PipeEvents(lambda error: None))
+    receiver = SocketPipe(PlainConnection(theirs), Outbox("server 0"), inbox, PipeEvents(lambda error: None))
     try:
         assert [came.get(timeout=120) for _ in range(3)] == [0, 2, 1]
     finally:
@@ -74,7 +75,7 @@ def test_a_connection_that_comes_when_none_is_taken_any_more_is_closed() -> None
         patience=Patience(),
     )
     early, late = socket.socketpair()
-    exchanges.keep(WorkerIdentity("job", 0, 1), early)
+    exchanges.keep(WorkerIdentity("job", 0, 1), PlainConnection(early))
     exchanges.close_unused()
-    exchanges.keep(WorkerIdentity("job", 0, 1), late)
+    exchanges.keep(WorkerIdentity("job", 0, 1), PlainConnection(late))
     assert (early.fileno(), late.fileno()) == (-1, -1)

@@ -133,7 +133,8 @@ class Served:
 
     def connect(self, identity: WorkerIdentity) -> socket.socket | None:
         origin = Origin("server 0", Sender(0))
-        return open_connection(self.channel, PARAMETER_SERVER_SERVICE, self.address, identity, origin)
+        opened = open_connection(self.channel, PARAMETER_SERVER_SERVICE, self.address, identity, origin)
+        return None if opened is None else opened.alone()
 
     def exchange(self, identity: WorkerIdentity | None) -> Exchanging:
         call: grpc.StreamStreamMultiCallable[bytes, bytes] = self.channel.stream_stream(

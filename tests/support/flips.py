@@ -12,8 +12,8 @@ import pytest
 from taihu.core.wire.frames.format import Opening, read_message
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.identity import Sender
-from taihu.core.wire.links import inbox, socket_pipe
-from taihu.core.wire.links.socket_pipe import receive_into
+from taihu.core.wire.links import inbox
+from taihu.core.wire.links.connection import PlainConnection
 
 _MORE_THAN_A_HEADER = 300
 
@@ -75,7 +75,12 @@ class Flips:
         self.damages_values = False
         self._chosen = chosen
         self._lock = threading.Lock()
-        monkeypatch.setattr(socket_pipe, "receive_into", self._receive_into)
+        self._read_into = PlainConnection.read_into
+
+        def read_into(connection: PlainConnection, places: Sequence[memoryview]) -> bool:
+            return self._receive_into(connection, places)
+
+        monkeypatch.setattr(PlainConnection, "read_into", read_into)
         monkeypatch.setattr(inbox, "read_message", self._read_message)
 
     def _next(self, size: int, link: object) -> int | None:
@@ -88,8 +93,8 @@ class Flips:
             self.made += drawn is not None
             return drawn
 
-    def _receive_into(self, connection: socket.socket, places: Sequence[memoryview]) -> bool:
-        came = receive_into(connection, places)
+    def _receive_into(self, connection: PlainConnection, places: Sequence[memoryview]) -> bool:
+        came = self._read_into(connection, places)
         size = sum(map(len, places))
         drawn = self._next(size, _ends_of(connection)) if came and size else None
         if drawn is not None:
@@ -107,7 +112,7 @@ class Flips:
         return read_message(came, sender, name)
 
 
-def _ends_of(connection: socket.socket) -> object:
+def _ends_of(connection: PlainConnection) -> object:
     with suppress(OSError):  # it is being closed
-        return frozenset((connection.getsockname(), connection.getpeername()))
+        return frozenset((connection._socket.getsockname(), connection._socket.getpeername()))
     return connection

@@ -22,6 +22,7 @@ from taihu.core.wire.frames.format import HEADER_BYTES, message_of
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -82,8 +83,12 @@ def sent_over(there: Sequence[int]) -> Iterator[Receiver]:
     receiver, sender = Receiver(), Receiver()
     with wired(there) as (near, far):
         origins = [Origin("worker 0", Sender(1, 0), "server 0"), Origin("server 0", Sender(0))]
-        receiving = SocketPipe(far, Outbox("worker 0"), Inbox(origins[0], receiver.sink), PipeEvents(receiver.fail))
-        sending = SocketPipe(near, Outbox("server 0"), Inbox(origins[1], sender.sink), PipeEvents(sender.fail))
+        receiving = SocketPipe(
+            PlainConnection(far), Outbox("worker 0"), Inbox(origins[0], receiver.sink), PipeEvents(receiver.fail)
+        )
+        sending = SocketPipe(
+            PlainConnection(near), Outbox("server 0"), Inbox(origins[1], sender.sink), PipeEvents(sender.fail)
+        )
         for header, pieces in FRAMES:
             sending.out.send(header, pieces)
         assert receiver.complete.wait(120)
@@ -147,7 +152,9 @@ def test_whoever_waits_until_all_has_been_read_is_told_when_the_other_side_has_l
     near, far = socket.socketpair()
     told = threading.Event()
     origin, nothing = Origin("worker 1", Sender(1, 1)), Receiver().sink
-    pipe = SocketPipe(near, Outbox("worker 1"), Inbox(origin, nothing), PipeEvents(lambda error: None))
+    pipe = SocketPipe(
+        PlainConnection(near), Outbox("worker 1"), Inbox(origin, nothing), PipeEvents(lambda error: None)
+    )
 
     def cut() -> None:
         far.close()

@@ -13,11 +13,11 @@ import pytest
 
 from taihu.core.base.errors import ConfigError, ExchangeError
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
+from taihu.core.wire.links.connection import Connection, PlainConnection
 from taihu.core.wire.links.direct_connection import (
     TOKEN_BYTES,
     DirectListener,
     connect_directly,
-    is_open,
     open_connection,
 )
 from taihu.core.wire.links.inbox import Origin
@@ -30,7 +30,7 @@ IDENTITY = WorkerIdentity("job", 3, 77)
 
 @pytest.mark.parametrize("said", [b"", b"short", b"\0" * TOKEN_BYTES])
 def test_who_does_not_know_the_token_is_shown_the_door(said: bytes) -> None:
-    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    connections: SimpleQueue[Connection] = SimpleQueue()
     listener = DirectListener()
     port, token = listener.expect(3, connections.put)
     with socket.create_connection(("127.0.0.1", port), timeout=120) as stranger:
@@ -57,7 +57,7 @@ def test_a_closed_listener_gives_no_tokens() -> None:
 def test_a_listener_takes_the_address_that_it_is_given() -> None:
     with socket.create_server(("127.0.0.2", 0)) as probe:
         port = probe.getsockname()[1]
-    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    connections: SimpleQueue[Connection] = SimpleQueue()
     with closing(DirectListener("127.0.0.2", port)) as listener:
         with pytest.raises(ConfigError, match=rf"cannot listen on 127\.0\.0\.2:{port} for direct.*in use"):
             DirectListener("127.0.0.2", port)
@@ -89,16 +89,18 @@ def answering(port: int, token: bytes) -> Iterator[tuple[grpc.Channel, str]]:
 
 
 def test_a_service_that_gives_a_token_is_connected_to() -> None:
-    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    connections: SimpleQueue[Connection] = SimpleQueue()
     with (
         closing(DirectListener()) as listener,
         answering(*listener.expect(3, connections.put)) as (channel, address),
     ):
         near = open_connection(channel, "service", address, IDENTITY, Origin("server 0", Sender(0)))
         assert near is not None
-        with near, connections.get_nowait() as far:
-            near.sendall(b"hello")
-            assert far.recv(5) == b"hello"
+        with closing(near), closing(connections.get_nowait()) as far:
+            near.write([b"hel", b"lo"])
+            heard = bytearray(5)
+            assert far.read_into([memoryview(heard)])
+            assert heard == b"hello"
 
 
 @pytest.mark.parametrize("reason", ["nobody listens", "token refused", "no such call"])
@@ -112,7 +114,7 @@ def test_where_there_is_no_connection_values_stay_in_grpc(reason: str) -> None:
 
 
 def test_a_rank_has_one_token_at_a_time() -> None:
-    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    connections: SimpleQueue[Connection] = SimpleQueue()
     with closing(DirectListener()) as listener:
         port, old = listener.expect(3, connections.put)
         _, other = listener.expect(4, connections.put)
@@ -132,7 +134,7 @@ def test_a_listener_outlives_a_moment_without_threads(monkeypatch: pytest.Monkey
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    connections: SimpleQueue[socket.socket] = SimpleQueue()
+    connections: SimpleQueue[Connection] = SimpleQueue()
     with closing(DirectListener()) as listener:
         port, token = listener.expect(3, connections.put)
         monkeypatch.setattr(threading.Thread, "start", start_later)
@@ -143,12 +145,12 @@ def test_a_listener_outlives_a_moment_without_threads(monkeypatch: pytest.Monkey
 
 
 def test_what_the_other_side_has_closed_is_not_open() -> None:
-    near, far = socket.socketpair()
-    with far:
-        assert is_open(far)
+    near, other = socket.socketpair()
+    with closing(PlainConnection(other)) as far:
+        assert far.is_open()
         near.sendall(b"more to come")
-        assert is_open(far)
+        assert far.is_open()
         near.close()
-        assert is_open(far)
-        far.recv(100)
-        assert not is_open(far)
+        assert far.is_open()
+        far.skip(memoryview(bytearray(100)))
+        assert not far.is_open()

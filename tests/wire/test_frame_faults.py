@@ -23,6 +23,7 @@ from taihu.core.wire.frames.frame_faults import FrameFault, turned
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -68,9 +69,9 @@ def sent_with(*faults: str, at: int) -> Iterator[tuple[Receiver, Receiver]]:
     receiver, sender, due = Receiver(), Receiver(), FaultyFrames()
     with wired() as (near, far):
         events = PipeEvents(receiver.fail, receiver.over.set)
-        receiving = SocketPipe(far, Outbox("worker 0"), Inbox(WORKER, receiver.sink), events)
+        receiving = SocketPipe(PlainConnection(far), Outbox("worker 0"), Inbox(WORKER, receiver.sink), events)
         out = Outbox("server 0", faults=due)
-        sending = SocketPipe(near, out, Inbox(SERVER, sender.sink), PipeEvents(sender.fail))
+        sending = SocketPipe(PlainConnection(near), out, Inbox(SERVER, sender.sink), PipeEvents(sender.fail))
         with closing(receiving), closing(sending):
             for number, (header, piece) in enumerate(zip(HEADERS, PIECES, strict=True)):
                 if number == at:

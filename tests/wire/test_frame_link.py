@@ -17,6 +17,7 @@ from taihu.core.base.errors import TaihuError
 from taihu.core.wire.frames.headers import Address, At, FrameHeader
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity
 from taihu.core.wire.frames.kinds import RingSegment
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.frame_link import FrameLink, LinkEnd
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox, OutgoingFrame
@@ -116,7 +117,7 @@ def test_a_link_given_up_while_it_is_opened_waits_for_no_thread_that_has_not_beg
                 receiving.join(60)
         begin(thread)
 
-    monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", lambda *_, **__: far)
+    monkeypatch.setattr("taihu.core.wire.links.frame_link.open_connection", lambda *_, **__: PlainConnection(far))
     monkeypatch.setattr(threading, "excepthook", lambda what: raised.append(what.exc_value))
     with _service() as address:
         end = LinkEnd("taihu.Test", address, Origin("worker 1", Sender(0, 1)))
@@ -148,7 +149,7 @@ def test_a_last_word_that_comes_after_the_other_side_has_gone_is_no_loss() -> No
     lost: list[TaihuError] = []
     ended = threading.Event()
     inbox = Inbox(Origin("worker 1", Sender(0, 1)), _NOTHING)
-    connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.append, ended.set))
+    connection = SocketPipe(PlainConnection(far), Outbox("worker 1"), inbox, PipeEvents(lost.append, ended.set))
     near.shutdown(socket.SHUT_WR)
     assert ended.wait(120)
     near.close()
@@ -162,7 +163,7 @@ def test_who_cannot_send_to_a_side_that_has_not_ended_has_lost_it() -> None:
     near, far = socket.socketpair()
     lost: SimpleQueue[TaihuError] = SimpleQueue()
     inbox = Inbox(Origin("worker 1", Sender(0, 1)), _NOTHING)
-    connection = SocketPipe(far, Outbox("worker 1"), inbox, PipeEvents(lost.put))
+    connection = SocketPipe(PlainConnection(far), Outbox("worker 1"), inbox, PipeEvents(lost.put))
     near.shutdown(socket.SHUT_RD)
     connection.out.send(_FRAME, _VALUES)
     assert str(lost.get(timeout=120)) == "worker 1 was lost: its connection broke"

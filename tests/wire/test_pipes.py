@@ -26,6 +26,7 @@ from taihu.core.wire.frames.frame_faults import FrameFaults
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Question, RingSegment
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import Pipe, PipeEvents
@@ -62,8 +63,10 @@ Ends = tuple[Pipe, Taken]
 def by_socket(first: Taken, second: Taken, faults: FrameFaults | None) -> tuple[Pipe, Pipe]:
     near, far = socket.socketpair()
     return (
-        SocketPipe(near, Outbox("server 0", faults=faults), Inbox(SERVER, first.sink()), first.events()),
-        SocketPipe(far, Outbox("worker 0"), Inbox(WORKER, second.sink()), second.events()),
+        SocketPipe(
+            PlainConnection(near), Outbox("server 0", faults=faults), Inbox(SERVER, first.sink()), first.events()
+        ),
+        SocketPipe(PlainConnection(far), Outbox("worker 0"), Inbox(WORKER, second.sink()), second.events()),
     )
 
 

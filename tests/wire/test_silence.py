@@ -23,6 +23,7 @@ from taihu.core.security.security import Security
 from taihu.core.security.token import Token
 from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.base.room import SILENT_PLACES, Room
+from taihu.core.wire.links.connection import Connection
 from taihu.core.wire.links.direct_connection import DirectListener, connect_directly
 from taihu.core.wire.serving.channel import open_channel
 from taihu.core.wire.serving.metrics import MetricsPage, ServerMetrics
@@ -203,11 +204,16 @@ def test_connections_to_the_page_that_say_nothing_keep_few_threads() -> None:
 
 
 def test_connections_beside_grpc_that_say_nothing_keep_few_threads() -> None:
-    taken: SimpleQueue[socket.socket] = SimpleQueue()
+    taken: SimpleQueue[Connection] = SimpleQueue()
     with closing(DirectListener("127.0.0.1")) as listener, ExitStack() as stack:
         port, token = listener.expect(3, taken.put)
         connected(stack, port, 2 * SILENT_PLACES)
-        with connect_directly("127.0.0.1", port, token) as near, taken.get(timeout=TIMEOUT_S) as far:
-            near.sendall(b"hello")
-            assert far.recv(5) == b"hello"
+        with (
+            closing(connect_directly("127.0.0.1", port, token)) as near,
+            closing(taken.get(timeout=TIMEOUT_S)) as far,
+        ):
+            near.write([b"hello"])
+            heard = bytearray(5)
+            assert far.read_into([memoryview(heard)])
+            assert heard == b"hello"
         wait_for(lambda: threads_named("direct-greet") <= SILENT_PLACES, "each has a thread", TIMEOUT_S)

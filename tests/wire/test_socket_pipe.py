@@ -33,6 +33,7 @@ from taihu.core.wire.frames.kinds import (
     Summed,
 )
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -66,7 +67,7 @@ class Taken:
 
 
 def made(connection: socket.socket, sink: Sink, on_lost: Callable[[TaihuError], None]) -> SocketPipe:
-    return SocketPipe(connection, Outbox("worker 4"), Inbox(SENDER, sink), PipeEvents(on_lost))
+    return SocketPipe(PlainConnection(connection), Outbox("worker 4"), Inbox(SENDER, sink), PipeEvents(on_lost))
 
 
 @contextmanager
@@ -273,7 +274,9 @@ def test_a_peer_that_does_not_read_does_not_hold_up_the_end() -> None:
         far, _ = server.accept()
         errors: list[TaihuError] = []
         origin = replace(SENDER, patience=Patience(0.05))
-        pipe = SocketPipe(near, Outbox("worker 4"), Inbox(origin, nothing()), PipeEvents(errors.append))
+        pipe = SocketPipe(
+            PlainConnection(near), Outbox("worker 4"), Inbox(origin, nothing()), PipeEvents(errors.append)
+        )
         values = np.zeros(8 << 20, dtype=np.float32)
         pipe.out.send(dense_header(1), [values])
         pipe.close()

@@ -34,6 +34,7 @@ from taihu.core.wire.frames.kinds import (
     SparseMessage,
 )
 from taihu.core.wire.frames.layouts import layout_from_message
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
@@ -157,7 +158,7 @@ def _connection(_: Path) -> Callable[[bytes], object]:
         lost: list[TaihuError] = []
         sink = Sink((Gradients,), places=lambda _: None, take=lambda *_: None, take_frame=lambda _: None)
         near, far = socket.socketpair()
-        receiver = SocketPipe(far, Outbox("worker 2"), Inbox(origin, sink), PipeEvents(lost.append))
+        receiver = SocketPipe(PlainConnection(far), Outbox("worker 2"), Inbox(origin, sink), PipeEvents(lost.append))
         with near:
             near.sendall(_sealed_header(data) + data[HEADER_BYTES:])
         receiver.drain()

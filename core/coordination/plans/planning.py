@@ -50,7 +50,6 @@ def first_plan(job: Job, layout: Layout, *, one_host: bool) -> Plan:
         job.exchange.transport,
         one_host=one_host,
         waits_for_groups=_computes(job),
-        is_encrypted=job.is_encrypted,
     )
     frame_elements = frame_elements_of(job, one_host=one_host)
     return Plan(1, 1, groups, layout, frame_elements, routes, carriage=carriage, world=job.world)
@@ -138,7 +137,7 @@ class Planning:
         self.plan = replace(first, length=length, updates=updates, from_step=begun_after + 1)
         self.profile: Profile | None = None
         self._one_host = one_host
-        self._is_auto = job.exchange.transport == "auto" and not job.is_encrypted
+        self._is_auto = job.exchange.transport == "auto"
         self._decided_after = 0
         self._reports: dict[int, Sequence[StepMeasurement]] = {}
         self._reported_step = 0

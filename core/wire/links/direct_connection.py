@@ -4,6 +4,9 @@ gRPC copies a message several times more than the kernel does, mostly while it h
 had, the values between two processes take a connection of their own: a service's `OpenConnection` gives a port and a
 token that is good once; who says the token is told that it is welcome. Where that fails (a firewall that lets one
 port through), values stay in the gRPC stream.
+
+Under TLS a connection is two sockets, one for each direction, since a socket under TLS is for one thread at a time.
+Who opens them says the token on either: first on that which it writes to later.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from hmac import compare_digest
 from typing import Final
@@ -19,13 +23,12 @@ import grpc
 import structlog
 
 from taihu.core.base.errors import ConfigError, ExchangeError
+from taihu.core.security.sealing import SealedSocket, Sealing
 from taihu.core.system.chance import random_bytes
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.sockets import (
     AF_INET6,
     IPPROTO_TCP,
-    MSG_DONTWAIT,
-    MSG_PEEK,
     SHUT_RDWR,
     SO_KEEPALIVE,
     SOL_SOCKET,
@@ -46,6 +49,7 @@ from taihu.core.wire.base.patience import Patience
 from taihu.core.wire.base.room import SILENT_PLACES, Room
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.limits import MOST_UNSENT_BYTES
+from taihu.core.wire.links.connection import Connection, PlainConnection, SealedConnection
 from taihu.core.wire.links.inbox import Origin
 from taihu.protos import connection_pb2 as pb
 
@@ -54,7 +58,21 @@ _PAUSE_S: Final = 0.2
 _WELCOME: Final = b"\x01"
 
 
-OnConnection = Callable[[Socket], None]
+OnConnection = Callable[[Connection], None]
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """Whoever is to say a token: its rank, what takes its connection, and under TLS that half which has come."""
+
+    rank: int
+    on_connection: OnConnection
+    first: SealedSocket | None = None
+
+    def forget(self) -> None:
+        """Nobody is expected any more."""
+        if self.first is not None:
+            self.first.close()
 
 
 class DirectListener:
@@ -64,26 +82,25 @@ class DirectListener:
         host: to listen on; "" and the wildcard addresses mean every interface.
         port: 0 takes a free one when the first token is given out; another one is taken at once.
         patience: with those who connect.
-        is_closed: nobody may connect, because everything has to travel under TLS, which these connections do not.
+        sealing: the way into TLS, which all take; None for plain text.
 
     Raises:
         ConfigError: the port is in use, or the host is not this machine's.
     """
 
     def __init__(
-        self, host: str = "", port: int = 0, patience: Patience | None = None, *, is_closed: bool = False
+        self, host: str = "", port: int = 0, patience: Patience | None = None, sealing: Sealing | None = None
     ) -> None:
         self._host = host
         self.patience = patience or Patience()
         self._lock = Lock()
-        self._expected: dict[bytes, tuple[int, OnConnection]] = {}
+        self._sealing = sealing
+        self._expected: dict[bytes, _Expected] = {}
         self._socket: Socket | None = None
         self._thread: Thread | None = None
         self._closed = Event()
         self._strangers = Room(SILENT_PLACES, self.patience.answer_s)
-        if is_closed:
-            self._closed.set()
-        elif port:
+        if port:
             self._listen(port)
 
     def _listen(self, port: int) -> Socket:
@@ -105,8 +122,10 @@ class DirectListener:
             if self._closed.is_set():
                 raise ExchangeError("no connections are taken any more")
             listening = self._socket or self._listen(0)
-            others = {known: each for known, each in self._expected.items() if each[0] != rank}
-            self._expected = {**others, token: (rank, on_connection)}
+            former = [known for known, each in self._expected.items() if each.rank == rank]
+            for known in former:
+                self._expected.pop(known).forget()
+            self._expected[token] = _Expected(rank, on_connection)
             return listening.getsockname()[1], token
 
     def close(self) -> None:
@@ -114,6 +133,9 @@ class DirectListener:
         self._strangers.close()
         with self._lock:
             self._closed.set()
+            for expected in self._expected.values():
+                expected.forget()
+            self._expected.clear()
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(SHUT_RDWR)
@@ -135,22 +157,44 @@ class DirectListener:
             except RuntimeError:  # out of threads
                 connection.close()
 
-    def _greet(self, connection: Socket) -> None:
-        on_connection = None
-        with suppress(OSError), self._strangers.place(partial(connection.shutdown, SHUT_RDWR)):
-            on_connection = self._claim(_hear_token(connection, self.patience.answer_s))
-        if on_connection is None:
+    def _greet(self, stranger: Socket) -> None:
+        """Hear what a stranger says, and hand its connection on where all of it is there."""
+        connection, welcome = stranger, None
+        try:
+            connection = stranger if self._sealing is None else self._sealing.answer(stranger)
+            with self._strangers.place(partial(Socket.shutdown, connection, SHUT_RDWR)):
+                if isinstance(connection, SealedSocket):
+                    connection.settimeout(self.patience.answer_s)
+                    connection.do_handshake()
+                said = _hear_token(connection, self.patience.answer_s)
+                _make_ready(connection, self.patience)
+                welcome = self._claim(said, connection)
+        except OSError:
+            pass
+        except ConfigError as error:
+            structlog.get_logger().warning("a direct connection cannot be taken", reason=str(error))
+        if welcome is None:
             connection.close()
             return
-        _make_ready(connection, self.patience)
-        on_connection(connection)
         with suppress(OSError):
-            connection.sendall(_WELCOME)
+            welcome()
 
-    def _claim(self, said: bytes) -> OnConnection | None:
+    def _claim(self, said: bytes, connection: Socket) -> Callable[[], None] | None:
+        """The welcome of who has `said` a token; None where it has none."""
         with self._lock:
-            known = [token for token in self._expected if compare_digest(token, said)]
-            return self._expected.pop(known[0])[1] if known and not self._closed.is_set() else None
+            known = next((token for token in self._expected if compare_digest(token, said)), None)
+            if known is None:
+                return None
+            expected = self._expected.pop(known)
+            if not isinstance(connection, SealedSocket):
+                return partial(_hand_on, expected, connection)
+            if expected.first is not None:
+                made = SealedConnection(expected.first, connection)
+                return partial(_hand_on_sealed, expected, made, connection)
+            # Here, since another thread may hand it on as soon as the other side knows.
+            connection.sendall(_WELCOME)
+            self._expected[known] = replace(expected, first=connection)
+            return lambda: None
 
 
 def open_connection(
@@ -161,11 +205,13 @@ def open_connection(
     peer: Origin,
     *,
     for_ring: bool = False,
+    sealing: Sealing | None = None,
     track: Callable[[grpc.Call], None] = lambda _: None,
-) -> Socket | None:
+) -> Connection | None:
     """A connection to the host of `service`, which `channel` reaches at `address`; None where there cannot be one.
 
-    It takes frames, or is `for_ring`. `track` is told of the call that asks for it, so that it can be cut.
+    It takes frames, or is `for_ring`; with `sealing` it is under TLS. `track` is told of the call that asks for it,
+    so that it can be cut.
     """
     ask = channel.unary_unary(
         f"/{service}/OpenConnection", pb.OpenConnectionRequest.SerializeToString, pb.OpenConnectionResponse.FromString
@@ -177,19 +223,45 @@ def open_connection(
         asked = ask.future(request, timeout=peer.patience.still_after_s, wait_for_ready=True)
         track(asked)
         answer = asked.result()
-        return connect_directly(split_address(address)[0], answer.port, answer.token, peer.patience)
+        host = split_address(address)[0]
+        return connect_directly(host, answer.port, answer.token, peer.patience, sealing)
     except grpc.FutureCancelledError:  # whoever asked has closed the link
         return None
-    except (grpc.RpcError, OSError) as error:
+    except (grpc.RpcError, OSError, ConfigError) as error:
         reason = error.details() if isinstance(error, grpc.Call) else str(error)
         structlog.get_logger().warning("values go over gRPC", peer=peer.name, reason=reason)
         return None
 
 
-def connect_directly(host: str, port: int, token: bytes, patience: Patience | None = None) -> Socket:
-    """A connection on which `token` has been said and taken; raises OSError when it cannot be opened."""
+def connect_directly(
+    host: str, port: int, token: bytes, patience: Patience | None = None, sealing: Sealing | None = None
+) -> Connection:
+    """A connection on which `token` has been said and taken, with `sealing` under TLS.
+
+    Raises:
+        OSError: it cannot be opened.
+        ConfigError: a file of certificates is of no use.
+    """
     patience = patience or Patience()
-    connection = create_connection((host, port), timeout=patience.answer_s)
+    if sealing is None:
+        connection = _say_token(create_connection((host, port), timeout=patience.answer_s), token)
+        _make_ready(connection, patience)
+        return PlainConnection(connection)
+    outgoing = sealing.ask(create_connection((host, port), timeout=patience.answer_s))
+    _say_token(outgoing, token)
+    try:
+        incoming = sealing.ask(create_connection((host, port), timeout=patience.answer_s))
+        _say_token(incoming, token)
+    except (OSError, ConfigError):
+        outgoing.close()
+        raise
+    for half in (outgoing, incoming):
+        _make_ready(half, patience)
+    return SealedConnection(incoming, outgoing)
+
+
+def _say_token(connection: Socket, token: bytes) -> Socket:
+    """The connection, on which the token was taken; it is closed where it was not."""
     try:
         connection.sendall(token)
         if connection.recv(len(_WELCOME)) != _WELCOME:
@@ -197,18 +269,20 @@ def connect_directly(host: str, port: int, token: bytes, patience: Patience | No
     except OSError:
         connection.close()
         raise
-    _make_ready(connection, patience)
     return connection
 
 
-def is_open(connection: Socket) -> bool:
-    """Whether the other side has neither ended the connection nor cut it."""
-    try:
-        return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+def _hand_on(expected: _Expected, connection: Socket) -> None:
+    """Hand it on, and only then tell the other side, which may be asked for it at once."""
+    expected.on_connection(PlainConnection(connection))
+    connection.sendall(_WELCOME)
+
+
+def _hand_on_sealed(expected: _Expected, made: SealedConnection, outgoing: SealedSocket) -> None:
+    """As `_hand_on`; whoever writes to it waits until the welcome is out, since one thread at a time may."""
+    with made.writing:
+        expected.on_connection(made)
+        outgoing.sendall(_WELCOME)
 
 
 def _bound(host: str, port: int) -> Socket:

@@ -145,10 +145,10 @@ class FrameLink:
     def prepare(self, carrier: Carrier) -> None:
         """Begin to open the connection that `carrier` needs; until it is there, or where none can be, gRPC goes on.
 
-        Under TLS there is none. A firewall that drops what it does not let through keeps an attempt waiting for
-        seconds: nobody else waits, but in `settle`. It may be called before `open`.
+        A firewall that drops what it does not let through keeps an attempt waiting for seconds: nobody else waits,
+        but in `settle`. It may be called before `open`.
         """
-        if carrier == "grpc" or self._end.security.encrypts or self._opening is not None or self._closed:
+        if carrier == "grpc" or self._opening is not None or self._closed:
             return
         self._opening = spawn("link-connect", self._connect)
 
@@ -167,6 +167,7 @@ class FrameLink:
                 self._end.address,
                 self._identity,
                 self._end.origin,
+                sealing=self._end.security.sealing(self._end.member),
                 track=self._track_question,
             )
         if opened is None:
@@ -189,7 +190,7 @@ class FrameLink:
         end = self._end
         if end.security.encrypts or not isinstance(self._faults, NoFrameFaults | None):
             return None
-        return open_connection(
+        opened = open_connection(
             self.channel,
             end.service,
             end.address,
@@ -198,6 +199,7 @@ class FrameLink:
             for_ring=True,
             track=self._track_question,
         )
+        return None if opened is None else opened.alone()
 
     def carry(self, carrier: Carrier) -> None:
         """Send frames by `carrier` from now on, if it is there (`prepare`)."""

@@ -1,23 +1,17 @@
-"""A pipe on a connection of its own (see `direct_connection`): frames go straight from one arena into another."""
+"""A pipe on a connection of its own (see `connection`): frames go straight from one arena into another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Final
 
 from taihu.core.base.errors import MemberLostError, RunError, TaihuError
-from taihu.core.system.sockets import MSG_WAITALL, SHUT_RDWR, SHUT_WR, Socket
 from taihu.core.system.threads import current_thread, make_thread
 from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
+from taihu.core.wire.links.connection import MOST_PIECES, Connection
 from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 from taihu.core.wire.links.pipe import PipeEvents
-
-MOST_PIECES: Final = 512
-"""The most arrays that are sent or received at once; Linux takes at most 1024."""
 
 
 class SocketPipe:
@@ -30,15 +24,13 @@ class SocketPipe:
         events: are told until `close`.
     """
 
-    def __init__(self, connection: Socket, out: Outbox, inbox: Inbox, events: PipeEvents) -> None:
+    def __init__(self, connection: Connection, out: Outbox, inbox: Inbox, events: PipeEvents) -> None:
         self.out = out
         self.inbox = inbox
         self._closed = self._stopped = self._has_ended = False
         self._farewell_s = inbox.origin.patience.farewell_s
         self._events = events
         self._connection = connection
-        # Each direction closes a descriptor of its own.
-        self._outgoing = connection.dup()
         self._sending = make_thread("direct-send", self._send)
         self._receiving = make_thread("direct-receive", self._receive)
         self._sending.start()
@@ -55,8 +47,7 @@ class SocketPipe:
         self._sending.join(self._farewell_s)
         if self._sending.is_alive():
             self._stopped = True
-            with suppress(OSError):
-                self._outgoing.shutdown(SHUT_RDWR)
+            self._connection.cut()
             self._sending.join()
 
     def drain(self) -> None:
@@ -67,8 +58,7 @@ class SocketPipe:
         """Cut both directions; nothing is told any more."""
         self._closed = True
         self.stop()
-        with suppress(OSError):
-            self._connection.shutdown(SHUT_RDWR)
+        self._connection.cut()
         if self._receiving is not current_thread():
             self._receiving.join()
         self.finish()
@@ -77,30 +67,29 @@ class SocketPipe:
         name = self.inbox.origin.name
         try:
             for buffers in self.out.frames(MOST_PIECES):
-                _write(self._outgoing, buffers)
+                self._connection.write(buffers)
         except OSError:
             if not self._stopped:
                 self._cannot_send(MemberLostError(f"{name} was lost: its connection broke"))
         except TaihuError as error:
             # Before anybody is told, who may wait for the other side's word. It ends the way back.
             with suppress(OSError):
-                self._outgoing.shutdown(SHUT_WR)
+                self._connection.end()
             self._cannot_send(error)
         except BaseException as error:
             self._lost(RunError(f"internal error while sending to {name}: {error!r}"))
             raise
         finally:
             with suppress(OSError):
-                self._outgoing.shutdown(SHUT_WR)
-            self._outgoing.close()
+                self._connection.end()
+            self._connection.close_writing()
             self.out.over()
 
     def _receive(self) -> None:
         name = self.inbox.origin.name
         header = memoryview(bytearray(HEADER_BYTES))
-        fill = partial(receive_into, self._connection)
         try:
-            while self.inbox.take_from(fill, header):
+            while self.inbox.take_from(self._connection.read_into, header):
                 pass
             self._has_ended = True
             if not self._closed:
@@ -114,12 +103,12 @@ class SocketPipe:
             self._lost(RunError(f"internal error while taking in a frame of {name}: {error!r}"))
             raise
         finally:
-            self._connection.close()
+            self._connection.close_reading()
 
     def _discard(self) -> None:
         """Read on to the end: the other side shall hear the reason over gRPC, not of a connection that breaks."""
         with suppress(OSError):
-            while self._connection.recv_into(self.inbox.room(MAX_PAYLOAD_BYTES).data):
+            while self._connection.skip(self.inbox.room(MAX_PAYLOAD_BYTES).data):
                 pass
 
     def _lost(self, error: TaihuError) -> None:
@@ -130,33 +119,3 @@ class SocketPipe:
         # Who has ended its direction has all it wants, and may cut the other before the last word on it comes.
         if not (self._has_ended and isinstance(error, MemberLostError)):
             self._lost(error)
-
-
-def receive_into(connection: Socket, places: Sequence[memoryview]) -> bool:
-    """Fill `places` one after another; False when the connection ended before the first byte.
-
-    Raises:
-        ConnectionResetError: it ended later.
-    """
-    rest = list(filter(len, places))
-    begun = False
-    while rest:
-        count = connection.recvmsg_into(rest[:MOST_PIECES], 0, MSG_WAITALL)[0]
-        if not count:
-            if begun:
-                raise ConnectionResetError("the connection ended within a frame")
-            return False
-        begun = True
-        while rest and count >= len(rest[0]):
-            count -= len(rest.pop(0))
-        if count:
-            rest[0] = rest[0][count:]
-    return True
-
-
-def _write(connection: Socket, buffers: Sequence[bytes | memoryview]) -> None:
-    sent = connection.sendmsg(buffers)
-    for buffer in buffers:
-        if sent < len(buffer):
-            connection.sendall(memoryview(buffer)[max(0, sent) :])
-        sent -= len(buffer)

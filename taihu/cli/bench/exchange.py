@@ -92,15 +92,8 @@ def exchange(
         options.assignments or (), cluster, launched=role != "all", plan="per-layer" if blobs else "bucket:4MB"
     )
     wanted = Rounds(rounds, warmup, _carriers(against))
-    if "tcp" in wanted.against and job.is_encrypted:
-        raise ConfigError(
-            f"--against {against}: connections beside gRPC know no TLS; time grpc alone, or leave security out"
-        )
     if wanted.against and role == "all" and job.shares_memory:
-        other = "grpc" if job.is_encrypted else "tcp"
-        raise ConfigError(
-            f"--against {against}: values lie in shared memory here; add --set exchange.transport={other}"
-        )
+        raise ConfigError(f"--against {against}: values lie in shared memory here; add --set exchange.transport=tcp")
     check_writable(options.json_file)
     interrupts.install()
     rank = options.own_rank(role) or 0

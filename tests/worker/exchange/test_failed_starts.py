@@ -20,6 +20,7 @@ from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.layouts import layout_to_message
 from taihu.core.wire.links import direct_connection
+from taihu.core.wire.links.connection import Connection
 from taihu.core.wire.links.inbox import Origin
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.worker.exchange.making import Beside, between_workers, through_servers
@@ -97,10 +98,10 @@ def test_a_state_of_a_later_version_is_refused() -> None:
 
 def test_a_connection_that_ends_by_itself_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Something between worker and server may close the values' connection and leave the stream open."""
-    connections: list[socket.socket] = []
+    connections: list[Connection] = []
     connect = direct_connection.connect_directly
 
-    def remember(*arguments: Any) -> socket.socket:
+    def remember(*arguments: Any) -> Connection:
         connections.append(connect(*arguments))
         return connections[-1]
 
@@ -110,7 +111,7 @@ def test_a_connection_that_ends_by_itself_is_no_silence(monkeypatch: pytest.Monk
         first.exchange.start()
         second.exchange.start()
         first.exchange.begin(1)
-        connections[0].shutdown(socket.SHUT_RDWR)
+        connections[0].cut()
         with pytest.raises(TaihuError, match=r"worker 0 was lost|server 0 at .* was lost: its connection ended"):
             first.exchange.wait(0)
         second.exchange.begin(1)

@@ -22,6 +22,7 @@ from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import FrameHeader, ValueType
 from taihu.core.wire.frames.identity import Sender, WorkerIdentity, identity_to_metadata
 from taihu.core.wire.frames.kinds import Encoding, Gradients, RingSegment, Summed
+from taihu.core.wire.links.connection import PlainConnection
 from taihu.core.wire.links.direct_connection import open_connection
 from taihu.core.wire.links.inbox import Inbox, Origin, Sink
 from taihu.core.wire.links.outbox import Outbox
@@ -79,16 +80,18 @@ def on_connection(kind: str, identity: WorkerIdentity, channel: grpc.Channel, ad
     origin = Origin("server 0", Sender(0))
     connection = open_connection(channel, "taihu.v1.ParameterServerService", address, identity, origin)
     assert connection is not None
+    raw = connection.alone()
+    assert raw is not None
     frames = Outbox("server 0")
     answers = raw_exchange(channel)(frames.messages(), metadata=identity_to_metadata(identity), timeout=120)
     bad = MALFORMED[kind]
     if isinstance(bad, FrameHeader):
         nothing = Inbox(origin, Sink((), lambda _: None, lambda *_: None, lambda _: None))
-        pipe = SocketPipe(connection.dup(), Outbox("server 0"), nothing, PipeEvents(lambda error: None))
+        pipe = SocketPipe(PlainConnection(raw.dup()), Outbox("server 0"), nothing, PipeEvents(lambda error: None))
         pipe.out.send(bad, payload_of(kind, bad))
     else:
-        connection.sendall(bad * 100)
-        connection.shutdown(socket.SHUT_WR)
+        raw.sendall(bad * 100)
+        raw.shutdown(socket.SHUT_WR)
     try:
         yield from answers
     finally:
