@@ -67,6 +67,9 @@ class TrainingLoop:
         step = self.begun_after
         if self.is_untested:
             self._test(step)
+        if self._are_apart:
+            # All begin with the same parameters, which the first to push would change for those who come later.
+            self._meet()
         while self.last.follows(step):
             step += 1
             if self._is_left_out(step):
