@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from taihu.core.history.order import Entered, OrderFile
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.system.threads import Lock
 from taihu.core.traits.consistencies import Consistency
 from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.serving.staleness import StalenessCounts
 from taihu.ps_server.aggregator import Complete, Outcome
 from taihu.ps_server.loose_aggregator import Due, Entry, LooseAggregator, Turn, Update
 from taihu.ps_server.summing import Contribution, FrameBuffers
 from taihu.ps_server.updating import Answer, FrameUpdates, FrameWay
-
-BOUNDS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256)
-"""Upper bounds of the buckets of histograms of staleness."""
 
 
 @dataclass(frozen=True)
@@ -27,42 +23,6 @@ class Answers:
 
     to: tuple[tuple[int, Answer], ...]
     has_updated: bool
-
-
-class StalenessCounts:
-    """Plain numbers of all contributions so far, under `lock`.
-
-    Attributes:
-        steps: the number of contributions that lacked at most each of `BOUNDS` steps, and more than the one before;
-            then more.
-        missed: the same by updates that the frame had seen since what they were computed from.
-        most: the most steps that one lacked.
-        step_sum, missed_sum: of all of them.
-        entered: contributions.
-        dropped: contributions that came too late.
-    """
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.steps = [0] * (len(BOUNDS) + 1)
-        self.missed = [0] * (len(BOUNDS) + 1)
-        self.most = self.step_sum = self.missed_sum = self.entered = self.dropped = 0
-
-    def add(self, entries: Sequence[Entry]) -> None:
-        """Contributions have entered."""
-        with self.lock:
-            for each in entries:
-                self.steps[bisect_left(BOUNDS, each.staleness)] += 1
-                self.missed[bisect_left(BOUNDS, each.missed)] += 1
-                self.most = max(self.most, each.staleness)
-                self.step_sum += each.staleness
-                self.missed_sum += each.missed
-                self.entered += 1
-
-    def drop(self) -> None:
-        """A contribution came too late."""
-        with self.lock:
-            self.dropped += 1
 
 
 class LooseFrames:

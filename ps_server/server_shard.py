@@ -27,9 +27,10 @@ from taihu.core.wire.frames.headers import BYTES_PER_VALUE, At, Frame, FrameHead
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import MOST_AHEAD, Encoding, Gradients, Parameters, Rates, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
+from taihu.core.wire.serving.staleness import StalenessCounts
 from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
 from taihu.ps_server.instruments import Holding, Recording, Watched
-from taihu.ps_server.loose_frames import Answers, LooseFrames, StalenessCounts
+from taihu.ps_server.loose_frames import Answers, LooseFrames
 from taihu.ps_server.summing import Contribution, FrameBuffers, count_non_finite
 from taihu.ps_server.updating import Answer, FrameUpdates, FrameWay
 
@@ -59,9 +60,9 @@ class ServerShard:
         chaos: is asked at each point.
         held: takes what each step has led to, before anybody is answered; None where nobody does.
         order: records who entered which version, where a step does not wait for all; None where nobody asks for that.
+        staleness: counts contributions there.
 
     Attributes:
-        staleness: counts of contributions, where a step does not wait for all; else nothing is counted.
         loose: the frames there; None where all wait for all.
         buffers: memory for dense frames, to which it returns when they have been summed.
         step: the highest one of which a frame was updated.
@@ -82,10 +83,11 @@ class ServerShard:
         chaos: Chaos | None = None,
         held: HeldSteps | None = None,
         order: OrderFile | None = None,
+        staleness: StalenessCounts | None = None,
     ) -> None:
         self._job = job
         self._order = order
-        self.staleness = StalenessCounts()
+        self._staleness = staleness or StalenessCounts({})
         self._partition = partition
         self._plan = plan
         self._parameters = parameters
@@ -241,7 +243,7 @@ class ServerShard:
         if consistency.is_strict:
             return None
         updates, frames = self._updates, self._frames_of(plan)
-        header, counts = self._loose_header, self.staleness
+        header, counts = self._loose_header, self._staleness
         return LooseFrames(
             consistency, workers, frames, last_step, updates, self._way, self.buffers, header, counts, self._order
         )

@@ -22,6 +22,7 @@ from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.kinds import Parameters
 from taihu.core.wire.links.shared_memory import allocate_values
+from taihu.core.wire.serving.staleness import StalenessCounts
 from taihu.ps_server.meetings import Meetings
 from taihu.ps_server.server_shard import ServerShard
 
@@ -77,6 +78,7 @@ class ShardHolder:
 
     `get_plan` returns the run's present plan; it is called when the parameters arrive and when a frame of a later
     plan does. `recorder` gets the shard's history. Its steps are held as those of `generation`.
+    `staleness` counts contributions where a step does not wait for all workers.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class ShardHolder:
         recorder: Recorder | None = None,
         chaos: Chaos | None = None,
         generation: int = 0,
+        staleness: StalenessCounts | None = None,
     ) -> None:
         self._job = job
+        self._staleness = staleness
         self._generation = generation
         self.index = index
         self._incarnation = incarnation
@@ -151,6 +155,7 @@ class ShardHolder:
             recorder=self._recorder,
             chaos=self._chaos,
             order=self._order_of(job, initial),
+            staleness=self._staleness,
         )
         shard.warm_up()
         begun = resumed_from(self._job)
