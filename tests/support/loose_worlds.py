@@ -27,7 +27,8 @@ def frames_of(count: int) -> tuple[FrameSpec, ...]:
 
 def gradient(parameters: Values, rank: int, step: int) -> Values:
     """Any function of all that a gradient may depend on."""
-    return np.sin(parameters + parameters.sum() + rank) + step / 7
+    found: Values = np.sin(parameters + parameters.sum() + rank) + step / 7
+    return found
 
 
 @dataclass
