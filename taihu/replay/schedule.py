@@ -145,7 +145,7 @@ class Replay:
             raise RunError("the orders lack a frame that others have been computed from: a file is damaged")
 
     def _of_worker(self, rank: int) -> Iterator[Deed]:
-        """What a worker can do now: its next step, as far as frames have come to it."""
+        """The deeds of a worker that can be done now: its next step, as far as frames have come to it."""
         steps = self._steps[rank]
         if not steps:
             return
