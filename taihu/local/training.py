@@ -127,7 +127,8 @@ class LocalTraining:
         folder = self.files.folder.absolute() if self.files.folder else Path("none")
         model = self.files.model.absolute() if self.files.model else self.job.run.save
         own = {"dir": folder, "save": model, "results": Path("none"), "history": self._history}
-        own["order"] = self._order
+        if not self.job.consistency.is_strict:
+            own["order"] = self._order
         return self.job.run.model_copy(update=own)
 
     @property
