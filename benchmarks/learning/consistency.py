@@ -61,7 +61,7 @@ class Daemons:
 
     def _start(self, module: str, rank: int, flags: Sequence[str], pace: int = 0) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", f"taihu.{module}", "--rank", str(rank), *flags]
-        command += ["--json", str(self.folder / f"{module}-{rank}.json"), "--log-format", "json"]
+        command += ["--json", str(self.folder / f"{module}-{rank}.json"), "--log-format", "json", "--linger", "0"]
         environment = {**os.environ, STEP_SECONDS: str(pace * _STEP_S)}
         with (self.folder / f"{module}-{rank}.log").open("wb") as log:
             return subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taihu.core.base.errors import ConfigError
+
 if TYPE_CHECKING:
     # Which asks this.
     from taihu.core.job.job import Job
@@ -37,3 +39,16 @@ def loose_mistake(job: Job) -> str:
     )
     remedy = next((remedy for is_met, remedy in needs if not is_met), "")
     return remedy and f"exchange.consistency '{consistency}' {remedy}"
+
+
+def check_simulated(job: Job) -> None:
+    """Check that the job's steps are those that can be simulated.
+
+    Raises:
+        ConfigError: they do not wait for all workers.
+    """
+    if not job.consistency.is_strict:
+        raise ConfigError(
+            f"exchange.consistency '{job.consistency}': steps that wait for all workers alone are simulated; set "
+            "exchange.consistency = 'bsp'"
+        )
