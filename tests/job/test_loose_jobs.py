@@ -28,8 +28,8 @@ def test_one_gradient_at_a_time_is_a_share_of_the_step() -> None:
 
 def test_what_such_steps_do_without() -> None:
     strict, loose = job_of("ssp:0"), job_of("async")
-    assert strict.shares_memory and strict.plans_by_measuring and strict.may_hold_steps
-    assert not (loose.shares_memory or loose.plans_by_measuring or loose.may_hold_steps)
+    traits = [(job.shares_memory, job.plans_by_measuring, job.may_hold_steps) for job in (strict, loose)]
+    assert traits == [(True, True, True), (False, False, False)]
 
 
 def test_orders_are_of_steps_that_have_none() -> None:
