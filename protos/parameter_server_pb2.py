@@ -26,13 +26,15 @@ from taihu.protos import connection_pb2 as taihu_dot_protos_dot_connection__pb2
 from taihu.protos import tensor_pb2 as taihu_dot_protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#taihu/protos/parameter_server.proto\x12\x08taihu.v1\x1a\x1dtaihu/protos/connection.proto\x1a\x19taihu/protos/tensor.proto\"S\n\x11InitializeRequest\x12\"\n\x06layout\x18\x01 \x01(\x0b\x32\x10.taihu.v1.LayoutH\x00\x12\x0f\n\x05\x66rame\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"&\n\x12InitializeResponse\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\"P\n\x0cSharedBuffer\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"i\n\x0cShareRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12)\n\tgradients\x18\x04 \x01(\x0b\x32\x16.taihu.v1.SharedBuffer\";\n\rShareResponse\x12*\n\nparameters\x18\x01 \x01(\x0b\x32\x16.taihu.v1.SharedBuffer\"b\n\x0bKeepRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x15\n\runtil_durable\x18\x05 \x01(\x08\"\x0e\n\x0cKeepResponse\"m\n\x0c\x46\x65tchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rlayout_digest\x18\x03 \x01(\t\x12\x16\n\x0ewithout_values\x18\x04 \x01(\x08\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x32\x8f\x03\n\x16ParameterServerService\x12\x30\n\x08\x45xchange\x12\x0f.taihu.v1.Frame\x1a\x0f.taihu.v1.Frame(\x01\x30\x01\x12I\n\nInitialize\x12\x1b.taihu.v1.InitializeRequest\x1a\x1c.taihu.v1.InitializeResponse(\x01\x12\x38\n\x05Share\x12\x16.taihu.v1.ShareRequest\x1a\x17.taihu.v1.ShareResponse\x12S\n\x0eOpenConnection\x12\x1f.taihu.v1.OpenConnectionRequest\x1a .taihu.v1.OpenConnectionResponse\x12\x35\n\x04Keep\x12\x15.taihu.v1.KeepRequest\x1a\x16.taihu.v1.KeepResponse\x12\x32\n\x05\x46\x65tch\x12\x16.taihu.v1.FetchRequest\x1a\x0f.taihu.v1.Frame0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#taihu/protos/parameter_server.proto\x12\x08taihu.v1\x1a\x1dtaihu/protos/connection.proto\x1a\x19taihu/protos/tensor.proto\"S\n\x11InitializeRequest\x12\"\n\x06layout\x18\x01 \x01(\x0b\x32\x10.taihu.v1.LayoutH\x00\x12\x0f\n\x05\x66rame\x18\x03 \x01(\x0cH\x00\x42\t\n\x07\x63ontent\"&\n\x12InitializeResponse\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\"P\n\x0cSharedBuffer\x12\x0f\n\x07\x62oot_id\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"i\n\x0cShareRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12)\n\tgradients\x18\x04 \x01(\x0b\x32\x16.taihu.v1.SharedBuffer\";\n\rShareResponse\x12*\n\nparameters\x18\x01 \x01(\x0b\x32\x16.taihu.v1.SharedBuffer\"b\n\x0bKeepRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x15\n\runtil_durable\x18\x05 \x01(\x08\"\x0e\n\x0cKeepResponse\"\x91\x01\n\x0c\x46\x65tchRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x15\n\rlayout_digest\x18\x03 \x01(\t\x12\x16\n\x0ewithout_values\x18\x04 \x01(\x08\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\"\n\x07meeting\x18\x06 \x01(\x0e\x32\x11.taihu.v1.Meeting*H\n\x07Meeting\x12\x17\n\x13MEETING_UNSPECIFIED\x10\x00\x12\x13\n\x0fMEETING_BETWEEN\x10\x01\x12\x0f\n\x0bMEETING_END\x10\x02\x32\x8f\x03\n\x16ParameterServerService\x12\x30\n\x08\x45xchange\x12\x0f.taihu.v1.Frame\x1a\x0f.taihu.v1.Frame(\x01\x30\x01\x12I\n\nInitialize\x12\x1b.taihu.v1.InitializeRequest\x1a\x1c.taihu.v1.InitializeResponse(\x01\x12\x38\n\x05Share\x12\x16.taihu.v1.ShareRequest\x1a\x17.taihu.v1.ShareResponse\x12S\n\x0eOpenConnection\x12\x1f.taihu.v1.OpenConnectionRequest\x1a .taihu.v1.OpenConnectionResponse\x12\x35\n\x04Keep\x12\x15.taihu.v1.KeepRequest\x1a\x16.taihu.v1.KeepResponse\x12\x32\n\x05\x46\x65tch\x12\x16.taihu.v1.FetchRequest\x1a\x0f.taihu.v1.Frame0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'taihu.protos.parameter_server_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_MEETING']._serialized_start=746
+  _globals['_MEETING']._serialized_end=818
   _globals['_INITIALIZEREQUEST']._serialized_start=107
   _globals['_INITIALIZEREQUEST']._serialized_end=190
   _globals['_INITIALIZERESPONSE']._serialized_start=192
@@ -47,8 +49,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEEPREQUEST']._serialized_end=580
   _globals['_KEEPRESPONSE']._serialized_start=582
   _globals['_KEEPRESPONSE']._serialized_end=596
-  _globals['_FETCHREQUEST']._serialized_start=598
-  _globals['_FETCHREQUEST']._serialized_end=707
-  _globals['_PARAMETERSERVERSERVICE']._serialized_start=710
-  _globals['_PARAMETERSERVERSERVICE']._serialized_end=1109
+  _globals['_FETCHREQUEST']._serialized_start=599
+  _globals['_FETCHREQUEST']._serialized_end=744
+  _globals['_PARAMETERSERVERSERVICE']._serialized_start=821
+  _globals['_PARAMETERSERVERSERVICE']._serialized_end=1220
 # @@protoc_insertion_point(module_scope)

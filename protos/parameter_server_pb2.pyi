@@ -5,6 +5,7 @@ isort:skip_file
 
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from taihu.protos import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
@@ -16,6 +17,28 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Meeting:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MeetingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Meeting.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MEETING_UNSPECIFIED: _Meeting.ValueType  # 0
+    MEETING_BETWEEN: _Meeting.ValueType  # 1
+    """Behind a step of theirs, from which they go on."""
+    MEETING_END: _Meeting.ValueType  # 2
+    """At the end of their run."""
+
+class Meeting(_Meeting, metaclass=_MeetingEnumTypeWrapper):
+    """The places where workers meet that stand at several steps, because a step does not wait for all of them."""
+
+MEETING_UNSPECIFIED: Meeting.ValueType  # 0
+MEETING_BETWEEN: Meeting.ValueType  # 1
+"""Behind a step of theirs, from which they go on."""
+MEETING_END: Meeting.ValueType  # 2
+"""At the end of their run."""
+Global___Meeting: _TypeAlias = Meeting  # noqa: Y015
 
 @_typing.final
 class InitializeRequest(_message.Message):
@@ -203,6 +226,7 @@ class FetchRequest(_message.Message):
     LAYOUT_DIGEST_FIELD_NUMBER: _builtins.int
     WITHOUT_VALUES_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    MEETING_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     rank: _builtins.int
     layout_digest: _builtins.str
@@ -210,6 +234,10 @@ class FetchRequest(_message.Message):
     without_values: _builtins.bool
     """The worker only waits until there are parameters; it asks for them when it needs them."""
     incarnation: _builtins.int
+    meeting: Global___Meeting.ValueType
+    """The worker waits until all others have come so far, and gets the parameters that all of them get. Nothing comes
+    where others end the run meanwhile.
+    """
     def __init__(
         self,
         *,
@@ -218,10 +246,11 @@ class FetchRequest(_message.Message):
         layout_digest: _builtins.str = ...,
         without_values: _builtins.bool = ...,
         incarnation: _builtins.int = ...,
+        meeting: Global___Meeting.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "layout_digest", b"layout_digest", "rank", b"rank", "without_values", b"without_values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "job", b"job", "layout_digest", b"layout_digest", "meeting", b"meeting", "rank", b"rank", "without_values", b"without_values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

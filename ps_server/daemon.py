@@ -77,6 +77,8 @@ class ServerDaemon:
         self._member = MemberId(Role.SERVER, options.index)
         self._log = structlog.get_logger().bind(role="server", rank=options.index)
         self.metrics = ServerMetrics(options.index)
+        if not job.consistency.is_strict:
+            self.metrics.exported.put(self.metrics.staleness)
         self._page: MetricsPage | None = None
         listening = listen_options(
             job,
@@ -193,6 +195,7 @@ class ServerDaemon:
             "reason": reason or None,
             "seconds_per_update": self.metrics.mean_update_seconds,
             "memory": self._memory.results(),
+            "staleness": None if self._job.consistency.is_strict else self.metrics.staleness.results(),
         }
 
     def stop(self, reason: str) -> None:

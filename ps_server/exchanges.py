@@ -38,6 +38,7 @@ from taihu.core.wire.links.stream_pipe import StreamPipe
 from taihu.core.wire.serving.metrics import SECONDS, ServerMetrics
 from taihu.ps_server.aggregator import Outcome
 from taihu.ps_server.connections import UntakenConnections
+from taihu.ps_server.loose_frames import Answers
 from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.shard_holder import ShardHolder
 from taihu.ps_server.updating import Answer
@@ -314,22 +315,34 @@ class Exchanges:
             # Nobody can end this step, whoever pushes next.
             self.fail(error)
             return
-        if isinstance(outcome, Answer):
+        has_updated = isinstance(outcome, Answer) or (isinstance(outcome, Answers) and outcome.has_updated)
+        if has_updated:
             seconds = self._clock.now() - start
             with counts.lock:
                 counts.updates[bisect_left(SECONDS, seconds)] += 1
                 counts.update_seconds += seconds
                 counts.recent.append(seconds)
                 counts.step = shard.step
+        if isinstance(outcome, Answer):
             with self._lock:
                 exchanges = tuple(self._exchanges.values())
             self._answer(outcome, exchanges)
+        elif isinstance(outcome, Answers):
+            self.send(outcome.to)
         if self._tracer.enabled:
-            self._trace(header, start, has_updated=isinstance(outcome, Answer))
+            self._trace(header, start, has_updated=has_updated)
         if outcome is Outcome.ANSWERED:
             self._answer(shard.answer_again(header), (exchange,))
         if outcome is Outcome.ANSWERED or outcome is Outcome.DUPLICATE:
             self._metrics.duplicate_frames.inc()
+
+    def send(self, answers: Iterable[tuple[int, Answer]]) -> None:
+        """Answer workers, each by its rank and in its own way, as far as they are there."""
+        for rank, answer in answers:
+            with self._lock:
+                exchange = self._exchanges.get(rank)
+            if exchange is not None:
+                self._answer(answer, (exchange,))
 
     def _answer(self, answer: Answer, exchanges: Iterable[WorkerExchange]) -> None:
         """Answer each of these workers in its way: all, where they have pushed this frame."""

@@ -183,6 +183,7 @@ class Participation:
             recorder=recorder,
             chaos=self._chaos,
             generation=self._generation.number,
+            staleness=self._metrics.staleness,
         )
         with maybe_writing(self._job, client.stored, client.left_out, self._chaos) as writer:
             servicer = ParameterServerServicer(

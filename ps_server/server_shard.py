@@ -15,6 +15,7 @@ from taihu.core.checkpoint.part import PARAMETERS, Elements, State
 from taihu.core.checkpoint.reading import Checkpoint
 from taihu.core.coordination.checkpointing import manifest_of
 from taihu.core.coordination.plans.plan import Plan
+from taihu.core.history.order import OrderFile
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job
 from taihu.core.optimization import StepRates
@@ -24,10 +25,12 @@ from taihu.core.wire.base.clock import Clock, SystemClock
 from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import BYTES_PER_VALUE, At, Frame, FrameHeader, ValueType, dense_values
 from taihu.core.wire.frames.identity import Sender
-from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Rates, Summed
+from taihu.core.wire.frames.kinds import MOST_AHEAD, Encoding, Gradients, Parameters, Rates, Summed
 from taihu.core.wire.links.shared_memory import SharedBuffer, SharedDescriptor, open_shared
+from taihu.core.wire.serving.staleness import StalenessCounts
 from taihu.ps_server.aggregator import Aggregator, Complete, Outcome
 from taihu.ps_server.instruments import Holding, Recording, Watched
+from taihu.ps_server.loose_frames import Answers, LooseFrames
 from taihu.ps_server.summing import Contribution, FrameBuffers, count_non_finite
 from taihu.ps_server.updating import Answer, FrameUpdates, FrameWay
 
@@ -56,8 +59,11 @@ class ServerShard:
         recorder: gets the history of its sums and updates.
         chaos: is asked at each point.
         held: takes what each step has led to, before anybody is answered; None where nobody does.
+        order: records who entered which version, where a step does not wait for all; None where nobody asks for that.
+        staleness: counts contributions there.
 
     Attributes:
+        loose: the frames there; None where all wait for all.
         buffers: memory for dense frames, to which it returns when they have been summed.
         step: the highest one of which a frame was updated.
     """
@@ -76,8 +82,12 @@ class ServerShard:
         recorder: Recorder | None = None,
         chaos: Chaos | None = None,
         held: HeldSteps | None = None,
+        order: OrderFile | None = None,
+        staleness: StalenessCounts | None = None,
     ) -> None:
         self._job = job
+        self._order = order
+        self._staleness = staleness or StalenessCounts({})
         self._partition = partition
         self._plan = plan
         self._parameters = parameters
@@ -110,6 +120,7 @@ class ServerShard:
             gaps=job.leaves_out or (plan.updates is not None and plan.updates.steps_by_parts),
         )
         self.buffers = FrameBuffers()
+        self.loose = self._loose_frames(plan, 0)
 
     @property
     def plan(self) -> Plan:
@@ -177,11 +188,15 @@ class ServerShard:
 
     def stop_holding(self) -> None:
         """This server takes no part any more: whoever goes on does so from what it holds now."""
+        if self.loose is not None:
+            self.loose.close()
         if self._holding is not None:
             self._holding.close()
 
-    def push(self, frame: Frame, shared: Values | None = None) -> Answer | Outcome:
+    def push(self, frame: Frame, shared: Values | None = None) -> Answer | Answers | Outcome:
         """Take in one worker's frame; the frame that completes a sum returns the answer to all workers.
+
+        Where a step does not wait for all it returns answers to some.
 
         Args:
             frame: as it came.
@@ -204,11 +219,33 @@ class ServerShard:
         contribution = self._updates.summing.decode(frame, spec, shared)
         if self._refuses_non_finite:
             self._check_finite(header, contribution)
+        if self.loose is not None:
+            return self._take(self.loose, spec, header, contribution)
         with self._lock:
             if self._rates is not None and header.sender.rank is not None:
                 self._rates.check(header.sender.rank, at.step, at.attempt)
             outcome = self._aggregator.offer(header, contribution)
         return self._apply(outcome) if isinstance(outcome, Complete) else outcome
+
+    def _take(
+        self, loose: LooseFrames, frame: FrameSpec, header: FrameHeader, contribution: Contribution
+    ) -> Answers | Outcome:
+        rank, at = header.sender.rank, header.address.at
+        assert rank is not None, "whom the aggregator has found"  # noqa: S101
+        outcome = loose.take(frame, rank, at, contribution)
+        with self._lock:
+            self.step = max(self.step, at.step)
+        return outcome
+
+    def _loose_frames(self, plan: Plan, last_step: int) -> LooseFrames | None:
+        consistency, workers = self._job.consistency, plan.world.workers
+        if consistency.is_strict:
+            return None
+        updates, frames = self._updates, self._frames_of(plan)
+        header, counts = self._loose_header, self._staleness
+        return LooseFrames(
+            consistency, workers, frames, last_step, updates, self._way, self.buffers, header, counts, self._order
+        )
 
     def take_rates(self, frame: Frame) -> None:
         """Take the learning rates that a worker brings for the step whose gradients follow.
@@ -269,7 +306,8 @@ class ServerShard:
             StaleError: a step is under way of which some frames have been updated, and some have not.
         """
         with self._lock:
-            if not self._aggregator.has_ended(self.step):
+            # Where workers stand at several steps, all of them have met behind this one.
+            if self.loose is None and not self._aggregator.has_ended(self.step):
                 raise StaleError(f"step {self.step} has not ended on this server; nothing of it can be kept")
             return self._live_state().copy()
 
@@ -319,6 +357,7 @@ class ServerShard:
         frames = self._frames_of(plan)
         self._updates.adopt(plan, frames)
         self._aggregator.restart(plan.version, frames, last_step)
+        self.loose = self._loose_frames(plan, last_step)
         if self._rates is not None:
             self._rates.forget()
         self.buffers.free_all()
@@ -352,6 +391,11 @@ class ServerShard:
     def _answer_header(self, frame: FrameSpec, at: At, *, skipped: bool = False) -> FrameHeader:
         """The header of the answer to everybody."""
         summed = Summed(self._clock.now(), skipped)
+        return FrameHeader(self._sender, at.range(frame), summed, self._encoding, self._value_type)
+
+    def _loose_header(self, frame: FrameSpec, at: At, ahead: int) -> FrameHeader:
+        """The header of an answer to some workers."""
+        summed = Summed(self._clock.now(), ahead=min(ahead, MOST_AHEAD))
         return FrameHeader(self._sender, at.range(frame), summed, self._encoding, self._value_type)
 
     def _check_finite(self, header: FrameHeader, contribution: Contribution) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from taihu.core.wire.serving.server import remaining_s
 from taihu.protos import connection_pb2
 from taihu.protos import parameter_server_pb2 as pb
 from taihu.ps_server.exchanges import Exchanges
+from taihu.ps_server.server_shard import ServerShard
 from taihu.ps_server.shard_holder import Initialization, ShardHolder
 
 PARAMETER_SERVER_SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
@@ -201,10 +202,21 @@ class ParameterServerServicer:
             self._check_worker(WorkerIdentity(request.job, request.rank, request.incarnation))
             shard = self._holder.wait(remaining_s(context))
             shard.check_layout(request.layout_digest)
+            frames = self._met(request, shard, remaining_s(context)) if request.meeting else shard.read()
         except TaihuError as error:
             abort(context, error)
         if not request.without_values:
-            yield from shard.read()
+            yield from frames
+
+    def _met(self, request: pb.FetchRequest, shard: ServerShard, timeout_s: float) -> Iterable[bytes]:
+        """The frames of all parameters when all workers have come to where this one is."""
+        if shard.loose is None:
+            raise StaleError(f"worker {request.rank} wants to meet the others, who all are at one step")
+        if request.meeting == pb.MEETING_BETWEEN:
+            return self._holder.meet(request.rank, timeout_s)
+        # Whoever has waited for it goes on.
+        self._exchanges.send(shard.loose.finish(request.rank))
+        return self._holder.end(request.rank, timeout_s)
 
 
 def _read_request(message: bytes) -> pb.InitializeRequest:

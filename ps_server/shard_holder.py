@@ -12,6 +12,7 @@ from taihu.core.chaos.points import Chaos
 from taihu.core.checkpoint.keepers import resumed_from
 from taihu.core.coordination.checkpointing import held_steps_of
 from taihu.core.coordination.plans.plan import Plan
+from taihu.core.history.order import OrderFile, OrderHead
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
@@ -21,6 +22,8 @@ from taihu.core.wire.base.clock import Clock
 from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.frames.kinds import Parameters
 from taihu.core.wire.links.shared_memory import allocate_values
+from taihu.core.wire.serving.staleness import StalenessCounts
+from taihu.ps_server.meetings import Meetings
 from taihu.ps_server.server_shard import ServerShard
 
 Values = NDArray[np.float32]
@@ -71,6 +74,7 @@ class ShardHolder:
 
     `get_plan` returns the run's present plan; it is called when the parameters arrive and when a frame of a later
     plan does. `recorder` gets the shard's history. Its steps are held as those of `generation`.
+    `staleness` counts contributions where a step does not wait for all workers.
     """
 
     def __init__(
@@ -84,8 +88,10 @@ class ShardHolder:
         recorder: Recorder | None = None,
         chaos: Chaos | None = None,
         generation: int = 0,
+        staleness: StalenessCounts | None = None,
     ) -> None:
         self._job = job
+        self._staleness = staleness
         self._generation = generation
         self.index = index
         self._incarnation = incarnation
@@ -96,6 +102,9 @@ class ShardHolder:
         self._changed = Condition()
         self._shard: ServerShard | None = None
         self._failure: TaihuError | None = None
+        self._meetings = Meetings(job.world.workers)
+        # The frames of the last meeting, encoded: the next one begins when all have gone on from it.
+        self._read: tuple[bytes, ...] = ()
 
     @property
     def shard(self) -> ServerShard:
@@ -141,6 +150,8 @@ class ShardHolder:
             clock=self._clock,
             recorder=self._recorder,
             chaos=self._chaos,
+            order=self._order_of(job, initial),
+            staleness=self._staleness,
         )
         shard.warm_up()
         begun = resumed_from(self._job)
@@ -151,6 +162,23 @@ class ShardHolder:
             self._shard = shard
             self._changed.notify_all()
         return shard
+
+    def _order_of(self, job: Job, initial: Initialization) -> OrderFile | None:
+        """The file that gets the order of the frames; None where nobody asks for it."""
+        folder, plan, begun = job.order_folder, initial.plan, resumed_from(self._job)
+        if folder is None:
+            return None
+        frames = initial.partition.frames(plan.groups, plan.frame_elements)
+        head = OrderHead(
+            job=job.digest,
+            server=self.index,
+            generation=self._generation,
+            begun_after=0 if begun is None else begun.step,
+            workers=plan.world.workers,
+            elements=plan.layout.elements,
+            frames=tuple(tuple((each.start, each.stop) for each in frame.pieces) for frame in frames),
+        )
+        return OrderFile(folder, head)
 
     def wait(self, timeout_s: float) -> ServerShard:
         """The shard, when it is there.
@@ -166,6 +194,43 @@ class ShardHolder:
             if self._shard is None:
                 raise PeerUnreachableError(f"worker 0 brought no initial parameters within {timeout_s:g} s")
             return self._shard
+
+    def meet(self, rank: int, timeout_s: float) -> tuple[bytes, ...]:
+        """The parameters as they are when all workers stand between two steps; nothing where others have ended.
+
+        Raises:
+            TaihuError: what `fail` was told; or not all came in time.
+        """
+        with self._changed:
+            meetings = self._meetings
+            number = meetings.come(rank)
+            self._await(lambda: meetings.is_over(number), timeout_s)
+            return self._read if meetings.all_came(number) else ()
+
+    def end(self, rank: int, timeout_s: float) -> tuple[bytes, ...]:
+        """The parameters when all workers have made their last step; raises as `meet`."""
+        with self._changed:
+            self._meetings.end(rank)
+            self._await(lambda: self._meetings.all_ended, timeout_s)
+            return self._read
+
+    def _await(self, is_over: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for a meeting; whoever comes last reads the parameters for all, which go on changing at once."""
+        if is_over():
+            self._read_all()
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: is_over() or self._failure is not None, timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        if not is_over():
+            raise PeerUnreachableError(f"not all workers came to meet within {timeout_s:g} s")
+
+    def _read_all(self) -> None:
+        if (loose := self.shard.loose) is not None:
+            loose.meet()
+            self._read = tuple(self.shard.read())
+            if self._meetings.all_ended:
+                loose.end()
 
     def fail(self, error: TaihuError) -> None:
         """Make every present and later `wait` raise `error`."""

@@ -213,7 +213,6 @@ class FrameUpdates(FrameWay):
 
     def adopt(self, plan: Plan, frames: Sequence[FrameSpec]) -> None:
         """Go on by another plan, whose frames these are; nothing is under way."""
-        self._scale = 1.0 / plan.world.workers
         self.summing.adopt(frames)
         self.answering = make_answering(self._job, self._parameters)
         self._room = (
@@ -262,14 +261,15 @@ class FrameUpdates(FrameWay):
             return
         frame, step = complete.frame, complete.at.step
         start, stop = frame.offset, frame.offset + frame.count
+        scale = 1.0 / len(complete.contributions)
         if isinstance(total, DenseSum):
-            self._optimizer.update(start, stop, total.values, step, scale=self._scale / total.loss_scale)
+            self._optimizer.update(start, stop, total.values, step, scale=scale / total.loss_scale)
         elif self._answers_dense:
             values = _spread(frame, total, scratch)
-            self._optimizer.update(start, stop, values, step, scale=self._scale)
+            self._optimizer.update(start, stop, values, step, scale=scale)
             clear(values, total.indices)
         else:
-            self._optimizer.update_sparse(total.indices, total.values, step, scale=self._scale)
+            self._optimizer.update_sparse(total.indices, total.values, step, scale=scale)
         self.answering.updated(frame, total, header, scratch)
 
 

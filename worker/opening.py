@@ -114,15 +114,19 @@ def opened(who: Who) -> Iterator[Opened]:
         yield Opened(who, batches, length, begun, beginning, recorder, stack.enter_context(run_log))
 
 
-def _batches(who: Who, stack: ExitStack) -> BatchSource:
-    job = who.job
-    batches = Batches(
-        who.dataset,
+def batches_of(job: Job, dataset: Dataset, rank: int) -> Batches:
+    """The batches of a worker."""
+    return Batches(
+        dataset,
         batch=job.train.batch,
         workers=job.world.workers,
-        rank=who.options.rank,
+        rank=rank,
         seed=job.train.seed,
         augment=job.data.augment,
         in_step=job.exchange.local_steps,
     )
+
+
+def _batches(who: Who, stack: ExitStack) -> BatchSource:
+    batches = batches_of(who.job, who.dataset, who.options.rank)
     return stack.enter_context(LoadAhead(batches)) if who.dataset.load_ahead else batches

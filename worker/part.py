@@ -149,7 +149,8 @@ class Participant:
                 self._opened.run_log.happened("chosen", compression=self._job.compression.method.key, because=because)
             self._log.info("training", steps=total, exchanged=exchanged, plan=self._job.exchange.plan)
             self._opened.run_log.happened("training", workers=self._job.world.workers, steps=total)
-            last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s)
+            apart = not self._job.consistency.is_strict
+            last = LastStep(session.client, self._stop, total, self._job.exchange.timeout_s, apart=apart)
             steps = self._make_steps(session, observer, made, last)
             if last.is_early and self._stop.goes_on:
                 self._hand_over(session, observer, replica.digest(session.exchange))

@@ -67,35 +67,71 @@ class TrainingLoop:
         step = self.begun_after
         if self.is_untested:
             self._test(step)
+        if self._are_apart:
+            # All begin with the same parameters, which the first to push would change for those who come later.
+            self._meet()
         while self.last.follows(step):
             step += 1
+            if self._is_left_out(step):
+                continue
             loss = self.trainer.step(step)
             self.observer.computed(step, loss)
             self.keeper.hold(step)
             self._between(step, is_last=self.last.is_last(step))
+        if self._are_apart and not self.last.is_last(step):
+            # A stop: each worker ends where it stands, with the parameters that all end with.
+            self.trainer.finish()
+            self._meet(at_end=True)
         return step
 
     def _between(self, step: int, *, is_last: bool) -> None:
-        if step % self.per_epoch == 0 or is_last:
+        ends_epoch = step % self.per_epoch == 0
+        if ends_epoch or is_last:
             self.trainer.finish()
+            if is_last and self._are_apart:
+                self._meet(at_end=True)
             early, goes_on = self.last.is_early, self.stop.goes_on
             if is_tested(step, self.per_epoch, is_last=is_last, is_early=early, goes_on=goes_on):
                 self._test(step)
         if self._checks_behind(step):
             self.trainer.finish()
-            with self.activity.busy("a comparison of parameters"):
-                self.client.compare(step, self.replica.digest(self.exchange))
+            if self._are_here(is_last=is_last):
+                with self.activity.busy("a comparison of parameters"):
+                    self.client.compare(step, self.replica.digest(self.exchange))
         if self.keeper.asks_behind(step, is_last=is_last):
             self.trainer.finish()
-            with self.activity.busy("a checkpoint"):
-                self.keeper.keep(step, is_last=is_last)
-        if self.measuring.reports_after(step) and not is_last:
+            if self._are_here(is_last=is_last):
+                with self.activity.busy("a checkpoint"):
+                    self.keeper.keep(step, is_last=is_last)
+                if self._are_apart and not is_last:
+                    # Nobody changes anything before all of it is copied.
+                    self._meet(fetches=False)
+        if self.measuring.reports_after(step) and not is_last and not self._are_apart:
             self.trainer.finish()
             with self.activity.busy("measurements and a plan"):
                 plan = self.follower.report(step)
             self.trainer.adopt(plan)
             self.keeper.adopt(plan)
             self.observer.planned(plan)
+
+    @property
+    def _are_apart(self) -> bool:
+        """Whether workers may stand at several steps."""
+        return not self.job.consistency.is_strict
+
+    def _is_left_out(self, step: int) -> bool:
+        """Whether a step has ended without this worker, and nothing is done behind it."""
+        if step > self.exchange.ended_without or self.last.is_last(step) or step % self.per_epoch == 0:
+            return False
+        return not (self._checks_behind(step) or self.keeper.asks_behind(step, is_last=False))
+
+    def _are_here(self, *, is_last: bool) -> bool:
+        """Whether all workers have come to the step where this one is; behind the last one they have met."""
+        return is_last or not self._are_apart or self._meet()
+
+    def _meet(self, *, at_end: bool = False, fetches: bool = True) -> bool:
+        with self.activity.busy("all workers"):
+            return self.exchange.meet(at_end=at_end, fetches=fetches)
 
     def _test(self, step: int) -> None:
         with self.activity.busy("a test"):

@@ -112,6 +112,11 @@ RULES: Final = (
         lambda job: not job.updates_locally,
         "is for exchange.local_steps above 1",
     ),
+    Rule(
+        "run.order",
+        lambda job: job.consistency.is_strict,
+        "is for steps that do not wait for all workers: exchange.consistency ssp:K, async or bsp:N-b",
+    ),
     Rule("exchange.window_frames", lambda job: not job.servers, "is for exchange.kind server"),
     Rule(
         "exchange.frame_bytes",

@@ -23,6 +23,7 @@ from taihu.core.job.environment import resolve_job
 from taihu.core.job.toml import parse_value
 from taihu.core.model.names import DATA_NAMES, MODEL_NAMES, OWN_DATA
 from taihu.core.process.options import ServersOption, SetOption, Sets, WorkersOption
+from taihu.core.traits.consistencies import CONSISTENCIES, Consistencies
 from taihu.core.traits.exchanges import EXCHANGES
 from taihu.core.traits.methods import METHODS
 from taihu.core.traits.optimizers import OPTIMIZERS
@@ -43,7 +44,7 @@ def _data_sets() -> list[str]:
     return [*DATA_NAMES]
 
 
-def _key_in(registry: Registry[Any]) -> Callable[[str], str | int]:
+def _key_in(registry: Registry[Any] | Consistencies) -> Callable[[str], str | int]:
     """A parser of the keys of variants."""
 
     def parse(text: str) -> str | int:
@@ -164,6 +165,16 @@ class JobFlags:
         Sets("exchange.zero", "1 with servers, 0 in a ring"),
         typer.Option(
             "--zero", parser=_key_in(STAGES), metavar="0|1|2|3", help="Stage of ZeRO: what is not kept everywhere."
+        ),
+    ] = None
+    consistency: Annotated[
+        str | None,
+        Sets("exchange.consistency"),
+        typer.Option(
+            "--consistency",
+            parser=_key_in(CONSISTENCIES),
+            metavar="bsp|ssp:K|async|bsp:N-b",
+            help="Whose gradients a step waits for: all; all but K steps of them; nobody's; all but the last b.",
         ),
     ] = None
     precision: Annotated[

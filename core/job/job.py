@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
+from taihu.core.job.loose import loose_mistake
 from taihu.core.model.model_defaults import default_learning_rate, default_model
 from taihu.core.model.names import shared_data_name
 from taihu.core.model.world import World
@@ -28,6 +29,7 @@ from taihu.core.settings import (
     TrainSettings,
 )
 from taihu.core.settings.base import Form
+from taihu.core.traits.consistencies import Consistency
 from taihu.core.traits.optimizers import SGD
 from taihu.core.traits.stages import STAGES, Stage
 from taihu.core.wire.base.patience import Patience
@@ -232,6 +234,12 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
+    def _consistency_fits(self) -> Job:
+        if mistake := loose_mistake(self):
+            raise ValueError(mistake)
+        return self
+
+    @model_validator(mode="after")
     def _checkpoints_fit(self) -> Job:
         if self.checkpoint.resumes_auto:
             if self.checkpoint.dir in {None, Path("none")}:
@@ -247,6 +255,11 @@ class Job(Section):
     def models_compute(self) -> bool:
         """Whether forward and backward have modelled times."""
         return self.cluster.compute != "cpu"
+
+    @property
+    def consistency(self) -> Consistency:
+        """The gradients that parameters may lack."""
+        return self.exchange.consistency
 
     @property
     def stage(self) -> Stage:
@@ -282,7 +295,8 @@ class Job(Section):
     def may_hold_steps(self) -> bool:
         """Whether members may hold their last steps: not in scripts, nor with fp16, whose loss scale comes later."""
         wanted, returns = self.checkpoint.in_memory, self.exchange.returns
-        return wanted and returns == "parameters" and self.train.precision != "fp16"
+        known = returns == "parameters" and self.train.precision != "fp16" and self.consistency.is_strict
+        return wanted and known
 
     @property
     def leaves_out(self) -> bool:
@@ -346,9 +360,11 @@ class Job(Section):
         """Whether the timeline knows the job's exchange.
 
         It knows one exchange for each group and step that begins within backward: not what stage 3 of ZeRO fetches,
-        and not what begins after backward, as the second matrices of a product do.
+        and not what begins after backward, as the second matrices of a product do. It knows no workers that stand at
+        several steps, which cannot go on by another plan either.
         """
-        return not (self.stage.divides_parameters or self.updates_together or self.compression.method.codes)
+        known = not (self.stage.divides_parameters or self.updates_together or self.compression.method.codes)
+        return known and self.consistency.is_strict
 
     @property
     def servers(self) -> int:
@@ -387,12 +403,18 @@ class Job(Section):
     def shares_memory(self) -> bool:
         """Whether processes of one machine exchange dense gradients, and parameters, in memory that they share."""
         possible = self.exchange.transport in ("auto", "same-host") and self._maps_arenas
-        return possible and not self.compression.method.selects
+        return possible and not self.compression.method.selects and self.consistency.is_strict
 
     @property
     def history_folder(self) -> Path | None:
         """The folder in which every process records what it did; None where none does."""
         return None if self.run.history == Path("none") else self.run.history
+
+    @property
+    def order_folder(self) -> Path | None:
+        """The folder in which servers record which frames entered which version; None where none does."""
+        is_kept = not self.consistency.is_strict and self.run.order != Path("none")
+        return self.run.order if is_kept else None
 
     @property
     def momentum_on_workers(self) -> bool:
@@ -451,8 +473,15 @@ class Job(Section):
 
     @property
     def server_optimizer(self) -> OptimizerSettings:
-        """The part of it that is left to the servers."""
+        """The part of it that is left to the servers.
+
+        Where they update by one worker's gradient at a time, each is a share of the step (docs/consistency.md).
+        """
         applied = self.applied_optimizer
+        if self.consistency.applies_each:
+            workers = self.cluster.workers
+            rates = ("learning_rate", "final_learning_rate")
+            return applied.model_copy(update={name: getattr(applied, name) / workers for name in rates})
         if not self.momentum_on_workers:
             return applied
         return applied.model_copy(update={"momentum": 0.0, "nesterov": False, "weight_decay": 0.0})

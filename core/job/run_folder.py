@@ -27,6 +27,9 @@ CHECKPOINTS: Final = "checkpoints"
 CHAOS: Final = "chaos"
 """The folder of what faults of `[chaos]` have happened in that of the run."""
 
+ORDER: Final = "order"
+"""The folder of the servers' orders in that of the run."""
+
 EVENTS: Final = "events.jsonl"
 STEPS: Final = "steps.csv"
 EPOCHS: Final = "epochs.csv"

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from taihu.core.base.words import parse_bytes
 from taihu.core.settings.base import Count, Form, Seconds, Section
+from taihu.core.traits.consistencies import BSP, CONSISTENCIES, Consistency
 from taihu.core.traits.exchanges import EXCHANGES, SERVER, ExchangeKind
 from taihu.core.traits.stages import STAGES, Stage
 
@@ -70,6 +71,12 @@ class ExchangeSettings(Section):
     They change by the outer step: the mean difference times `outer_learning_rate`, with Nesterov's `outer_momentum`.
     Everything that counts steps counts exchanges: train.steps, schedules, checkpoints; an epoch has as many samples
     as before. Workers keep all parameters, and optimizer state each of its own (zero 0 or 1).
+
+    `consistency` says which gradients the parameters may lack that a worker computes with. With `bsp` none: a step
+    has those of all workers, and all wait for it. With `ssp:K` each worker's gradient is an update of its own, at the
+    learning rate divided by the number of workers, and no worker is more than K steps ahead of the slowest; `ssp:0`
+    is `bsp`. With `async` nobody waits. With `bsp:N-b` a step is the mean of the first gradients to come, of all
+    workers but b; those that come later are dropped, and their workers go on with a later step (docs/consistency.md).
     """
 
     kind: Annotated[ExchangeKind, EXCHANGES] = Field(
@@ -115,6 +122,9 @@ class ExchangeSettings(Section):
     )
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="local steps: Nesterov's momentum of the outer step, for example 0.9 (DiLoCo)"
+    )
+    consistency: Annotated[Consistency, CONSISTENCIES] = Field(
+        default=BSP, description="whose gradients a step waits for: all, or not those of slow workers"
     )
     bucket_bytes: Annotated[int, Field(ge=4096, le=1 << 40)] | None = Field(
         default=None,

@@ -40,7 +40,9 @@ class RunSettings(Section):
     With a `dir` the model is saved as `model.safetensors` if `save` names nothing else. `none` stands for no folder,
     or no file, where there would be one. `loggers` get every step and test, too, and need a `dir`. `history` is a
     folder in which every process records what it did, for `taihu dev history`; a relative one lies in the folder of
-    `taihu train`, or in the current one of a daemon.
+    `taihu train`, or in the current one of a daemon. `order` is a folder in which every server records which frames
+    entered which version, where `exchange.consistency` does not say so already: `taihu dev replay` makes such a run
+    again. It lies as `history` does; `taihu train` has one in its folder unless it is told `none`.
     """
 
     dir: Annotated[FilePath, AfterValidator(_check_placeholders)] | None = Field(
@@ -53,6 +55,9 @@ class RunSettings(Section):
         tuple[Annotated[str, _LOGGER], ...], Field(strict=False), BeforeValidator(_listed), AfterValidator(_once)
     ] = Field(
         default=(), description="what else steps and tests go to, by name: tensorboard, mlflow, wandb, or a package's"
+    )
+    order: FilePath | None = Field(
+        default=None, description="a folder in which servers record which frames entered which version, or none"
     )
     history: FilePath | None = Field(
         default=None, description="a folder in which every process records what it did, or none"

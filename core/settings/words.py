@@ -11,6 +11,7 @@ import annotated_types as bounds
 from pydantic.fields import FieldInfo
 
 from taihu.core.settings.base import Form, Url
+from taihu.core.traits.consistencies import Consistencies
 from taihu.core.traits.registry import Registry
 
 _WORDS: dict[Any, str] = {
@@ -41,7 +42,7 @@ def expected_of(annotation: Any, metadata: object = ()) -> str:
         return f"{', '.join(others)} or {last}" if others else last
     if get_origin(kind) is tuple:
         return f"a list, each {expected_of(get_args(kind)[0])}"
-    form = next((note for note in notes if isinstance(note, Form | Registry)), None)
+    form = next((note for note in notes if isinstance(note, Form | Registry | Consistencies)), None)
     return str(form) if form is not None else f"{_WORDS.get(kind, 'a table')}{_range(notes)}"
 
 

@@ -168,6 +168,11 @@ _DEVELOPMENT: Final = (
         "taihu.cli.runs.history:history",
         "Check what all processes of a run recorded: nothing lost, nothing applied twice, updates in step order.",
     ),
+    (
+        "replay",
+        "taihu.cli.runs.replay:replay",
+        "Make a run of workers that did not wait for each other again, to the same bits, from what servers recorded.",
+    ),
 )
 _BENCHES: Final = (
     (

@@ -196,7 +196,7 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
     sent, received = (human_bytes(results[f"bytes_{way}_per_step"]) for way in ("sent", "received"))
     display.say(f"bytes per step  {sent} sent, {received} received by all workers together")
     display.say(f"path            {results['path']}")
-    for line in _of_compression(results):
+    for line in (*_of_staleness(results["staleness"]), *_of_compression(results)):
         display.say(line)
     if results["skipped_steps"]:
         display.say(
@@ -212,6 +212,16 @@ def summarise(display: Display, results: dict[str, Any], elapsed_s: float) -> No
         display.say(f"not saved       {results['not_saved']}")
     for note in results["data_notes"]:
         display.say(f"note            {one_line(note)}")
+
+
+def _of_staleness(staleness: Mapping[str, Any] | None) -> Iterator[str]:
+    """The staleness of a run whose steps did not wait for all workers, in words."""
+    if staleness is None:
+        return
+    mean, most = staleness["mean_steps"], counted(staleness["most_steps"], "step")
+    whole = staleness["entered"] + staleness["dropped"]
+    dropped = f"; {staleness['dropped'] / max(1, whole):.1%} of frames came too late" if staleness["dropped"] else ""
+    yield f"staleness       {mean:.2f} steps on average, {most} at most{dropped}"
 
 
 def _of_compression(results: Mapping[str, Any]) -> Iterator[str]:

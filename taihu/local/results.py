@@ -11,6 +11,7 @@ from taihu.core.job import Job
 from taihu.core.job.advice import advice_on_momentum
 from taihu.core.job.chosen import with_compression
 from taihu.core.process.results import RESULTS_FORMAT
+from taihu.core.wire.serving.staleness import together
 
 _FIRST_WORKERS: Final = (
     "measured_steps",
@@ -45,6 +46,8 @@ def results_of(job: Job, workers: Sequence[dict[str, Any]], servers: Sequence[di
         "servers": job.servers,
         "workers": job.world.workers,
         "exchange": job.exchange.kind.key,
+        "consistency": job.consistency.key,
+        "staleness": _staleness(servers),
         "compression": job.compression.method.key,
         "density": job.compression.share,
         "refresh_every": job.compression.refresh_every,
@@ -79,6 +82,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
     """The mean; None where one is not known."""
     known = [value for value in values if value is not None]
     return fmean(known) if len(known) == len(values) else None
+
+
+def _staleness(servers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The staleness that servers have counted; None where a step waits for all workers."""
+    counted = [each["staleness"] for each in servers if each.get("staleness") is not None]
+    return together(counted) if counted else None
 
 
 def _planned(worker: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from taihu.core.base.whole_file import write_text
 from taihu.core.job import Job, job_to_toml
 from taihu.core.job.machine import share_of_threads
-from taihu.core.job.run_folder import CHAOS, CHECKPOINTS, RunFiles
+from taihu.core.job.run_folder import CHAOS, CHECKPOINTS, ORDER, RunFiles
 from taihu.core.process.entry import Interrupts
 from taihu.core.process.lives import passing_folder
 from taihu.core.process.results import read_json
@@ -127,6 +127,8 @@ class LocalTraining:
         folder = self.files.folder.absolute() if self.files.folder else Path("none")
         model = self.files.model.absolute() if self.files.model else self.job.run.save
         own = {"dir": folder, "save": model, "results": Path("none"), "history": self._history}
+        if not self.job.consistency.is_strict:
+            own["order"] = self._order
         return self.job.run.model_copy(update=own)
 
     @property
@@ -134,6 +136,16 @@ class LocalTraining:
         """The folder of the processes' histories, in the run's folder unless it is said otherwise."""
         folder = self.job.history_folder
         return folder if folder is None else ((self.files.folder or Path()) / folder).absolute()
+
+    @property
+    def _order(self) -> Path | None:
+        """The folder of the servers' orders, in the run's folder unless it is said otherwise."""
+        asked = self.job.run.order
+        if asked is None and self.files.folder is None:
+            return None
+        if asked == Path("none"):
+            return asked
+        return ((self.files.folder or Path()) / (asked or ORDER)).absolute()
 
     def _checkpoint_settings(self) -> CheckpointSettings:
         """Checkpoints lie in the run's folder, if nothing else was said."""

@@ -82,6 +82,9 @@ def figures_of(run: Run) -> Iterator[tuple[str, str, str]]:
     predicted = number(results, "predicted_seconds_per_step")
     if step is not None:
         yield "time per step", SECONDS.text(step), f"predicted {SECONDS.text(predicted)}" if predicted else ""
+    stale, most = number(results, "staleness", "mean_steps"), number(results, "staleness", "most_steps")
+    if stale is not None and most is not None:
+        yield "staleness in steps", NUMBER.text(stale), f"the most {most:.0f}"
     for way in ("sent", "received"):
         count = number(results, f"bytes_{way}_per_step")
         if count is not None:

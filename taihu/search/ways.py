@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import Job, load_job
+from taihu.core.job.loose import check_simulated
 from taihu.core.job.settled import check_without_script
 from taihu.core.traits.exchanges import RING, SERVER
 from taihu.core.traits.methods import DLGS, LAGS, METHODS, NONE, QUANTIZED, TOPK, Method
@@ -65,6 +66,7 @@ class Way:
     def of(cls, job: Job, *, beside: bool) -> Way:
         """The way of a job as it is."""
         check_without_script(job)
+        check_simulated(job)
         compression = job.compression
         return cls(
             job.servers,

@@ -11,6 +11,7 @@ import numpy as np
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.plans.planning import planned_compression
 from taihu.core.job import Job
+from taihu.core.job.loose import check_simulated
 from taihu.core.job.settled import check_without_script
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.planner.profile import Profile
@@ -36,6 +37,7 @@ class Sizes:
 
     def __init__(self, job: Job, plan: Plan, profile: Profile, machines: Machines) -> None:
         check_without_script(job)
+        check_simulated(job)
         self.add_rate = machines.add_bytes_per_second
         self.selected_value_seconds = machines.selected_value_seconds
         self._workers = job.world.workers

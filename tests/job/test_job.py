@@ -129,6 +129,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "fc_inputs": st.sampled_from(["all", "own", "spilled"]),
         "zero": st.integers(0, 3),
         "local_steps": st.integers(1, 10_000),
+        "consistency": st.sampled_from(["bsp", "ssp:0", "ssp:3", "async", "bsp:N-1"]),
         "outer_learning_rate": st.floats(1e-9, 100),
         "outer_momentum": st.floats(0, 0.999),
         "bucket_bytes": st.integers(4096, 10**12),
@@ -180,6 +181,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
         "save": TEXT,
         "results": TEXT,
         "loggers": st.lists(st.sampled_from(["tensorboard", "mlflow", "mine"]), unique=True, max_size=3),
+        "order": TEXT,
         "history": TEXT,
     },
     "checkpoint": {
@@ -210,7 +212,7 @@ VALUES: dict[str, dict[str, st.SearchStrategy[object]]] = {
     },
 }
 PATHS = {
-    *("path", "dir", "save", "results", "history", "init_from", "resume"),
+    *("path", "dir", "save", "results", "history", "order", "init_from", "resume"),
     *("ca", "certificate", "key", "token_file"),
 }
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", alphabet=CHARACTERS, fullmatch=True)
@@ -252,7 +254,22 @@ def fits(job: Tables) -> bool:
         return False
     if not (clips_fit(of) and (of["exchange.local_steps"] == 1 or steps_locally(of, stage_of(of)))):
         return False
-    return compression_fits(of) and zero_fits(of)
+    return compression_fits(of) and zero_fits(of) and loose_fits(of)
+
+
+def loose_fits(of: dict[str, Any]) -> bool:
+    """Whether a step that does not wait for all workers has servers that send whole parameters."""
+    if of["exchange.consistency"] in ("bsp", "ssp:0"):
+        return True
+    is_built_in = (of["exchange.returns"], of["train.precision"]) == ("parameters", "fp32")
+    is_whole = (of["exchange.fc"], of["exchange.local_steps"], of["compression.method"]) == ("data", 1, "none")
+    if not (is_built_in and is_whole and of["exchange.kind"] == "server" and stage_of(of) in (1, 2)):
+        return False
+    if of["exchange.transport"] == "same-host" or of["run.history"] not in (None, "none"):
+        return False
+    if of["exchange.consistency"] == "bsp:N-1":
+        return bool(of["cluster.workers"] > 1)
+    return bool(of["optimizer.name"] == "sgd")
 
 
 def clips_fit(of: dict[str, Any]) -> bool:
@@ -366,10 +383,21 @@ RULED = {
         *("clip", "clip_norm", "clip_value", "milestone_epochs", "milestones", "momentum", "name", "nesterov"),
         *("schedule", "warmup_epochs", "warmup_steps"),
     },
-    "exchange": {"fc", "kind", "local_steps", "outer_momentum", "plan", "returns", "transport", "zero"},
+    "exchange": {
+        "consistency",
+        "fc",
+        "kind",
+        "local_steps",
+        "outer_momentum",
+        "plan",
+        "returns",
+        "transport",
+        "zero",
+    },
     "compression": {"clip_norm", "downlink", "downlink_value_type", "method", "momentum_at", "value_type"},
     "cluster": {"compute", "heartbeat_s", "lost_after_s"},
     "checkpoint": {"dir", "resume"},
+    "run": {"history"},
     "security": {"ca", "certificate", "clients", "key"},
 }
 
@@ -579,6 +607,26 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
             "[exchange]\nlocal_steps = 4\nouter_momentum = 0.9\n[compression]\nmethod = 'dlgs'",
             ["exchange.outer_momentum", "acts as momentum"],
         ),
+        (
+            "[exchange]\nconsistency = 'ssp'",
+            ["exchange.consistency", "'bsp', 'ssp:K' with K up to 10000, 'async' or 'bsp:N-b'", "got 'ssp'"],
+        ),
+        *(
+            (f"[exchange]\nconsistency = '{consistency}'\n{other}", [f"exchange.consistency '{consistency}'", remedy])
+            for consistency, other, remedy in (
+                ("async", "kind = 'ring'", "exchange.kind = 'server'"),
+                ("async", "[train]\nprecision = 'bf16'", "train.precision = 'fp32'"),
+                ("ssp:1", "zero = 0", "exchange.zero = 1 or 2"),
+                ("ssp:1", "zero = 3", "exchange.zero = 1 or 2"),
+                ("ssp:1", "fc = 'shard'", "exchange.fc = 'data'"),
+                ("ssp:1", "local_steps = 4", "exchange.local_steps = 1"),
+                ("ssp:1", "[compression]\nmethod = 'dlgs'", "compression.method = 'none'"),
+                ("ssp:1", "transport = 'same-host'", "exchange.transport = 'auto'"),
+                ("ssp:1", "[run]\nhistory = 'history'", "leave run.history out"),
+                ("ssp:1", "[optimizer]\nname = 'adam'", "optimizer.name = 'sgd'"),
+                ("bsp:N-2", "[cluster]\nworkers = 2", "raise cluster.workers"),
+            )
+        ),
         ("[cluster]\ncompute = 'gpu'", ["cluster.compute", "'cpu' or 'sw26010'", "'gpu'"]),
         (
             "[cluster]\ncompute = 'sw26010-functional'",
@@ -749,6 +797,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "fc_inputs": "own",
         "zero": 0,
         "local_steps": 7,
+        "consistency": "ssp:7",
         "outer_learning_rate": 0.5,
         "outer_momentum": 0.5,
         "bucket_bytes": 8192,
@@ -797,6 +846,7 @@ OTHER_VALUES: dict[str, dict[str, object]] = {
         "save": "m.safetensors",
         "results": "r.json",
         "loggers": ["tensorboard"],
+        "order": "order",
         "history": "history",
     },
     "checkpoint": {
@@ -845,6 +895,7 @@ LOCAL = {
     ("run", "results"),
     ("run", "loggers"),
     ("run", "history"),
+    ("run", "order"),
     *(("chaos", key) for key in ChaosSettings.model_fields),
     *(("security", key) for key in SecuritySettings.model_fields),
 }

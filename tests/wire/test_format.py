@@ -42,7 +42,9 @@ DRAWN: dict[type[Kind], st.SearchStrategy[Kind]] = {
     Gradients: st.builds(Gradients, st.integers(0, 32).map(lambda power: 2.0**power), st.booleans()),
     Rates: st.just(Rates()),
     Question: st.just(Question()),
-    Summed: st.builds(Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
+    Summed: st.builds(
+        Summed, st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.integers(0, 0xFFFF)
+    ),
     Parameters: st.just(Parameters()),
     RingSegment: st.builds(RingSegment, UINT32, UINT32),
     ActivationPart: st.builds(ActivationPart, UINT32),
@@ -109,8 +111,8 @@ def test_the_bytes_of_a_frame_are_those_of_the_table() -> None:
     payload = np.arange(2, dtype="<f4").tobytes()
     header = FrameHeader(SENDER, Address(At(1, 5, 6), 9, 0, 2), Gradients())
     assert written((header, payload), 513) == header_by_hand(payload=payload, number=1) + payload
-    summed = replace(header, kind=Summed(2.5, True), value_type=ValueType.BF16)
-    by_hand = header_by_hand(payload=b"abcd", kind=3, value_type=3, union=struct.pack("<dB", 2.5, 1))
+    summed = replace(header, kind=Summed(2.5, True, 7), value_type=ValueType.BF16)
+    by_hand = header_by_hand(payload=b"abcd", kind=3, value_type=3, union=struct.pack("<dBH", 2.5, 1, 7))
     assert written((summed, b"abcd")) == by_hand + b"abcd"
     segment = replace(header, kind=RingSegment(3, 4))
     assert pack_header(segment, 8, 0)[60:72] == struct.pack("<II4x", 3, 4)

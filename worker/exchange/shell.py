@@ -223,6 +223,28 @@ class Exchange:
         """Replace `flags`, shape (n,), by those of worker 0, where all workers have to read parameters together."""
         self._route.agree(flags)
 
+    def meet(self, *, at_end: bool = False, fetches: bool = True) -> bool:
+        """Wait for workers that stand at other steps, and take the parameters that all have from here on.
+
+        Every group has ended. All workers do this behind the same steps, or at the end of the run. Without `fetches`
+        they only wait.
+
+        Returns:
+            False where others have come to the end of the run instead, so that nothing is known of them here.
+
+        Raises:
+            TaihuError: one was lost.
+        """
+        try:
+            return self._route.meet(at_end=at_end, fetches=fetches)
+        except TaihuError as error:
+            raise self._threads.failure or error from None
+
+    @property
+    def ended_without(self) -> int:
+        """The last step that is known to have ended without this worker, which need not make it."""
+        return self._route.ended_without
+
     def keep(self, step: int, *, until_durable: bool = False) -> None:
         """Have those that update for the workers keep what they hold after `step`; see `Route.keep`."""
         self._route.keep(step, until_durable=until_durable)

@@ -11,10 +11,22 @@ class EvaluationAbandonedError(Exception):
 
 
 class LastStep:
-    """The last step of this worker, of `total`; asked between two steps, when all of the one before is pushed."""
+    """The last step of this worker, of `total`; asked between two steps, when all of the one before is pushed.
 
-    def __init__(self, client: CoordinatorClient, notice: StopNotice, total: int, timeout_s: float | None) -> None:
+    Workers that stand `apart`, at several steps, end a stopped run each where it stands.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        notice: StopNotice,
+        total: int,
+        timeout_s: float | None,
+        *,
+        apart: bool = False,
+    ) -> None:
         self.notice = notice
+        self._apart = apart
         self._client = client
         self._total = total
         self._timeout_s = timeout_s
@@ -27,11 +39,13 @@ class LastStep:
         """
         if self._client.member.rank == 0 and self.notice.must_fix(step, self._total):
             self.notice.last_step = self._client.fix_last_step(step, self._timeout_s)
+        if self._apart and self.is_early:
+            return False
         return step < self.notice.last_of(self._total)
 
     def is_last(self, step: int) -> bool:
         """Whether `step`, whose gradients are pushed, is the last one."""
-        return step == self.notice.last_of(self._total)
+        return step == (self._total if self._apart else self.notice.last_of(self._total))
 
     @property
     def is_early(self) -> bool:

@@ -32,6 +32,11 @@ class TrainedModel(Protocol):
         ...
 
 
+def context_of(job: Job, rank: int, number: int) -> StepContext:
+    """The context of a worker's batch `number`, counted from 1, with its share of the samples of all workers."""
+    return StepContext(training=True, seed=job.train.seed, step=number, first_sample=rank * job.train.batch)
+
+
 class Trainer:
     """Trains one worker's replica.
 
@@ -91,9 +96,7 @@ class Trainer:
         """Forward and backward of one batch, of several in a step with local steps; returns the loss."""
         number = (record.step - 1) * self._turns + turn
         images, labels = self._batches.batch(number)
-        context = StepContext(
-            training=True, seed=self._job.train.seed, step=number, first_sample=self._rank * self._job.train.batch
-        )
+        context = context_of(self._job, self._rank, number)
         hooks = StepHooks(
             self._read if turn == 1 else self._keep,
             partial(self._forwarded, turn),

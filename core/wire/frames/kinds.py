@@ -33,6 +33,9 @@ class Encoding(Enum):
     """Words in the place of values: as many bytes of UTF-8 as are selected."""
 
 
+MOST_AHEAD: Final = 0xFFFF
+"""The most steps that an answer can say to be ahead."""
+
 _DENSE = frozenset((Encoding.DENSE,))
 _NONE = frozenset((Encoding.NONE,))
 _ANY_VALUES = frozenset((Encoding.DENSE, Encoding.SPARSE, Encoding.SHARED))
@@ -78,13 +81,14 @@ class Summed:
     """A server has summed the gradients of all workers: what came of it, or nothing where it is to be asked for.
 
     The sum was complete at `completed_s`, in seconds of the server's monotonic clock; with `skipped` nothing was
-    changed by it.
+    changed by it. The parameters are those of `ahead` steps later, where a step does not wait for all workers.
     """
 
     completed_s: float = 0.0
     skipped: bool = False
+    ahead: int = 0
     number: ClassVar[int] = 3
-    form: ClassVar[str] = "dB"
+    form: ClassVar[str] = "dBH"
     label: ClassVar[str] = "an answer"
     encodings: ClassVar[frozenset[Encoding]] = _ANY_VALUES | _NONE
 
@@ -93,9 +97,9 @@ class Summed:
             raise FrameError(f"an answer of {self.completed_s} s: expected a finite time")
 
     @classmethod
-    def of(cls, completed_s: float, skipped: float) -> Self:
+    def of(cls, completed_s: float, skipped: float, ahead: int) -> Self:
         """An answer with these fields."""
-        return cls(completed_s, _flag(skipped))
+        return cls(completed_s, _flag(skipped), ahead)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from taihu.core.system.sockets import SHUT_RDWR, has_dualstack_ipv6
 from taihu.core.system.threads import Lock, Thread
 from taihu.core.wire.serving.health import Health
 from taihu.core.wire.serving.page_server import serve_page
+from taihu.core.wire.serving.staleness import StalenessCounts
 
 _RECENT_UPDATES = 100
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -216,7 +217,10 @@ class FrameCounts(Collector):
 
 
 class ServerMetrics:
-    """Metrics of a server, labelled with its index; `frames` are those that each frame changes."""
+    """Metrics of a server, labelled with its index; `frames` are those that each frame changes.
+
+    `staleness` is exported where a step does not wait for all workers.
+    """
 
     def __init__(self, index: int) -> None:
         labels = {"role": "server", "rank": str(index)}
@@ -224,6 +228,7 @@ class ServerMetrics:
         self.exported = Exported(self.registry)
         self.frames = FrameCounts(labels)
         self.registry.register(self.frames)
+        self.staleness = StalenessCounts(labels)
         self.rejected_frames = _counter(
             self.registry, "taihu_rejected_frames", "Frames refused because they were malformed or stale.", labels
         )

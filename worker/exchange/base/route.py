@@ -119,7 +119,7 @@ class Carrier(Protocol):
 class Route(Carrier, Protocol):
     """Sends and fetches, and knows nothing of the state of a step.
 
-    One thread calls all of these but `fetch`, which any thread may call. Nothing but `start`, `agree`,
+    One thread calls all of these but `fetch`, which any thread may call. Nothing but `start`, `meet`, `agree`,
     `agree_on_skipping`, and of its path `cancel` and `close`, waits for others.
     """
 
@@ -165,6 +165,15 @@ class Route(Carrier, Protocol):
         What they hold does not change before this worker goes on. Returns when they have copied it or, where no step
         follows, when it is on disk.
         """
+
+    def meet(self, *, at_end: bool, fetches: bool) -> bool:
+        """Wait until all workers have come so far, see `Exchange.meet`; where all are at one step they have."""
+        return True
+
+    @property
+    def ended_without(self) -> int:
+        """The last step that is known to have ended without this worker."""
+        return 0
 
     def agree(self, flags: NDArray[np.float64]) -> None:
         """Replace `flags`, shape (n,), by those of worker 0, where all have to read parameters together."""

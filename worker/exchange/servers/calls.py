@@ -46,6 +46,14 @@ class Call(Protocol):
         ...
 
 
+class FrameStream(Call, Protocol):
+    """A call that is under way, of whose answer there are frames as messages."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The messages, as they come."""
+        ...
+
+
 class ServerCalls:
     """The calls to the server that `channel` reaches; `peer` names it in messages.
 
@@ -140,6 +148,27 @@ class ServerCalls:
             DamagedFrameError: one came damaged.
             ModelError: this worker's model differs from the server's.
         """
+        if not self._fetched(self._fetching(layout_digest, frames), frames, write) and frames:
+            raise ExchangeError(f"{self._peer}: no frame of {len(frames)} of parameters came")
+
+    def meet(
+        self,
+        layout_digest: str,
+        frames: Sequence[FrameSpec],
+        write: Callable[[FrameSpec, Values], None],
+        *,
+        at_end: bool,
+    ) -> Callable[[], bool]:
+        """Come to a meeting of all workers; returns what waits for them, and then is as `fetch`.
+
+        That returns False where nothing comes of it, because others have come to the end of the run instead.
+        """
+        call = self._fetching(layout_digest, frames, pb.MEETING_END if at_end else pb.MEETING_BETWEEN)
+        return lambda: self._fetched(call, frames, write) or not frames
+
+    def _fetching(
+        self, layout_digest: str, frames: Sequence[FrameSpec], meeting: pb.Meeting.ValueType = pb.MEETING_UNSPECIFIED
+    ) -> FrameStream:
         fetch: grpc.UnaryStreamMultiCallable[pb.FetchRequest, bytes] = self._channel.unary_stream(
             f"{_PATH}/Fetch", pb.FetchRequest.SerializeToString
         )
@@ -149,12 +178,21 @@ class ServerCalls:
             incarnation=self._identity.incarnation,
             layout_digest=layout_digest,
             without_values=not frames,
+            meeting=meeting,
         )
-        missing = {frame.offset: frame for frame in frames}
         call = fetch(request, timeout=self._job.exchange.timeout_s)
         self._track(call)
+        return call
+
+    def _fetched(
+        self, call: FrameStream, frames: Sequence[FrameSpec], write: Callable[[FrameSpec, Values], None]
+    ) -> bool:
+        """Write what comes; returns whether anything has."""
+        missing = {frame.offset: frame for frame in frames}
+        any_came = False
         try:
             for message in call:
+                any_came = True
                 header, values = self._decoded(message)
                 header.expect(Parameters)
                 _, _, offset, count = header.address
@@ -164,8 +202,9 @@ class ServerCalls:
                 write(frame, values)
         except grpc.RpcError as error:
             raise error_from_rpc(error, self._peer) from None
-        if missing:
+        if missing and any_came:
             raise ExchangeError(f"{self._peer}: {len(missing)} of {len(frames)} frames of parameters did not come")
+        return any_came
 
     def _decoded(self, message: bytes) -> tuple[FrameHeader, Values]:
         sender = Sender(0)

@@ -46,7 +46,7 @@ class ServerLink:
     """Pushes this worker's part of every group to server `index`, and writes the answers into the parameter arena.
 
     `open` comes before the first step, `initialize` or `fetch`, and `share`, before that. `faults` are those of the
-    frames that it sends.
+    frames that it sends. `ahead_of` is the last step that is known to have ended without this worker.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class ServerLink:
         self.peer = f"server {index} at {address}"
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.ahead_of = 0
         self._index = index
         self._clock = clock
         self._tracer = tracer
@@ -129,6 +130,15 @@ class ServerLink:
         initial = ByServers(self._arenas.parameters)
         frames = self._state_frames if self._arenas.parameter_pages is None else ()
         self._calls.fetch(self._plan.layout.digest, frames, partial(initial.write, step=0))
+
+    def meet(self, *, at_end: bool, fetches: bool) -> Callable[[], bool]:
+        """Come to a meeting; returns what waits for all workers, and writes the parameters of that moment.
+
+        See `ServerCalls.meet`.
+        """
+        frames = self._state_frames if fetches else ()
+        write = partial(ByServers(self._arenas.parameters).write, step=0)
+        return self._calls.meet(self._plan.layout.digest, frames, write, at_end=at_end)
 
     def keep(self, step: int, *, until_durable: bool) -> Callable[[], None]:
         """Have the server keep what it holds after `step`; returns what waits for that, see `Route.keep`."""
@@ -336,6 +346,8 @@ class ServerLink:
             return
         if self._tracer.enabled:
             self._trace("pull", group, self._arrived_s)
+        if kind.ahead:
+            self.ahead_of = max(self.ahead_of, header.address.at.step + kind.ahead)
         completed_s = kind.completed_s - self._server_ahead_s
         self._events.updated(Updated(group, header.address.at, 0, size, completed_s, kind.skipped))
 

@@ -178,6 +178,18 @@ class ServerRoute(Route):
         return False
 
     @override
+    def meet(self, *, at_end: bool, fetches: bool) -> bool:
+        # Whoever waits for this worker at any server has to hear of it.
+        waits = [link.meet(at_end=at_end, fetches=fetches) for link in self._links]
+        came = [wait() for wait in waits]
+        return all(came)
+
+    @property
+    @override
+    def ended_without(self) -> int:
+        return max(link.ahead_of for link in self._links)
+
+    @override
     def keep(self, step: int, *, until_durable: bool) -> None:
         # All of them copy, and write, at the same time.
         for wait in [link.keep(step, until_durable=until_durable) for link in self._links]:
