@@ -10,12 +10,11 @@ import structlog
 
 from taihu.core.checkpoint.copies import Copies
 from taihu.core.coordination.agents.attendance import Attendance, Attending
-from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.job import Job
-from taihu.core.system.threads import Event, Lock, spawn
+from taihu.core.system.threads import Lock
 
 
 class Agents:
@@ -63,25 +62,6 @@ class Agents:
         with self.changing() as attendance:
             attendance.closes()
 
-    @contextmanager
-    def watched(self, coordinator: SharedMembership) -> Iterator[None]:
-        """Look at them during the block, in which no generation goes on."""
-        closed = Event()
-
-        def let_time_pass() -> None:
-            self.opens(coordinator)
-            while not closed.wait(TICK_S):
-                with coordinator.changing() as (membership, now):
-                    self.look(membership, now)
-
-        watch = spawn("agents", let_time_pass)
-        try:
-            yield
-        finally:
-            self.closes()
-            closed.set()
-            watch.join()
-
     def seen(self, coordinator: SharedMembership) -> list[Attending]:
         """All that are there now."""
         with coordinator.changing() as (_, now), self.changing() as attendance:
@@ -112,6 +92,7 @@ class Agents:
         for rank, agent in lost:
             structlog.get_logger().warning("agent lost", agent=agent, worker=rank)
             outcome.lost(MemberId(Role.WORKER, rank), f"agent {agent} is gone")
-        if move and outcome.state is RunState.RUNNING and not outcome.stop.reason:
+        # Where no step is known yet, one may have been made that nobody would keep.
+        if move and outcome.state is RunState.RUNNING and outcome.makes_steps and not outcome.stop.reason:
             structlog.get_logger().info("moving workers", reason=move)
             outcome.ask_to_stop(move, goes_on=True)

@@ -117,7 +117,7 @@ def _begun_of(found: pb.BeginResponse) -> Begun | asks.Again:
     if found.again:
         return asks.Again(LABEL.of(found.wanted) if found.HasField("wanted") else None)
     lines = (told(found.because), told(found.follows), told(found.shared_out))
-    return Begun(found.generation, found.step, dict(found.compression), found.is_trial, *lines)
+    return Begun(found.generation, found.step, dict(found.compression), found.is_trial, *lines, found.servers)
 
 
 def _profile_to(profile: Profile | None) -> Mapping[str, str]:

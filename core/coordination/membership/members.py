@@ -67,6 +67,7 @@ class Begun:
         because: the reason of the choice, in one line; "" where an earlier life of the run has made it.
         follows: the reason for which the generation before it ended, in one line; "" of the first one.
         shared_out: the workers of each agent, in one line; "" where no agent runs any.
+        servers: their number in it; 0 for that of the job.
     """
 
     generation: int
@@ -76,6 +77,7 @@ class Begun:
     because: Line = ""
     follows: Line = ""
     shared_out: Line = ""
+    servers: int = 0
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,11 @@ class Outcome:
         return error_of(self.state, self.reason)
 
     @property
+    def recovers(self) -> bool:
+        """Whether a member that is lost ends no more than this generation."""
+        return self._terms.recovers
+
+    @property
     def goes_on(self) -> bool:
         """Whether it runs, and not all workers have done their part."""
         return self.state is RunState.RUNNING and self.conclusion is None
@@ -100,8 +105,8 @@ class Outcome:
         Raises:
             StaleError: no such member with this incarnation has joined.
         """
-        self._roster.check_place(member, job)
         if failure and (member, incarnation) in self._roster.withdrawn:
+            self._roster.check_place(member, job)
             self.fail(f"{member}: {failure}")  # it was faster to hang up than to say why
             return
         record = self._roster.record(member, incarnation, job=job)
@@ -157,7 +162,7 @@ class Outcome:
         leaves = goes_on and self._terms.recovers
         if not leaves and self._has_steps:
             self._pending.ask(reason)
-        if self.state is RunState.RUNNING and self._makes_steps:
+        if self.state is RunState.RUNNING and self.makes_steps:
             self.stop.ask(reason, goes_on=leaves)
         elif goes_on:
             self.end_generation(reason)
@@ -223,14 +228,14 @@ class Outcome:
         )
 
     @property
-    def _makes_steps(self) -> bool:
-        """Whether this generation has made any."""
+    def makes_steps(self) -> bool:
+        """Whether a member of this generation has told of any step behind it."""
         return any(record.progress.step for record in self._roster.members.values())
 
     @property
     def _has_steps(self) -> bool:
         """Whether the run has made any."""
-        return self._terms.has_steps or self._makes_steps
+        return self._terms.has_steps or self.makes_steps
 
     @property
     def _has_ended(self) -> bool:

@@ -1,0 +1,77 @@
+"""Answers to servers that join, by the coordinator."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taihu.core.base.errors import ConfigError, StaleError
+from taihu.core.checkpoint.keepers import recovers
+from taihu.core.coordination.control.asks import Seat, Seated
+from taihu.core.coordination.control.control import Call
+from taihu.core.coordination.membership.members import RunState
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.shared import SharedMembership
+from taihu.core.coordination.servers.hosting import JoinedServers
+from taihu.core.job import Job
+from taihu.core.job.sizes import tied_to_servers
+
+_NEEDED: Final = "servers that join need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
+
+NO_RUN_TO_JOIN: Final = f"a lost server ends this run; {_NEEDED}"
+
+# An answer that tells nothing new comes in this share of the caller's patience.
+_SHARE: Final = 0.5
+
+
+def check_joins(job: Job) -> None:
+    """Accept a job whose servers may come and go.
+
+    Raises:
+        ConfigError: it has none, its bits depend on their number, or a lost one ends the run.
+    """
+    if not job.servers:
+        raise ConfigError("exchange.kind 'ring' has no servers: nobody joins as one")
+    if why := tied_to_servers(job):
+        raise ConfigError(f"the bits of this job depend on the number of its servers, so that none joins: {why}")
+    if not recovers(job):
+        raise ConfigError(_NEEDED)
+
+
+def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, caller: Call) -> Seated:
+    """Note that a server is there; answer as soon as it has another place or the run has ended, or in a while.
+
+    Raises:
+        StaleError: it belongs to another job.
+        ConfigError: it has other settings, no server may join, or as many have as may.
+    """
+    life = ask.life
+    check_joins(servers.chosen)
+    with coordinator.changing() as (membership, now):
+        if ask.job != membership.roster.job:
+            raise StaleError(f"this is job {membership.roster.job!r}, not {ask.job!r}; check the address")
+        if ask.settings_digest != servers.job.digest:
+            raise ConfigError(f"server {ask.name}: its job has other settings than the run's; give it the same")
+        with servers.changing() as seats:
+            call = seats.attends(life, ask.name, ask.index, now)
+        servers.look(membership, now, moves=False)
+    is_answered = False
+
+    def ended() -> None:
+        if not is_answered:
+            with coordinator.changing() as (_, now), servers.changing() as seats:
+                seats.hung_up(life, call, now)
+
+    caller.when_ended(ended)
+
+    def has_news(membership: Membership) -> bool:
+        with servers.changing() as seats:
+            state = membership.outcome.state
+            # Until all is over in a generation that is, a call stays held: whoever dies then hangs up.
+            ends = state.is_final and state is not RunState.RECOVERING
+            return seats.index_of(life) != ask.index or seats.is_over or ends
+
+    coordinator.wait_for(has_news, min(servers.held_s, _SHARE * caller.left_s()))
+    with coordinator.changing() as (membership, _), servers.changing() as seats:
+        is_answered = True
+        outcome = membership.outcome
+        return Seated(seats.index_of(life), outcome.state, outcome.reason)
