@@ -76,9 +76,7 @@ def explore_command(
     if summary.failed:
         found = summary.failed[0]
         more = f" ({counted(len(summary.failed) - 1, 'more seed')} failed)" if len(summary.failed) > 1 else ""
-        raise RunError(
-            f"seed {found.seed}: {found.problems[0].splitlines()[0]}{more}; see {_flags(found)} --trace"
-        )
+        raise RunError(f"seed {found.seed}: {found.problems[0].splitlines()[0]}{more}; see {_flags(found)} --trace")
 
 
 def _one(seed: int, work: Work, *, trace: bool, shrink: bool) -> None:

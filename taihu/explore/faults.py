@@ -98,7 +98,8 @@ _LASTING: Final = frozenset(
     }
 )
 _FORM: Final = re.compile(
-    r'(?P<kind>[a-z-]+) (?P<member>run|(?:server|worker|agent) [0-9]+) (?:at its (?P<nth>[0-9]+)[a-z]{2} "(?P<mark>[^"]+)"'
+    r"(?P<kind>[a-z-]+) (?P<member>run|(?:server|worker|agent) [0-9]+) "
+    r'(?:at its (?P<nth>[0-9]+)[a-z]{2} "(?P<mark>[^"]+)"'
     r"|after (?P<after>[0-9.]+) s)(?: for (?P<seconds>[0-9.]+) s)?"
 )
 

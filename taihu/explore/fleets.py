@@ -1,4 +1,4 @@
-"""Cases of machines that come and go: when agents come, and what goes wrong with them and with what they run. Pure."""
+"""Cases of machines that come and go: when agents come, and what goes wrong with them and their workers. Pure."""
 
 from __future__ import annotations
 

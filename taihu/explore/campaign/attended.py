@@ -43,7 +43,8 @@ def allowed_again(case: Case) -> int | None:
 
 def _is_held_elsewhere(shape: Shape) -> bool:
     """Whether servers hold all that workers of a lost machine had made: dense gradients, and no local steps."""
-    return shape.servers > 0 and "compression" not in shape.settings and "local_steps" not in shape.settings["exchange"]
+    is_local = "local_steps" in shape.settings["exchange"]
+    return shape.servers > 0 and "compression" not in shape.settings and not is_local
 
 
 def problems_of_agents(case: Case, outcome: Outcome) -> Iterator[str]:

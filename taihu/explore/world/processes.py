@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,7 +118,7 @@ class SimulatedProcesses:
         """Processes that it has started end a moment later."""
         chance = RUNNING().random(f"orphans of {member.process}")
         for child in member.children:
-            RUNNING().call_at(_ORPHANED_S * chance.random(), lambda child=child: self.end(child))
+            RUNNING().call_at(_ORPHANED_S * chance.random(), partial(self.end, child))
 
     def end(self, member: Member) -> None:
         """End a process at once, if it has not ended."""
