@@ -153,6 +153,7 @@ CASES: Mapping[str, Cases] = {
     "only worker leaves": [
         (17, Smaller(agents=[0.0, 0.0], faults=['leave worker 1 at its 1st "receive Join"'])),
     ],
+    "lives on": [(205, Smaller(agents=[0.0, 3.36151], faults=["suspend agent 1 after 6.196648 s for 100 s"]))],
     "stopped for good": [
         (42, Smaller(agents=[0.0], faults=['stop worker 0 at its 1st "allocate" for 100 s'])),
     ],
@@ -275,3 +276,8 @@ def test_an_agent_ends_a_worker_that_is_stopped_for_good(outcomes: Mapping[str, 
     """It took that for one that lives: the run waited for it until it failed."""
     check(outcomes, "stopped for good", happened=1)
     assert outcomes["stopped for good"][0].virtual_s < 30
+
+
+def test_a_worker_that_lives_on_behind_the_end_spoils_no_history(outcomes: Mapping[str, list[Found]]) -> None:
+    """Its machine had stood still, and another one had its place: both told of what they did in one file."""
+    check(outcomes, "lives on", happened=1)
