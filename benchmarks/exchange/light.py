@@ -2,8 +2,8 @@
 
 A server's process serves so many workers. Each exchanges the gradients of a small model by a stream of its own, and
 computes nothing. Workers are threads of some processes, each with the client of any worker: joining, signs of life,
-frames, answers. Prints for each number of workers the median time of a round, the longest wait of a worker for a round
-in medians of all waits, the processor time of the server and of the workers in a round, and the server's memory and
+frames, answers. Prints for each number of workers the time of a round, the longest wait of a worker for a round in
+medians of all waits, the processor time of the server and of the workers in a round, and the server's memory and
 threads. Exits with 1 where the server's processor time grows faster than the number of workers.
 
 Example:
@@ -99,12 +99,16 @@ class Watched:
             self.most_bytes = max(self.most_bytes, int(fields[21]) * os.sysconf("SC_PAGE_SIZE"))
 
 
-def measure(workers: int, rounds: int, carrier: str) -> dict[str, Any]:
+def measure(workers: int, rounds: int, carrier: str, settings: Sequence[str] = ()) -> dict[str, Any]:
     """Rounds of so many workers: times in milliseconds, memory in MB."""
-    with tempfile.TemporaryDirectory() as name, _server(workers, carrier) as (server, address):
+    given = ["--workers", str(workers), "--rounds", str(rounds), "--carrier", carrier]
+    given += [part for each in settings for part in ("--set", each)]
+    with tempfile.TemporaryDirectory() as name, _server(workers, _settings(carrier, settings)) as (server, address):
         with Watched(server.pid) as watched:
             parts = [
-                _part(range(first, min(first + _PER_PROCESS, workers)), workers, rounds, carrier, address, Path(name))
+                _part(
+                    range(first, min(first + _PER_PROCESS, workers)), [*given, "--coordinator", address], Path(name)
+                )
                 for first in range(0, workers, _PER_PROCESS)
             ]
             codes = [part.wait(timeout=_LONGEST_S) for part in parts]
@@ -134,8 +138,8 @@ def measure(workers: int, rounds: int, carrier: str) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The table in Markdown."""
     lines = [
-        "| workers | by | round, ms | for each worker | longest wait, in medians | 99 % | server's processor, ms | for "
-        "each worker | workers' processor, ms | server's memory, MB | threads |",
+        "| workers | by | round, ms | for each worker | longest wait, in medians | 99 % | server's processor, ms "
+        "| for each worker | workers' processor, ms | server's memory, MB | threads |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
@@ -157,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16, 32, 64, 256])
     parser.add_argument("--rounds", type=int, default=0, help="by default 16,000 of single workers together")
     parser.add_argument("--carrier", choices=("tcp", "grpc"), default="tcp")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--docs", type=Path, help="put the table into this page")
     parser.add_argument("--part", nargs=2, type=int, metavar=("FIRST", "END"), help=argparse.SUPPRESS)
@@ -164,12 +169,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     allow_open_files()
     if options.part is not None:
-        job = _job(options.workers[0], options.carrier, options.coordinator)
+        job = _job(options.workers[0], _settings(options.carrier, options.set), options.coordinator)
         options.json.write_text(json.dumps(_be_workers(job, range(*options.part), options.rounds)))
         return 0
     rows = []
     for workers in options.workers:
-        rows.append(measure(workers, options.rounds or max(_FEWEST, _ROUNDS // workers), options.carrier))
+        rounds = options.rounds or max(_FEWEST, _ROUNDS // workers)
+        rows.append(measure(workers, rounds, options.carrier, options.set))
         print(json.dumps(rows[-1]), flush=True)
     save_rows(options.json, rows)
     publish(table(rows), _PAGE, options.docs)
@@ -177,36 +183,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if by_worker[-1] <= _MORE * by_worker[0] else 1
 
 
-def _settings(carrier: str) -> list[str]:
-    return [f"exchange.transport={carrier}", "cluster.connect_timeout_s=300", "cluster.lost_after_s=60"]
+def _settings(carrier: str, others: Sequence[str]) -> list[str]:
+    return [f"exchange.transport={carrier}", "cluster.connect_timeout_s=300", "cluster.lost_after_s=60", *others]
 
 
-def _job(workers: int, carrier: str, coordinator: str) -> Job:
+def _job(workers: int, settings: Sequence[str], coordinator: str) -> Job:
     cluster: dict[str, object] = {"servers": 1, "workers": workers, "coordinator": coordinator}
-    return bench_job(_settings(carrier), cluster, launched=True)
+    return bench_job(settings, cluster, launched=True)
 
 
 @contextmanager
-def _server(workers: int, carrier: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def _server(workers: int, settings: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server's process, and the address that it tells."""
-    given = [part for each in _settings(carrier) for part in ("--set", each)]
+    given = [part for each in settings for part in ("--set", each)]
     command = [sys.executable, "-m", "taihu", "dev", "bench", "exchange", "--role", "server", "--rank", "0"]
     command += ["--servers", "1", "--workers", str(workers), "--bind", "127.0.0.1:0", *given]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
-        assert process.stdout is not None
+        assert process.stdout is not None  # noqa: S101
         yield process, process.stdout.readline().removeprefix("listening on ").split(",")[0].strip()
     finally:
         process.kill()
         process.communicate()
 
 
-def _part(
-    ranks: range, workers: int, rounds: int, carrier: str, address: str, folder: Path
-) -> subprocess.Popen[bytes]:
+def _part(ranks: range, given: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     """A process of workers, which leaves its results in a folder."""
-    command = [sys.executable, "-m", "benchmarks", "light", "--part", str(ranks.start), str(ranks.stop)]
-    command += ["--workers", str(workers), "--rounds", str(rounds), "--carrier", carrier, "--coordinator", address]
+    command = [sys.executable, "-m", "benchmarks", "light", "--part", str(ranks.start), str(ranks.stop), *given]
     command += ["--json", str(folder / f"{ranks.start:04}.json")]
     return subprocess.Popen(command, cwd=_HERE, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
