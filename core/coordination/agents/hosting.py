@@ -112,6 +112,7 @@ class Agents:
         for rank, agent in lost:
             structlog.get_logger().warning("agent lost", agent=agent, worker=rank)
             outcome.lost(MemberId(Role.WORKER, rank), f"agent {agent} is gone")
-        if move and outcome.state is RunState.RUNNING and not outcome.stop.reason:
+        # Where no step is known yet, one may have been made that nobody would keep.
+        if move and outcome.state is RunState.RUNNING and outcome.makes_steps and not outcome.stop.reason:
             structlog.get_logger().info("moving workers", reason=move)
             outcome.ask_to_stop(move, goes_on=True)
