@@ -26,7 +26,7 @@ from statistics import median, quantiles
 from threading import Event, Thread
 from typing import Any, Final
 
-from benchmarks.base.rows import publish, save_rows
+from benchmarks.base.rows import save_rows
 from taihu.cli.bench.exchange import bench_job
 from taihu.core.job import Job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
@@ -40,7 +40,6 @@ _WARM_UP: Final = 5
 _ROUNDS, _FEWEST = 16_000, 50
 _LOOK_S: Final = 0.05
 _LONGEST_S: Final = 900.0
-_PAGE: Final = "measured by benchmarks.exchange.light"
 # What the server does once in a round is a share of its time, and less so with more workers.
 _MORE: Final = 1.1
 _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
@@ -163,7 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--carrier", choices=("tcp", "grpc"), default="tcp")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--docs", type=Path, help="put the table into this page")
     parser.add_argument("--part", nargs=2, type=int, metavar=("FIRST", "END"), help=argparse.SUPPRESS)
     parser.add_argument("--coordinator", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -178,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(measure(workers, rounds, options.carrier, options.set))
         print(json.dumps(rows[-1]), flush=True)
     save_rows(options.json, rows)
-    publish(table(rows), _PAGE, options.docs)
+    print(table(rows))
     by_worker = [row["server_cpu_ms"] / row["workers"] for row in rows]
     return 0 if by_worker[-1] <= _MORE * by_worker[0] else 1
 

@@ -121,3 +121,6 @@ def test_an_agent_ends_with_its_run_or_as_it_was_made_to() -> None:
     ]
     # Longer than anybody looks for a coordinator.
     assert not list(problems_of_agents(case("partition agent 0 after 1 s for 100 s"), outcome(agent_0=2)))
+    assert list(problems_of_agents(case("stop worker 0 after 1 s for 100 s"), outcome(agent_0=2)))
+    ring = case("stop worker 0 after 1 s for 100 s", shape=RING)
+    assert not list(problems_of_agents(ring, outcome(agent_0=2)))

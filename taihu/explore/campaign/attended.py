@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from taihu.explore.cases import Case, Shape
-from taihu.explore.faults import Kind
+from taihu.explore.faults import Fault, Kind
 from taihu.explore.outcomes import Outcome
 
 _PATIENCE_S: Final = 60.0
@@ -47,10 +47,16 @@ def _is_held_elsewhere(shape: Shape) -> bool:
     return shape.servers > 0 and "compression" not in shape.settings and not is_local
 
 
+def _is_replaced(case: Case, fault: Fault) -> bool:
+    """Whether a process that is stopped is one of an agent's, which ends it and starts another one."""
+    is_worker = fault.member.startswith("worker") and (case.shape.servers > 0 or fault.member != "worker 0")
+    return is_worker and fault.kind is Kind.STOP
+
+
 def problems_of_agents(case: Case, outcome: Outcome) -> Iterator[str]:
     """An agent ends with its run, or because it was to leave; nothing else but its own death ends it."""
     leave = {fault.member for fault in case.faults if fault.kind is Kind.LEAVE}
-    if any(fault.seconds > _PATIENCE_S for fault in case.faults):
+    if any(fault.seconds > _PATIENCE_S and not _is_replaced(case, fault) for fault in case.faults):
         return  # who finds nobody for so long gives up
     die = {fault.member for fault in case.faults if fault.kind in _LOSSES}
     for end in outcome.ends.values():
