@@ -22,6 +22,7 @@ from taihu.core.process.entry import Interrupts
 from taihu.core.process.memory.use import MemoryGrowth
 from taihu.core.process.notices import Notices
 from taihu.core.process.results import RESULTS_FORMAT
+from taihu.core.system.threads import wait_longer_for_turns
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.address import host_of
 from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, ServerMetrics
@@ -31,6 +32,8 @@ from taihu.ps_server.seat import MovedError, OwnSeat
 
 # Calls of a generation that is over are answered with an error: nobody needs long to hear it.
 _GRACE_S = 0.2
+# Four threads serve a worker. Python's own 5 ms are right for a dozen workers.
+_TURN_S, _LONGEST_TURN_S = 0.0004, 0.1
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class ServerDaemon:
             BaseException: what interrupted this; all others of the run have been told.
         """
         self._options.chaos.passes(Point.START_UP)
+        wait_longer_for_turns(min(_LONGEST_TURN_S, _TURN_S * self._job.world.workers))
         try:
             if (seat := self._options.seat) is None:
                 in_generations(self._job, self._member, self._live, self._between)

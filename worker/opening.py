@@ -96,11 +96,12 @@ def opened(who: Who) -> Iterator[Opened]:
         batches = _batches(who, stack)
         length, begun = who.length_of(batches), resumed_from(job)
         member = MemberId(Role.WORKER, options.rank)
-        recording = recorded_history(job, str(member), who.generation.number, options.notices.say)
+        say, agent = options.notices.say, options.agent
+        recording = recorded_history(job, str(member), who.generation.number, say, agent=agent)
         recorder = stack.enter_context(recording)
         beginning = stack.enter_context(beginning_of(job, options.rank))
         after = 0 if begun is None else begun.step
-        folder, say = options.files.folder, options.notices.say
+        folder = options.files.folder
         run_log = RunLog(
             open_writers(folder, after, say),
             loggers=open_loggers(job, folder, say),

@@ -10,7 +10,7 @@ import structlog
 
 from taihu.core.base.errors import PeerUnreachableError, StaleError
 from taihu.core.coordination.checkpointing import Checkpointing
-from taihu.core.coordination.membership.members import MemberId
+from taihu.core.coordination.membership.members import MemberId, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.plans.choosing import Choosing
 from taihu.core.coordination.plans.plan import Plan
@@ -67,6 +67,15 @@ class Coordinator:
         with self._changed:
             yield self._membership, self._clock.now()
             self._changed.notify_all()
+
+    @contextmanager
+    def noting(self) -> Iterator[tuple[Membership, float]]:
+        """The membership and the time, alone, to note a sign of life: nobody waits for that while all goes on."""
+        with self._changed:
+            yield self._membership, self._clock.now()
+            outcome = self._membership.outcome
+            if outcome.state is not RunState.RUNNING or outcome.stop.reason:
+                self._changed.notify_all()
 
     def wait_for(self, condition: Callable[[Membership], bool], timeout_s: float | None) -> bool:
         """Wait until `condition` holds; False when `timeout_s` passed first."""

@@ -180,7 +180,7 @@ class Desk:
 
     def _heartbeat(self, ask: asks.Heartbeat, _: Call) -> asks.Heard:
         member = ask.member.member
-        with self.coordinator.changing() as (membership, now):
+        with self.coordinator.noting() as (membership, now):
             outcome, stop = membership.outcome, membership.outcome.stop
             membership.liveness.heartbeat(member, ask.member.incarnation, ask.progress, job=ask.job, now=now)
             if member.role is Role.WORKER:

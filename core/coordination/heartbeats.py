@@ -14,6 +14,7 @@ from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.membership.members import Progress, RunState
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
+from taihu.core.job.signs_of_life import seconds_between_signs
 from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.system.threads import make_thread
 from taihu.core.wire.base.clock import SystemClock
@@ -40,7 +41,7 @@ class HeartbeatThread:
     ) -> None:
         self._client = client
         self._stop = stop or StopNotice()
-        self._interval_s = job.cluster.heartbeat_s
+        self._interval_s = seconds_between_signs(job)
         self._lost_after_s = job.cluster.lost_after_s
         self._progress = progress
         self._on_end = on_end

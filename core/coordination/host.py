@@ -24,6 +24,7 @@ from taihu.core.coordination.plans.choosing import Choosing
 from taihu.core.coordination.plans.planning import Planning
 from taihu.core.coordination.service import CoordinatorServicer
 from taihu.core.job import Job, settled
+from taihu.core.job.signs_of_life import seconds_between_signs
 from taihu.core.model.layout import Layout
 from taihu.core.system.threads import Event, spawn
 from taihu.core.wire.base.address import is_loopback
@@ -74,7 +75,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
             has_failed = members.outcome.state is RunState.FAILED
         # Who has done its part, and is cut off, asks for as long, over new connections.
         patience_s = job.patience.answer_s if has_failed else cluster.lost_after_s
-        if not coordinator.wait_for(lambda m: m.outcome.over(), patience_s + cluster.heartbeat_s):
+        if not coordinator.wait_for(lambda m: m.outcome.over(), patience_s + seconds_between_signs(job)):
             # Nobody finds the end of this run anywhere else: who was cut off begins again, and asks for as long.
             coordinator.wait_for(lambda m: m.outcome.over() or m.outcome.end_is_kept, cluster.connect_timeout_s)
         coordinator.close(cluster.lost_after_s)

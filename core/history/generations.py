@@ -86,7 +86,7 @@ def generations_of(histories: Sequence[Sequence[Life]]) -> tuple[list[Generation
     """The generations in their order, by the lives of each process; and what is wrong with these."""
     findings, made = [], []
     for place, number in enumerate(_ordered([[life.begin.generation for life in lives] for lives in histories]), 1):
-        lives = {life.begin.member: life for each in histories for life in each if life.begin.generation == number}
+        lives = _of_generation(histories, number)
         generation = Generation(place, number, next(iter(lives.values())).begin.after, 0, lives)
         for member, life in lives.items():
             if replace(life.begin, member="") != replace(generation.begin, member=""):
@@ -96,6 +96,16 @@ def generations_of(histories: Sequence[Sequence[Life]]) -> tuple[list[Generation
     if not any(life.records or life.end for generation in made[ended:] for life in generation.lives.values()):
         made = made[:ended]
     return [_counted(generation, made[generation.place :]) for generation in made], findings
+
+
+def _of_generation(histories: Sequence[Sequence[Life]], number: int) -> dict[str, Life]:
+    """The lives of a generation by member: of two in one place that one that took part."""
+    lives: dict[str, Life] = {}
+    for life in (life for each in histories for life in each if life.begin.generation == number):
+        former = lives.get(life.begin.member)
+        if former is None or len(former.records) <= len(life.records):
+            lives[life.begin.member] = life
+    return lives
 
 
 def _counted(generation: Generation, later: Sequence[Generation]) -> Generation:

@@ -99,11 +99,12 @@ def balance_of(weighed: Weighed, bounds: NDArray[np.int64]) -> Balance:
 
 @contextmanager
 def recorded_history(
-    job: Job, member: str, generation: int, say: Callable[[str], None] | None = None
+    job: Job, member: str, generation: int, say: Callable[[str], None] | None = None, *, agent: int = 0
 ) -> Iterator[Recorder]:
     """The recorder of a process's part in a generation: during the block, into the folder `run.history`.
 
-    `say` is told of a file that cannot be written any more; by default, the log is.
+    `say` is told of a file that cannot be written any more; by default, the log is. What an `agent` runs has a file
+    for each agent, by its life: on a machine that was cut off a process may live on, and another one has its place.
 
     Raises:
         ConfigError: nothing can be written there.
@@ -116,7 +117,8 @@ def recorded_history(
     from taihu.core.history.files import HistoryFile  # noqa: PLC0415 - what reads and writes JSON, and most runs do not
 
     begun = resumed_from(job)
-    with HistoryFile(folder, member, *(() if say is None else (say,))) as file:
+    place = f"{member} of {agent}" if agent else member
+    with HistoryFile(folder, place, *(() if say is None else (say,))) as file:
         file.add(
             Begin(
                 member,

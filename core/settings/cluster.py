@@ -38,7 +38,9 @@ class ClusterSettings(Section):
         default=60.0, description="the longest wait for other processes to start, in seconds"
     )
     heartbeat_s: Annotated[float, Field(ge=0.01, le=3600)] = Field(
-        default=0.5, description="time between two signs of life of a member, in seconds"
+        default=0.5,
+        description="time between two signs of life of a member, in seconds; longer where all members together would "
+        "give more than 50 a second",
     )
     lost_after_s: Seconds = Field(default=15.0, description="silence after which a member is given up, in seconds")
     min_agents: Members = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 from collections.abc import Callable
 from threading import (
@@ -36,6 +37,7 @@ __all__ = [
     "main_thread",
     "make_thread",
     "spawn",
+    "wait_longer_for_turns",
 ]
 
 end_threads: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]  # Python's own end calls it
@@ -59,3 +61,11 @@ def spawn(name: str, do: Callable[..., object], *args: Any) -> Thread:
     thread = make_thread(name, do, *args)
     thread.start()
     return thread
+
+
+def wait_longer_for_turns(seconds: float) -> None:
+    """From now on threads wait so long for Python's lock before they have its holder give it up; never less than now.
+
+    Each that waits wakes as often as that: of many threads all but one do so in vain.
+    """
+    sys.setswitchinterval(max(sys.getswitchinterval(), seconds))

@@ -84,7 +84,7 @@ class Agent:
         self._replace_interrupted(answer, now)
         self._attending.runs = tuple(sorted(self._running))
         if self._running:
-            return self._end_of_workers()
+            return self._end_of_workers(answer, now)
         if self._attending.is_refused and answer.error is not None:
             raise answer.error
         return self._end_without_workers(answer, now)
@@ -92,7 +92,7 @@ class Agent:
     def _follow(self, answer: Answer) -> None:
         """Run what the coordinator says."""
         wanted = set(answer.ranks)
-        if answer.state.is_final and answer.state is not RunState.RECOVERING:
+        if _is_over(answer):
             wanted &= self._running  # nobody has to begin any more
         if wanted == self._running:
             self._say(answer)
@@ -118,7 +118,8 @@ class Agent:
         self._said = waits
 
     def _replace_killed(self, now: float) -> None:
-        """Start workers again that were killed."""
+        """Start workers again that were killed, or stopped for so long that the run has lost them."""
+        self._processes.end_stopped()
         try:
             self._processes.check(awaiting=self._replacing.awaited)
         except DaemonFailedError as error:
@@ -139,17 +140,21 @@ class Agent:
         """Start workers again that somebody else has interrupted, while the run goes on."""
         found = set(self._processes.interrupted) - self._replacing.awaited
         self._interrupted_s = {name: self._interrupted_s.get(name, now) for name in found}
-        goes_on = answer.error is None and (not answer.state.is_final or answer.state is RunState.RECOVERING)
+        goes_on = answer.error is None and not _is_over(answer)
         for name, ended_s in self._interrupted_s.items():
             if goes_on and answer.heard_s > ended_s:
                 error = DaemonFailedError(f"{name} was interrupted", name, EXIT_INTERRUPTED)
                 self._plan(error, now)
 
-    def _end_of_workers(self) -> int | None:
-        """The exit code when all have ended well."""
+    def _end_of_workers(self, answer: Answer, now: float) -> int | None:
+        """The exit code when all have ended well, or because the run was stopped."""
         if self._replacing.awaited or self._processes.living:
             return None
-        return EXIT_INTERRUPTED if self._processes.interrupted else 0
+        if not self._processes.interrupted:
+            return 0
+        # Somebody may have interrupted them alone: the run says so, if it does not end without another word.
+        ended_s = max(self._interrupted_s.values(), default=now)
+        return EXIT_INTERRUPTED if _is_over(answer) or now - ended_s > _CONSEQUENCES_S else None
 
     def _end_without_workers(self, answer: Answer, now: float) -> int | None:
         """The exit code where the run has ended, or goes on without this agent."""
@@ -167,6 +172,11 @@ class Agent:
         if answer.state is RunState.FAILED:
             raise RunError(answer.reason)
         return {RunState.FINISHED: 0, RunState.STOPPED: EXIT_INTERRUPTED}.get(answer.state)
+
+
+def _is_over(answer: Answer) -> bool:
+    """Whether the run has ended: one that recovers has not."""
+    return answer.state.is_final and answer.state is not RunState.RECOVERING
 
 
 def _name(rank: int) -> str:

@@ -32,6 +32,10 @@ def explore_command(
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: tell its story.")] = False,
     shrink: Annotated[bool, typer.Option("--shrink", help="With --seed: make it smaller.")] = False,
     carrier: Annotated[str, typer.Option(metavar="|".join(CARRIERS), help="What carries threads.")] = "greenlets",
+    agents: Annotated[
+        bool | None,
+        typer.Option("--agents/--no-agents", help="Agents run the workers; by default in one run of six."),
+    ] = None,
     lines: Annotated[
         bool, typer.Option("--lines", help="Hold threads up between lines, too: for missing locks. Slower.")
     ] = False,
@@ -55,12 +59,14 @@ def explore_command(
       taihu dev explore --first 0 --seeds 2000
       taihu dev explore --seed 1066 --trace           its story
       taihu dev explore --seed 1066 --shrink          as small a case as fails
+      taihu dev explore --agents                      machines that come and go
       taihu dev explore --lines                       missing locks, too
     """  # noqa: D301
     carrier = "threads" if lines else carrier
-    work = Work(0, 1, carrier=carrier, between_lines=lines, changes=[] if changes is None else _changes_in(changes))
+    changed = [] if changes is None else _changes_in(changes)
+    work = Work(0, 1, carrier=carrier, between_lines=lines, changes=changed, agents=agents)
     if seed is not None:
-        _one(seed, work, trace=trace, shrink=shrink)
+        _one(seed, replace(work, agents=bool(agents)), trace=trace, shrink=shrink)
         return
     begin = random_below(2**40) if first is None else first
     many = replace(work, first=begin, count=seeds or _ENDLESS)
@@ -70,9 +76,7 @@ def explore_command(
     if summary.failed:
         found = summary.failed[0]
         more = f" ({counted(len(summary.failed) - 1, 'more seed')} failed)" if len(summary.failed) > 1 else ""
-        raise RunError(
-            f"seed {found.seed}: {found.problems[0].splitlines()[0]}{more}; see --seed {found.seed} --trace"
-        )
+        raise RunError(f"seed {found.seed}: {found.problems[0].splitlines()[0]}{more}; see {_flags(found)} --trace")
 
 
 def _one(seed: int, work: Work, *, trace: bool, shrink: bool) -> None:
@@ -124,7 +128,7 @@ def _many(work: Work, processes: int, *, keep_going: bool) -> Summary:
         summary.add(found)
         progress(_line(summary))
         if found.problems:
-            typer.echo(f"seed {found.seed} failed: {found.problems[0]}")
+            typer.echo(f"{_flags(found)} failed: {found.problems[0]}")
         return keep_going or not found.problems
 
     try:
@@ -137,6 +141,11 @@ def _many(work: Work, processes: int, *, keep_going: bool) -> Summary:
     for line in table_of(summary.reached):
         typer.echo(line)
     return summary
+
+
+def _flags(found: Found) -> str:
+    """The flags by which a case is run again."""
+    return f"--seed {found.seed}{' --agents' if found.agents else ''}"
 
 
 def _line(summary: Summary) -> str:

@@ -16,6 +16,9 @@ Marks = Mapping[tuple[str, str], int]
 SUPERVISORS: Final = ("local", "early", "late", "twice", "never")
 """Those that start processes again: `taihu train`'s supervision, or another launcher with its habit."""
 
+AGENTS: Final = "agents"
+"""The supervisor of a run whose workers agents run: a launcher that starts all but workers again at once."""
+
 # What goes wrong among many goes wrong among few, and these are run many times as often.
 _SIZES: Final = (
     (1, 1),
@@ -112,8 +115,27 @@ class OrderDraw:
 
 
 @dataclass(frozen=True)
+class Machines:
+    """Machines that come to a run, each with an agent.
+
+    Attributes:
+        arrivals: of each, in seconds from the run's beginning.
+        least: with fewer no worker gets an agent.
+    """
+
+    arrivals: tuple[float, ...]
+    least: int = 1
+
+    def __str__(self) -> str:
+        return f"agents come after {', '.join(f'{each:g}' for each in self.arrivals)} s, at least {self.least}"
+
+
+@dataclass(frozen=True)
 class Case:
-    """All that a run follows from; without `between`, tasks are switched at points alone."""
+    """All that a run follows from.
+
+    Without `between`, tasks are switched at points alone; without `machines`, the supervisor starts workers, too.
+    """
 
     seed: int
     shape: Shape
@@ -121,6 +143,7 @@ class Case:
     order: OrderDraw
     faults: tuple[Fault, ...] = field(default=())
     between: LinesDraw | None = None
+    machines: Machines | None = None
 
     def lines(self) -> list[str]:
         """The case in words."""
@@ -128,6 +151,7 @@ class Case:
             f"seed {self.seed}: {self.shape}",
             f"supervisor {self.supervisor}; order {self.order}",
             *([] if self.between is None else [str(self.between)]),
+            *([] if self.machines is None else [str(self.machines)]),
             *(f"fault: {fault}" for fault in self.faults),
         ]
 
@@ -267,7 +291,7 @@ def _fault(chance: Random, members: Sequence[str], marks: Marks, lasted_s: float
 _BRING_ANOTHER: Final = frozenset({"early", "late", "twice"})
 # A process that is killed is what most can go wrong with.
 _DRAWN: Final = (
-    *(kind for kind in Kind if kind is not Kind.LEAVE),
+    *(kind for kind in Kind if kind not in (Kind.LEAVE, Kind.SUSPEND)),
     Kind.KILL,
     Kind.KILL,
     Kind.KILL,

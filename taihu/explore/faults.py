@@ -20,6 +20,7 @@ class Kind(StrEnum):
 
     KILL = "kill"
     STOP = "stop"
+    SUSPEND = "suspend"
     TERMINATE = "terminate"
     LEAVE = "leave"
     INTERRUPT = "interrupt"
@@ -57,6 +58,7 @@ _MEANINGS: Final = MappingProxyType(
     {
         Kind.KILL: "its process is gone; connections are reset",
         Kind.STOP: "its process stands still, and goes on later",
+        Kind.SUSPEND: "its machine stands still with all that runs there, and goes on later",
         Kind.TERMINATE: "it gets SIGTERM, which ends the run",
         Kind.LEAVE: "it gets SIGTERM, as a pod that is to move: it ends alone, and another one takes its place",
         Kind.INTERRUPT: "whoever runs it presses Ctrl-C: the run is to end in order",
@@ -83,6 +85,7 @@ _MEANINGS: Final = MappingProxyType(
 _LASTING: Final = frozenset(
     {
         Kind.STOP,
+        Kind.SUSPEND,
         Kind.STALL,
         Kind.PARTITION,
         Kind.DEAF,
@@ -95,7 +98,8 @@ _LASTING: Final = frozenset(
     }
 )
 _FORM: Final = re.compile(
-    r'(?P<kind>[a-z-]+) (?P<member>run|(?:server|worker) [0-9]+) (?:at its (?P<nth>[0-9]+)[a-z]{2} "(?P<mark>[^"]+)"'
+    r"(?P<kind>[a-z-]+) (?P<member>run|(?:server|worker|agent) [0-9]+) "
+    r'(?:at its (?P<nth>[0-9]+)[a-z]{2} "(?P<mark>[^"]+)"'
     r"|after (?P<after>[0-9.]+) s)(?: for (?P<seconds>[0-9.]+) s)?"
 )
 

@@ -28,6 +28,11 @@ class End:
     parameters: str = ""
     was_stuck: bool = False
 
+    @property
+    def is_of_agent(self) -> bool:
+        """Whether it is that of an agent."""
+        return self.name.startswith("agent")
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -16,6 +16,7 @@ class Process:
     Attributes:
         member: `worker 1`, `server 0`, or another name that tells it.
         life: 0 for the first process of this member, 1 for its successor.
+        host: the machine that it runs on: one of its own, if no other is named.
         is_dead: whether it was killed: none of its tasks goes on.
         is_stopped: whether it is held, as by SIGSTOP: its tasks go on later.
         clock_rate: seconds that pass on its clocks in a second of virtual time; see `run_clocks_at`.
@@ -27,6 +28,7 @@ class Process:
         "_shown_s",
         "clock_rate",
         "held",
+        "host",
         "is_dead",
         "is_stopped",
         "life",
@@ -34,9 +36,10 @@ class Process:
         "wall_ahead_s",
     )
 
-    def __init__(self, member: str, life: int = 0) -> None:
+    def __init__(self, member: str, life: int = 0, host: str = "") -> None:
         self.member = member
         self.life = life
+        self.host = host or member
         self.is_dead = False
         self.is_stopped = False
         self.clock_rate = 1.0

@@ -20,6 +20,7 @@ from taihu.core.coordination.membership.members import MemberId, Progress, Role,
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.job import Job
+from taihu.core.job.signs_of_life import seconds_between_signs
 from taihu.core.model.layout import Layout
 from taihu.core.planner.profile import Profile
 from taihu.core.trace.parts import TracePart
@@ -116,13 +117,13 @@ def simulate_loss(  # noqa: PLR0917 - as `simulate_job`
 def noticed(job: Job, loss: Loss, step: int) -> tuple[float, str]:
     """The instant at which the coordinator gives up a member that falls silent during `step`, and its reason.
 
-    All members beat every `cluster.heartbeat_s` since the first step began.
+    All members give signs of life at their pace since the first step began.
     """
-    cluster = job.cluster
+    cluster, between_s = job.cluster, seconds_between_signs(job)
     roster = Roster(job.name, servers=job.world.servers, workers=job.world.workers)
     waits = Waits(cluster.lost_after_s, cluster.connect_timeout_s)
     members = Membership(roster, Agreement(str(roster.host), "", {}), waits, layout_follows=True)
-    last_beat = cluster.heartbeat_s * math.floor(loss.at_s / cluster.heartbeat_s)
+    last_beat = between_s * math.floor(loss.at_s / between_s)
     everyone = roster.missing()
     for member in everyone:
         members.admission.join(member, 1, job=job.name, digest="", now=last_beat)
@@ -131,7 +132,7 @@ def noticed(job: Job, loss: Loss, step: int) -> tuple[float, str]:
     while members.outcome.state is RunState.RUNNING:
         ticks += 1
         now = last_beat + TICK_S * ticks
-        if now >= last_beat + (beats + 1) * cluster.heartbeat_s:
+        if now >= last_beat + (beats + 1) * between_s:
             beats += 1
             for member in everyone:
                 if member != loss.member:

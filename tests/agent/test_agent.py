@@ -21,11 +21,15 @@ KILLED = -9
 
 
 class Workers:
-    """Processes that do nothing: `codes` by name, None of those that live; `log` of what was done to them."""
+    """Processes that do nothing: `codes` by name, None of those that live; `log` of what was done to them.
+
+    `stopped` are those that were for so long that they are to be ended.
+    """
 
     def __init__(self) -> None:
         self.codes: dict[str, int | None] = {}
         self.log: list[str] = []
+        self.stopped: list[str] = []
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         assert module == "taihu.worker"
@@ -39,6 +43,11 @@ class Workers:
     def dismiss(self, name: str) -> None:
         del self.codes[name]
         self.log.append(f"dismiss {name}")
+
+    def end_stopped(self) -> None:
+        for name in self.stopped:
+            self.codes[name] = KILLED
+        self.stopped.clear()
 
     def wait(self, timeout_s: float) -> None:
         self.log.append("wait")
@@ -125,6 +134,15 @@ def test_a_worker_that_is_killed_is_started_again(machine: Machine) -> None:
     assert machine.attending.runs == (0, 1)
 
 
+def test_a_worker_that_was_stopped_for_too_long_is_started_again(machine: Machine) -> None:
+    machine.hears(0, 1)
+    machine.workers.stopped = ["worker 1"]
+    machine.done()
+    machine.hears(0, 1)
+    machine.hears(0, 1)
+    assert machine.done() == ["replace worker 1"]
+
+
 def test_a_worker_that_is_killed_and_runs_elsewhere_then_is_not(machine: Machine) -> None:
     machine.hears(0, 1)
     machine.workers.codes["worker 1"] = KILLED
@@ -142,6 +160,24 @@ def test_a_worker_that_somebody_interrupts_is_started_again_while_the_run_goes_o
     for _ in range(5):
         assert machine.hears(0, 1) is None
     assert machine.done() == ["replace worker 1"]
+
+
+def test_the_only_worker_that_somebody_interrupts_does_not_end_the_agent(machine: Machine) -> None:
+    machine.hears(0)
+    machine.workers.codes["worker 0"] = 130
+    machine.done()
+    assert machine.look(Answer((0,), RUNNING, heard_s=0.0)) is None
+    for _ in range(3):
+        assert machine.hears(0) is None
+    assert machine.done() == ["replace worker 0"]
+
+
+def test_workers_that_were_interrupted_end_it_where_nobody_says_that_the_run_goes_on(machine: Machine) -> None:
+    machine.hears(0)
+    machine.workers.codes["worker 0"] = 130
+    away = Answer((0,), RUNNING, error=PeerUnreachableError("away"), heard_s=0.0)
+    codes = [machine.look(away) for _ in range(4)]
+    assert codes == [None, None, None, 130]
 
 
 def test_a_worker_that_is_killed_too_often_ends_it(tmp_path: Path) -> None:

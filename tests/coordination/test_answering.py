@@ -10,9 +10,11 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from support.cluster import layout_of
 from support.controls import Place, coordinator_of, place
 from support.daemons import wait_for
 from support.held import hold, job_in, memory_in, state_of
+from support.memberships import make_membership
 
 from taihu.core.base.errors import ConfigError, FrameError, MemberLostError, StaleError
 from taihu.core.checkpoint.copies import MOST_BYTES, Copies
@@ -28,7 +30,7 @@ from taihu.core.coordination.control.looking import AgentStatus, Change, GetStat
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.gatherer import gather
-from taihu.core.coordination.membership.members import Begun, Life, MemberId, MemberRecord, Role
+from taihu.core.coordination.membership.members import Begun, Life, MemberId, MemberRecord, Progress, Role, RunState
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.parties import Parties
@@ -262,3 +264,30 @@ def test_a_step_is_gathered_whose_worker_has_lost_its_host(tmp_path: Path, monke
         np.testing.assert_array_equal(stored.own()["moment"], np.full(3, 8.0))
     with open_part(folder / "server-0.safetensors") as stored:
         assert stored.names("shared") == list(state_of("server 0", 4).shared.arrays)
+
+
+def test_workers_move_behind_a_step_that_is_known() -> None:
+    """Before that one may have been made that nobody would keep: it was made again."""
+    agents, membership = Agents.of(JOB), make_membership(1, 2, terms=Terms(recovers=True))
+    workers = [MemberId(Role.WORKER, rank) for rank in range(2)]
+    for member in (MemberId(Role.SERVER, 0), *workers):
+        layout = layout_of(100) if member.role is Role.WORKER else None
+        membership.admission.join(member, 1, job="demo", digest="", now=0.0, layout=layout)
+    assert membership.outcome.state is RunState.RUNNING
+
+    def attend(*lives: int, now: float) -> None:
+        with agents.changing() as attendance:
+            for life in lives:
+                attendance.attends(life, f"agent {life}", attendance.ranks_of(life), now=now)
+        agents.look(membership, now)
+
+    attend(ANNA, now=0.0)
+    attend(ANNA, now=3.5)
+    attend(ANNA, BERT, now=4.0)
+    attend(ANNA, BERT, now=5.5)
+    assert membership.outcome.state is RunState.RUNNING
+    assert not membership.outcome.stop.reason
+    membership.liveness.heartbeat(workers[0], 1, Progress(step=1), job="demo", now=5.6)
+    attend(ANNA, BERT, now=5.7)
+    assert membership.outcome.state is RunState.RUNNING
+    assert membership.outcome.stop.reason == f"agent agent {BERT} joins"

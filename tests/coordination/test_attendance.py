@@ -111,7 +111,7 @@ def test_nobody_is_lost_while_the_coordinator_could_not_be_called() -> None:
     machines.now += 60.0
     machines.attendance.opens(machines.now)
     assert machines.attendance.look(machines.now) == []
-    assert machines.pass_(0.4, ANNA) == []
+    assert machines.pass_(1.4, ANNA) == []  # it has to connect, and each message may be late
     assert [each.rank for each in machines.pass_(0.2, ANNA)] == [1, 3]
 
 

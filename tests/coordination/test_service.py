@@ -22,6 +22,7 @@ from taihu.core.coordination.client import CoordinatorClient, coordinator_addres
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
+from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.plans.planning import Planning, first_plan
@@ -170,6 +171,36 @@ def test_signs_of_life_do_not_wait_for_a_plan() -> None:
             planning.going_on.set()
         with pytest.raises(StaleError, match="enough"):
             reported.result(timeout=120)
+
+
+def test_a_sign_of_life_wakes_nobody_who_waits_for_the_end() -> None:
+    """With hundreds of members, all that wait would look again hundreds of times a second."""
+    membership, worker = make_membership(1, 1), MemberId(Role.WORKER, 0)
+    coordinator = Coordinator(membership, lambda _: pytest.fail("nobody asks for a plan"), SystemClock())
+    looks, looked = [], threading.Semaphore(0)
+
+    def is_over(members: Membership) -> bool:
+        looks.append(members.outcome.state)
+        looked.release()
+        return members.outcome.state.is_final
+
+    def beat() -> None:
+        with coordinator.noting() as (members, now):
+            members.liveness.heartbeat(worker, 1, Progress(), job="demo", now=now)
+
+    with coordinator.changing() as (members, now):
+        members.admission.join(MemberId(Role.SERVER, 0), 1, job="demo", digest="", now=now)
+        members.admission.join(worker, 1, job="demo", digest="", now=now, layout=layout_of(100))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(coordinator.wait_for, is_over, 120)
+        assert looked.acquire(timeout=120)
+        for _ in range(100):
+            beat()
+        assert not looked.acquire(blocking=False)
+        with coordinator.noting() as (members, _):
+            members.outcome.fail("enough")
+        assert waiting.result(timeout=120)
+    assert looks == [RunState.RUNNING, RunState.FAILED]
 
 
 def test_a_part_under_another_name_or_without_its_hash_is_refused(tmp_path: Path) -> None:

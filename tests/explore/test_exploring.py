@@ -28,6 +28,14 @@ def test_seeds_are_judged_right() -> None:
     assert sum(bool(each.done) for each in found) > len(seeds) / 2
 
 
+def test_seeds_whose_workers_agents_run_are_judged_right() -> None:
+    found = explored(Work(picked=[job + 600 * again for job in (0, 5, 10) for again in range(4)], agents=True))
+    told = [line for each in found if each.problems for line in (*each.case, *each.problems)]
+    assert not told, "\n".join(told)
+    assert sum(" agent " in line for each in found for line in each.done) >= 4
+    assert "agents come after" in "".join(found[0].case)
+
+
 def test_a_seed_is_the_same_story_in_whatever_company(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = explored(Work(26, tells=True))[0]
     later = explored(Work(25, 2, tells=True))[1]

@@ -150,6 +150,13 @@ CASES: Mapping[str, Cases] = {
         )
     ],
     "held behind an end": [(8002604, Smaller())],
+    "only worker leaves": [
+        (17, Smaller(agents=[0.0, 0.0], faults=['leave worker 1 at its 1st "receive Join"'])),
+    ],
+    "lives on": [(205, Smaller(agents=[0.0, 3.36151], faults=["suspend agent 1 after 6.196648 s for 100 s"]))],
+    "stopped for good": [
+        (42, Smaller(agents=[0.0], faults=['stop worker 0 at its 1st "allocate" for 100 s'])),
+    ],
 }
 
 
@@ -258,3 +265,19 @@ def test_an_end_that_lay_on_no_disk_when_its_coordinator_died_is_known_to_nobody
 def test_a_step_that_ends_behind_the_end_of_a_servers_part_is_not_held(outcomes: Mapping[str, list[Found]]) -> None:
     """Nothing of it is in the server's history: others would go on behind a step that nobody has told of."""
     check(outcomes, "held behind an end", happened=2)
+
+
+def test_an_agent_whose_only_worker_somebody_interrupts_goes_on(outcomes: Mapping[str, list[Found]]) -> None:
+    """It took that for the end of the run, which had another agent start the worker."""
+    check(outcomes, "only worker leaves", happened=1)
+
+
+def test_an_agent_ends_a_worker_that_is_stopped_for_good(outcomes: Mapping[str, list[Found]]) -> None:
+    """It took that for one that lives: the run waited for it until it failed."""
+    check(outcomes, "stopped for good", happened=1)
+    assert outcomes["stopped for good"][0].virtual_s < 30
+
+
+def test_a_worker_that_lives_on_behind_the_end_spoils_no_history(outcomes: Mapping[str, list[Found]]) -> None:
+    """Its machine had stood still, and another one had its place: both told of what they did in one file."""
+    check(outcomes, "lives on", happened=1)

@@ -338,3 +338,15 @@ def test_a_process_that_is_started_behind_the_end_takes_nothing_back() -> None:
     push = next(record for record in histories["worker 1"] if isinstance(record, Push) and record.step == 5)
     histories["worker 1"] += [replace(again, member="worker 1"), push]
     assert found(histories)
+
+
+def test_a_process_that_lives_on_where_another_one_has_its_place_has_a_file_of_its_own() -> None:
+    """Its agent's machine was cut off, and it went on behind what the others had given up by then."""
+    histories = histories_of(Shape(1, 2, 1, (5, 3), compressed=False, lives=((0, 2), (1, 3))))
+    whole = histories.pop("worker 1")
+    second = [line for line, record in enumerate(whole) if isinstance(record, Begin)][1]
+    lived_on = whole[:second]
+    for files in ([lived_on, whole[second:]], [whole[second:], lived_on]):
+        assert check_histories([*histories.values(), *files]).findings == ()
+    begun_twice = [whole[second]]  # by one that was killed before it took part
+    assert check_histories([*histories.values(), lived_on, whole[second:], begun_twice]).findings == ()

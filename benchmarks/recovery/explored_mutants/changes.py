@@ -14,7 +14,7 @@ from taihu.core.base.errors import ConfigError
 __all__ = ["AREAS", "Change", "chosen", "read_changes"]
 
 _FILE: Final = Path(__file__).with_name("changes.toml")
-AREAS: Final = ("protocol", "membership", "generations", "checkpoints", "exchange", "links", "history")
+AREAS: Final = ("protocol", "membership", "generations", "checkpoints", "exchange", "links", "history", "agents")
 """The parts of the daemons that are changed."""
 
 
@@ -42,6 +42,11 @@ class Change:
     def source(self) -> tuple[str, str, str]:
         """The change as `taihu.explore.campaign.work.Work.changes` takes it."""
         return self.module, self.old, self.new
+
+    @property
+    def agents(self) -> bool:
+        """Whether it shows where agents run the workers."""
+        return self.area == "agents"
 
     @property
     def digest(self) -> str:

@@ -53,11 +53,13 @@ class Book:
         file: where they stand; None for nowhere.
         proofs: by the names of changes.
         unchanged: first lines of what is wrong with seeds without any change, "" where nothing is.
+        attended: the same of seeds whose workers agents run.
     """
 
     file: Path | None = None
     proofs: dict[str, Proof] = field(default_factory=dict)
     unchanged: dict[int, str] = field(default_factory=dict)
+    attended: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path | None) -> Book:
@@ -66,7 +68,10 @@ class Book:
             return cls(file)
         told: Mapping[str, Any] = json.loads(file.read_text())
         proofs = {each["name"]: Proof(**each) for each in told["proofs"]}
-        return cls(file, proofs, {int(seed): said for seed, said in told["unchanged"].items()})
+        unchanged, attended = (
+            {int(seed): said for seed, said in told.get(which, {}).items()} for which in ("unchanged", "attended")
+        )
+        return cls(file, proofs, unchanged, attended)
 
     def of(self, change: Change) -> Proof:
         """The knowledge of a change, as it is now."""
@@ -86,15 +91,21 @@ class Book:
             told = {
                 "proofs": [asdict(each) for each in self.proofs.values()],
                 "unchanged": dict(sorted(self.unchanged.items())),
+                "attended": dict(sorted(self.attended.items())),
             }
             self.file.write_text(in_lines(told) + "\n")
 
-    def fails_unchanged(self, seed: int) -> bool:
+    def known(self, *, agents: bool) -> dict[int, str]:
+        """First lines of what is wrong with seeds without any change, where agents run the workers or not."""
+        return self.attended if agents else self.unchanged
+
+    def fails_unchanged(self, seed: int, *, agents: bool) -> bool:
         """Whether a seed fails without any change, too."""
-        if seed not in self.unchanged:
-            self.unchanged[seed] = _first_line(explored(Work(seed, 1))[0].problems)
+        known = self.known(agents=agents)
+        if seed not in known:
+            known[seed] = _first_line(explored(Work(seed, 1, agents=agents))[0].problems)
             self.write()
-        return bool(self.unchanged[seed])
+        return bool(known[seed])
 
 
 def confirm(change: Change, book: Book) -> None:
@@ -102,9 +113,9 @@ def confirm(change: Change, book: Book) -> None:
     proof = book.of(change)
     if proof.seed is None:
         return
-    found = _run(Work(proof.seed, 1, changes=[change.source]), lambda _: True)[-1]
-    book.unchanged.pop(proof.seed, None)
-    if found.problems and not book.fails_unchanged(proof.seed):
+    found = _run(Work(proof.seed, 1, changes=[change.source], agents=change.agents), lambda _: True)[-1]
+    book.known(agents=change.agents).pop(proof.seed, None)
+    if found.problems and not book.fails_unchanged(proof.seed, agents=change.agents):
         book.note(replace(proof, problem=_first_line(found.problems)))
     else:
         book.note(Proof(change.name, change.area, change.digest))
@@ -117,10 +128,11 @@ def prove(change: Change, seeds: int, book: Book, tell: Callable[[str], None]) -
         return proof
     begun_s = time.monotonic() - proof.seconds
     if proof.calm is None:
-        calm = _run(Work(0, _CALM, changes=[change.source], smaller=Smaller(faults=[])), lambda found: True)
+        work = Work(0, _CALM, changes=[change.source], smaller=Smaller(faults=[]), agents=change.agents)
+        calm = _run(work, lambda found: True)
         proof = replace(proof, calm=sum(not found.problems for found in calm))
     while proof.seeds < seeds:
-        work = Work(proof.seeds, seeds - proof.seeds, changes=[change.source])
+        work = Work(proof.seeds, seeds - proof.seeds, changes=[change.source], agents=change.agents)
 
         def each(found: Found) -> bool:
             tell(f"{change.name}: seed {found.seed}")
@@ -128,7 +140,7 @@ def prove(change: Change, seeds: int, book: Book, tell: Callable[[str], None]) -
 
         last = _run(work, each)[-1]
         proof = replace(proof, seeds=last.seed + 1, seconds=time.monotonic() - begun_s)
-        if last.problems and not book.fails_unchanged(last.seed):
+        if last.problems and not book.fails_unchanged(last.seed, agents=change.agents):
             proof = replace(proof, seed=last.seed, problem=_first_line(last.problems))
         book.note(proof)
         if proof.seed is not None:

@@ -13,6 +13,7 @@ from taihu.core.coordination.membership.outcome import Outcome
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.membership.standstill import Standstill, stall_of
 from taihu.core.job import Job
+from taihu.core.job.signs_of_life import seconds_between_signs
 
 TICK_S: Final = 0.2
 """Seconds from one look at who is silent to the next."""
@@ -43,7 +44,8 @@ class Waits:
     def of(cls, job: Job) -> Self:
         """Those of a job's members."""
         cluster = job.cluster
-        return cls(cluster.lost_after_s, cluster.connect_timeout_s, cluster.heartbeat_s, job.patience.still_after_s)
+        between_s = seconds_between_signs(job)
+        return cls(cluster.lost_after_s, cluster.connect_timeout_s, between_s, job.patience.still_after_s)
 
     @property
     def replaced_after_s(self) -> float:

@@ -39,8 +39,8 @@ def main(text: str, write: Callable[[str], object]) -> None:
     # them nothing, and memory that a run leaves is still in the caches for the next one.
     gc.disable()
     _collect(thaws=True)
-    for runs, (seed, smaller) in enumerate(work.all_cases, 1):
-        write(exploration.explore(seed, smaller).as_json())
+    for runs, (seed, smaller, agents) in enumerate(work.all_cases, 1):
+        write(exploration.explore(seed, smaller, agents=agents).as_json())
         _collect(thaws=not runs % _RUNS_UNTIL_THAW)
 
 

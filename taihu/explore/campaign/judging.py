@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from taihu.explore.campaign.attended import allowed_again, moves_of, problems_of_agents
 from taihu.explore.cases import Case
 from taihu.explore.faults import Kind
 from taihu.explore.outcomes import Outcome
@@ -44,6 +45,7 @@ def _problems(case: Case, calm: Outcome, outcome: Outcome) -> Iterator[str]:
         if told != calm.parameters:
             yield f"other bits: {sorted(told)}, without faults {sorted(calm.parameters)}"
         yield from _problems_of_success(case, outcome)
+        yield from problems_of_agents(case, outcome)
     elif len(told) > 1:
         yield f"workers that ended well have other bits: {sorted(told)}"
     elif not (may_fail(case) or _end_was_lost(case, outcome)):
@@ -98,6 +100,8 @@ def _problems_of_time(case: Case, calm: Outcome, outcome: Outcome) -> Iterator[s
     if case.supervisor == "never" or not {fault.kind for fault in case.faults} <= _HEARD_OF:
         return
     own_s = sum(_GONE_ON_WITHIN_S + fault.seconds for fault in case.faults)
+    if case.machines is not None:
+        own_s += case.machines.arrivals[-1] + _GONE_ON_WITHIN_S * len(case.machines.arrivals)
     bound_s = calm.virtual_s + _PATIENCE_S + own_s
     if outcome.virtual_s > bound_s:
         yield f"it stood still: it took {outcome.virtual_s:.0f} virtual seconds, expected at most {bound_s:.0f}"
@@ -106,9 +110,13 @@ def _problems_of_time(case: Case, calm: Outcome, outcome: Outcome) -> Iterator[s
 def _problems_of_success(case: Case, outcome: Outcome) -> Iterator[str]:
     """A run that ended well began again because of a fault alone, and has kept its last step."""
     kinds = {fault.kind for fault in case.faults}
-    if outcome.generations > 1 and kinds <= _BEARABLE:
+    if outcome.generations > 1 + moves_of(case) and kinds <= _BEARABLE:
         yield f"it began again {outcome.generations - 1} times, and nobody was lost"
-    if outcome.made_again and case.shape.holds_steps and kinds <= _OF_PROCESSES:
+    if case.machines is not None:
+        allowed = allowed_again(case)
+        if allowed is not None and outcome.made_again > allowed:
+            yield f"{outcome.made_again} completed steps were made again, expected at most {allowed}"
+    elif outcome.made_again and case.shape.holds_steps and kinds <= _OF_PROCESSES:
         yield f"{outcome.made_again} completed steps were made again, although members held them"
     if outcome.told_from > 1:
         yield f"history: it tells nothing of what was before step {outcome.told_from}"

@@ -14,7 +14,8 @@ _MOST_HOLDS: Final = 1 << 20
 def shrunk(smaller: Smaller, fails: Callable[[Smaller], bool]) -> Smaller:
     """The smallest case that still fails on the way from `smaller`, whose faults are given.
 
-    Faults are dropped one at a time, then steps, workers and servers; at last, the points at which tasks are held up.
+    Faults are dropped one at a time, then agents, steps, workers and servers; at last, the points at which tasks are
+    held up.
     """
     while (fewer := next((each for each in _steps_down(smaller) if fails(each)), None)) is not None:
         smaller = fewer
@@ -25,6 +26,9 @@ def _steps_down(smaller: Smaller) -> Iterator[Smaller]:
     faults = smaller.faults or ()
     for place in range(len(faults)):
         yield replace(smaller, faults=[*faults[:place], *faults[place + 1 :]])
+    agents = smaller.agents or ()
+    for place in range(len(agents) if len(agents) > 1 else 0):
+        yield replace(smaller, agents=[*agents[:place], *agents[place + 1 :]])
     for what in ("steps", "workers", "servers"):
         count = getattr(smaller, what)
         if count is not None and count > 1:

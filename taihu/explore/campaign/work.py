@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from typing import Final, Self
+
+AGENTS_EVERY: Final = 5
+"""Of so many seeds, one is explored once more with agents, where both kinds of runs are."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Smaller:
         supervisor: who starts processes again; None for the drawn one.
         holds: points at which tasks are held up, of the first ones; None for all.
         every_steps: between two checkpoints; None for the drawn ones.
+        agents: the seconds at which machines come whose agents run the workers; None for the drawn ones, if any are.
     """
 
     faults: Sequence[str] | None = None
@@ -29,11 +33,13 @@ class Smaller:
     holds: int | None = None
     supervisor: str | None = None
     every_steps: int | None = None
+    agents: Sequence[float] | None = None
 
     def __str__(self) -> str:
         holds = "as often as drawn" if self.holds is None else f"{self.holds} times"
         size = f"{self.servers} servers, {self.workers} workers, {self.steps} steps"
-        return f"{len(self.faults or ())} faults, {size}, held up {holds}"
+        agents = "" if self.agents is None else f", {len(self.agents)} agents"
+        return f"{len(self.faults or ())} faults, {size}{agents}, held up {holds}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Work:
         changes: wrong changes to the code, each a module, a text that it has once, and that in its place.
         smaller: a smaller case in place of what the seed draws; None for that.
         cases: seeds in place of these, each with a smaller case of its own.
+        agents: whether agents run the workers; None has one in `AGENTS_EVERY` seeds explored once more so.
     """
 
     first: int = 0
@@ -63,6 +70,7 @@ class Work:
     changes: Sequence[tuple[str, str, str]] = ()
     smaller: Smaller | None = None
     cases: Sequence[tuple[int, Smaller]] = ()
+    agents: bool | None = False
 
     @property
     def seeds(self) -> Sequence[int]:
@@ -70,9 +78,15 @@ class Work:
         return self.picked or range(self.first, self.first + self.count * self.stride, self.stride)
 
     @property
-    def all_cases(self) -> Iterator[tuple[int, Smaller | None]]:
-        """The seeds, each with its smaller case: one after the other, as there may be no end of them."""
-        return iter(self.cases) if self.cases else ((seed, self.smaller) for seed in self.seeds)
+    def all_cases(self) -> Iterator[tuple[int, Smaller | None, bool]]:
+        """The seeds, each with its smaller case, and whether agents run the workers: there may be no end of them."""
+        for seed, smaller in self.cases:
+            yield seed, smaller, bool(self.agents) or smaller.agents is not None
+        for seed in () if self.cases else self.seeds:
+            if not self.agents:
+                yield seed, self.smaller, self.smaller is not None and self.smaller.agents is not None
+            if self.agents or (self.agents is None and seed % AGENTS_EVERY == 0):
+                yield seed, self.smaller, True
 
     def as_json(self) -> str:
         """A line for a process's standard input."""
@@ -96,6 +110,7 @@ class Found:
         problems: what is wrong; none where all is well.
         case: its lines.
         drawn: the case, as one to be made smaller.
+        agents: whether agents run the workers.
         done: faults that happened.
         ended_well: whether every member has done its part.
         virtual_s: that it lasted.
@@ -118,6 +133,7 @@ class Found:
     reached: list[str] = field(default_factory=list)
     story: list[str] = field(default_factory=list)
     drawn: Smaller | None = None
+    agents: bool = False
 
     def as_json(self) -> str:
         """A line of a process's standard output."""

@@ -40,7 +40,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class _Partition:
-    """Nothing goes from the members of one side to those of the other."""
+    """Nothing goes from the hosts of one side to those of the other."""
 
     side_a: frozenset[str]
     side_b: frozenset[str]
@@ -48,8 +48,8 @@ class _Partition:
 
     def blocks(self, sender: Process, receiver: Process) -> bool:
         """Whether what `sender` sends does not come to `receiver`."""
-        forth = sender.member in self.side_a and receiver.member in self.side_b
-        back = sender.member in self.side_b and receiver.member in self.side_a
+        forth = sender.host in self.side_a and receiver.host in self.side_b
+        back = sender.host in self.side_b and receiver.host in self.side_a
         return (forth and self.direction != "b to a") or (back and self.direction != "a to b")
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "main_thread",
     "make_thread",
     "spawn",
+    "wait_longer_for_turns",
 ]
 
 
@@ -157,3 +158,8 @@ def before_threads_end(do: Callable[[], object]) -> None:
 def end_threads() -> None:
     """No simulated process ends as Python does."""
     raise OSError(errno.ENOSYS, "not simulated")
+
+
+def wait_longer_for_turns(seconds: float) -> None:
+    """Do nothing: the order of tasks is drawn."""
+    del seconds

@@ -14,6 +14,7 @@ from taihu.explore.faults import Fault, Kind
 from taihu.explore.network.network import Direction, Network, Which
 from taihu.explore.scheduler import BEGUN_S, RUNNING
 from taihu.explore.tasks import Process
+from taihu.explore.world.fleet import Fleet
 from taihu.explore.world.members import Member
 from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.supervisors import Supervisor
@@ -45,7 +46,7 @@ class Disturbance:
     def __init__(
         self,
         processes: SimulatedProcesses,
-        supervisor: Supervisor,
+        supervisor: Supervisor | Fleet,
         network: Network,
         disk: Disk,
         *,
@@ -61,14 +62,15 @@ class Disturbance:
         self.done: list[str] = []
         self._acts: dict[Kind, Callable[[Fault, Member], None]] = {
             Kind.KILL: lambda fault, member: self._processes.kill(fault.member),
-            Kind.STOP: self._stop,
+            Kind.STOP: lambda fault, member: self._stop(member.process, fault.seconds),
+            Kind.SUSPEND: self._suspend,
             Kind.TERMINATE: lambda fault, member: self._signal(member),
             Kind.LEAVE: lambda fault, member: self._have_leave(member),
             Kind.POWER_LOSS: self._lose_power,
-            Kind.DROP: lambda fault, member: self._network.cut(_of(member.process)),
-            Kind.DROP_ONE: lambda fault, member: self._drop_one(member.process),
-            Kind.HALF_OPEN: lambda fault, member: self._network.half_open(_of(member.process)),
-            Kind.STALL: lambda fault, member: self._network.stall(_of(member.process), fault.seconds),
+            Kind.DROP: lambda fault, member: self._network.cut(self._of(member)),
+            Kind.DROP_ONE: lambda fault, member: self._drop_one(member),
+            Kind.HALF_OPEN: lambda fault, member: self._network.half_open(self._of(member)),
+            Kind.STALL: lambda fault, member: self._network.stall(self._of(member), fault.seconds),
             Kind.PARTITION: lambda fault, member: self._part(fault, "both"),
             Kind.DEAF: lambda fault, member: self._part(fault, "b to a"),
             Kind.MUTE: lambda fault, member: self._part(fault, "a to b"),
@@ -90,8 +92,8 @@ class Disturbance:
             self._note(fault)
             self._supervisor.ask_to_end()
             return
-        member = self._processes.member(fault.member)
-        if member.code is None:
+        member = self._processes.found(fault.member)
+        if member is not None and member.code is None:
             self._note(fault)
             self._coverage.came(member.process, fault.kind)
             self._acts[fault.kind](fault, member)
@@ -109,20 +111,32 @@ class Disturbance:
             member.interrupts.leaves = True
         self._signal(member)
 
-    def _stop(self, fault: Fault, member: Member) -> None:
+    def _stop(self, process: Process, seconds: float) -> None:
         scheduler = RUNNING()
-        scheduler.stop(member.process)
-        self._network.stopped(member.process)
-        scheduler.call_at(fault.seconds, lambda: scheduler.resume(member.process))
+        scheduler.stop(process)
+        self._network.stopped(process)
+        scheduler.call_at(seconds, lambda: scheduler.resume(process))
+
+    def _suspend(self, fault: Fault, member: Member) -> None:
+        for each in self._processes.on_host(member.process.host):
+            self._stop(each.process, fault.seconds)
 
     def _lose_power(self, fault: Fault, member: Member) -> None:
-        self._network.crash(member.process, with_host=True)
-        self._processes.kill(fault.member)
+        for each in self._processes.on_host(member.process.host):
+            self._network.crash(each.process, with_host=True)
+            self._processes.end(each)
         self._disk.power_loss(member.process)
 
-    def _drop_one(self, process: Process) -> None:
+    def _of(self, member: Member) -> Which:
+        """The connections of a process; of a machine, where it is that of an agent."""
+        own = {member.process}
+        if member.attends is not None:
+            own |= {each.process for each in self._processes.on_host(member.process.host)}
+        return lambda opener, acceptor, connection: opener in own or acceptor in own
+
+    def _drop_one(self, member: Member) -> None:
         """Break one of its connections: others go on, and whoever relies on hearing by one of them is found out."""
-        which = _of(process)
+        which = self._of(member)
         own = [
             each
             for each in self._network.connections.values()
@@ -133,11 +147,12 @@ class Disturbance:
             self._network.cut(lambda _, __, connection: connection is broken)
 
     def _part(self, fault: Fault, direction: Direction) -> None:
-        others = [name for name in (*self._processes.names, "supervisor") if name != fault.member]
-        self._network.partition([fault.member], others, direction, fault.seconds)
+        host = self._processes.member(fault.member).process.host
+        others = [name for name in (*self._processes.hosts, "supervisor") if name != host]
+        self._network.partition([host], others, direction, fault.seconds)
 
     def _slow_links(self, fault: Fault, member: Member) -> None:
-        self._network.slow(_of(member.process), _SLOW_LINK, fault.seconds)
+        self._network.slow(self._of(member), _SLOW_LINK, fault.seconds)
 
     def _spoil_disk(self, fault: Fault, kind: FaultyKind) -> None:
         until_s = RUNNING().now + fault.seconds
@@ -157,8 +172,3 @@ class Disturbance:
 
     def _hurry(self, fault: Fault, member: Member) -> None:
         member.process.run_clocks_at(_FAST, RUNNING().now)
-
-
-def _of(process: Process) -> Which:
-    """The connections of a process."""
-    return lambda opener, acceptor, connection: process in (opener, acceptor)

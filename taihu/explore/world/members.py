@@ -80,6 +80,9 @@ class Member:
         interrupts: signals of this process, once it handles them.
         traceback: of an error that is none of the project's.
         leaves: whether it was asked to end alone, so that another one takes its place.
+        agent: the life of the agent that runs this worker; 0 where none does.
+        attends: the life of an agent's process, in the place of a server's or worker's.
+        children: processes that it has started, which end with it.
         saw_end: whether it has returned because its run has ended, finished or stopped.
         was_stuck: whether it has ended itself because nothing moved in it any more.
     """
@@ -100,14 +103,18 @@ class Member:
     saw_end: bool = False
     was_stuck: bool = False
     is_settled: bool = False
+    agent: int = 0
+    attends: Callable[[Interrupts], int] | None = None
+    children: list[Member] = field(default_factory=list)
 
     def live(self) -> None:
         """Be this process, until its last line."""
         role, rank = self.name.split()
         interrupts = self.interrupts = Interrupts()
+        interrupts.leaves = self.agent != 0
         run: Callable[[int, Interrupts], int] = self._serve if role == "server" else self._work
         try:
-            code = run(int(rank), interrupts)
+            code = run(int(rank), interrupts) if self.attends is None else self.attends(interrupts)
             self.saw_end = True
         except TaihuError as error:
             code, self.words = error.exit_code, str(error)
@@ -135,6 +142,7 @@ class Member:
             listener = listen_for_peers(self.job, rank, listen)
         options = WorkerOptions(
             rank,
+            agent=self.agent,
             listen=listen,
             listener=listener,
             files=RunFiles(model=self.model) if rank == 0 else RunFiles(),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from taihu.core.job import Job
-from taihu.core.process.entry import EXIT_INTERRUPTED
+from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.explore.disk.descriptors import Descriptors
 from taihu.explore.disk.disk import SLOW
 from taihu.explore.network import Network
@@ -22,6 +23,8 @@ from taihu.local.processes.stuck import LastingNames
 KILLED: Final = -9
 """The exit code of a process that SIGKILL has ended."""
 
+# Who has started them holds the other end of a pipe: they see that it has ended, and end themselves.
+_ORPHANED_S: Final = 0.02
 _LOG: Final = Path("log")
 
 
@@ -49,13 +52,16 @@ class SimulatedProcesses:
 
     # -- lives
 
-    def start(self, name: str) -> Member:
-        """Start the process of a member, or its successor."""
+    def start(
+        self, name: str, *, host: str = "", agent: int = 0, attends: Callable[[Interrupts], int] | None = None
+    ) -> Member:
+        """Start the process of a member, or its successor; `agent` runs it on its `host`, or it `attends` itself."""
         former = self._members.pop(name, None)
         if former is not None:
             self.former.append(former)
         lives = sum(each.name == name for each in self.former)
-        member = Member(name, self._job, Process(name, lives), self._model)
+        process = Process(name, lives, host)
+        member = Member(name, self._job, process, self._model, agent=agent, attends=attends)
         if name.startswith("worker"):
             member.chaos.computes(self._step_s, RUNNING().random(str(member.process)))
         self._members[name] = member
@@ -80,6 +86,7 @@ class SimulatedProcesses:
             self._note_what_is_left(member.process, living)
         RUNNING().kill(member.process)
         self._gone(member.process)
+        self._orphan(member)
 
     def _note_what_is_left(self, process: Process, living: list[Task]) -> None:
         scheduler = RUNNING()
@@ -91,12 +98,12 @@ class SimulatedProcesses:
 
     def kill(self, name: str) -> None:
         """End a process at once, if it has not ended."""
-        self._end_at_once(self._members[name], KILLED)
+        self.end(self._members[name])
 
     def end_all(self) -> None:
         """End whatever still lives, twins of others included."""
         for member in (*self.all, *self.former):
-            self._end_at_once(member, KILLED)
+            self.end(member)
 
     def _end_at_once(self, member: Member, code: int) -> None:
         if member.code is None:
@@ -105,6 +112,17 @@ class SimulatedProcesses:
                 self.told[member.name] = member.results
             RUNNING().kill(member.process)
             self._gone(member.process)
+            self._orphan(member)
+
+    def _orphan(self, member: Member) -> None:
+        """Processes that it has started end a moment later."""
+        chance = RUNNING().random(f"orphans of {member.process}")
+        for child in member.children:
+            RUNNING().call_at(_ORPHANED_S * chance.random(), partial(self.end, child))
+
+    def end(self, member: Member) -> None:
+        """End a process at once, if it has not ended."""
+        self._end_at_once(member, KILLED)
 
     def signal(self, process: Process, number: int) -> None:
         """A process gets a signal."""
@@ -128,6 +146,19 @@ class SimulatedProcesses:
         """The present process of a member."""
         return self._members[name]
 
+    def found(self, name: str) -> Member | None:
+        """The present process of a member; None where it has not come yet."""
+        return self._members.get(name)
+
+    def on_host(self, host: str) -> list[Member]:
+        """The processes that live on a machine."""
+        return [each for each in (*self.all, *self.former) if each.code is None and each.process.host == host]
+
+    @property
+    def hosts(self) -> list[str]:
+        """All machines on which any has run."""
+        return list(dict.fromkeys(each.process.host for each in (*self.all, *self.former)))
+
     @property
     def all(self) -> list[Member]:
         """The present processes."""
@@ -146,10 +177,14 @@ class SimulatedProcesses:
 
     def end_stopped(self) -> None:
         """End processes that have been stopped for too long."""
-        stopped = [member.name for member in self.all if member.code is None and member.process.is_stopped]
-        for name in self._stopped.look(RUNNING().now, stopped):
-            self._members[name].given_up = f"was stopped for {self._stopped.after_s:g} s, and ended"
-            self.kill(name)
+        self.end_lasting(self.all, self._stopped)
+
+    def end_lasting(self, members: Collection[Member], lasting: LastingNames) -> None:
+        """End those of some processes that are stopped, and have been at each look for so long."""
+        stopped = {each.name: each for each in members if each.code is None and each.process.is_stopped}
+        for name in lasting.look(RUNNING().now, stopped):
+            stopped[name].given_up = f"was stopped for {lasting.after_s:g} s, and ended"
+            self.end(stopped[name])
 
     def notices(self) -> list[str]:
         """Lines about what processes cannot write."""
@@ -177,33 +212,50 @@ class SimulatedProcesses:
 
     def check(self, awaiting: Collection[str] = ()) -> bool:
         """Whether all have ended, well or interrupted; see `LocalProcesses.check`."""
-        self._raise_for(0, EXIT_INTERRUPTED, None, apart_from=awaiting)
+        raise_for(self.all, (0, EXIT_INTERRUPTED, None), apart_from=awaiting)
         return not self.living and not awaiting
 
     def raise_if_interrupted(self) -> None:
         """Raise DaemonFailedError where one was interrupted."""
-        self._raise_for(0, None)
+        raise_for(self.all, (0, None))
 
     def wait(self, timeout_s: float) -> None:
         """Return when all have ended, or after so long."""
-        scheduler = RUNNING()
-        until_s = scheduler.now + timeout_s
-        while self.living and scheduler.now < until_s:
-            scheduler.block("processes to end", scheduler.now + 0.05)
+        wait_for(lambda: self.living, timeout_s)
 
-    def _raise_for(self, *accepted: int | None, apart_from: Collection[str] = ()) -> None:
-        failed = [
-            member
-            for member in self.all
-            if member.code not in accepted and member.name not in apart_from and not member.is_settled
-        ]
-        if failed:
-            everybody = [_ended(member) for member in self.all]
-            names = {member.name for member in failed}
-            cause = cause_of([each for each in everybody if each.name in names or each.is_stopped])
-            message = end_in_words(cause, everybody)
-            code, was_killed = max(1, cause.exit_code), cause.exit_code < 0
-            raise DaemonFailedError(message, cause.name, code, was_killed=was_killed)
+
+def wait_for(living: Callable[[], Collection[str]], timeout_s: float) -> None:
+    """Return when none of those is `living` any more, or after so long."""
+    scheduler = RUNNING()
+    until_s = scheduler.now + timeout_s
+    while living() and scheduler.now < until_s:
+        scheduler.block("processes to end", scheduler.now + 0.05)
+
+
+def raise_for(members: list[Member], accepted: Collection[int | None], apart_from: Collection[str] = ()) -> None:
+    """Raise DaemonFailedError where one has ended by another exit code than those that are accepted."""
+    failed = [
+        member
+        for member in members
+        if member.code not in accepted and member.name not in apart_from and not member.is_settled
+    ]
+    if failed:
+        everybody = [_ended(member) for member in members]
+        names = {member.name for member in failed}
+        cause = cause_of([each for each in everybody if each.name in names or each.is_stopped])
+        message = end_in_words(cause, everybody)
+        code, was_killed = max(1, cause.exit_code), cause.exit_code < 0
+        raise DaemonFailedError(message, cause.name, code, was_killed=was_killed)
+
+
+def lost_ones(processes: SimulatedProcesses) -> list[str]:
+    """The members of which no process lives or has ended well, while the run goes on; always those that left."""
+    living, is_over = processes.living, processes.any_has_ended
+    ended = [each for each in processes.all if each.code not in (None, 0) and each.name not in living]
+    left = [each.name for each in ended if each.leaves]
+    lost = [each for each in ended if not (is_over or each.leaves or each.code == EXIT_INTERRUPTED)]
+    # Where nobody lives any more, the run of one that has failed by itself is over: that of one killed goes on.
+    return left + [each.name for each in lost if living or (each.code or 0) < 0]
 
 
 def _join_threads(process: Process) -> None:

@@ -14,7 +14,7 @@ from taihu.core.history.checking import check_histories
 from taihu.core.history.files import read_histories
 from taihu.core.job import Job, load_job
 from taihu.explore.carriers import Carrier
-from taihu.explore.cases import Case, OrderDraw, Shape
+from taihu.explore.cases import Case, Machines, OrderDraw, Shape
 from taihu.explore.coverage import Coverage
 from taihu.explore.disk.disk import RECORDS, SHARED, Disk
 from taihu.explore.disk.modules import provide_disk
@@ -27,6 +27,7 @@ from taihu.explore.scheduler import BEGUN_S, Scheduler, StandstillError
 from taihu.explore.tasks import Process
 from taihu.explore.watching import Aim, Profile, Story
 from taihu.explore.world.disturbing import Disturbance
+from taihu.explore.world.fleet import Fleet
 from taihu.explore.world.members import Member, took_part
 from taihu.explore.world.processes import SimulatedProcesses
 from taihu.explore.world.resuming import go_on
@@ -82,14 +83,19 @@ def _order(draw: OrderDraw, chance: Random) -> Order:
     return order if draw.holds is None else BoundedOrder(order, draw.holds)
 
 
-def job_of(shape: Shape) -> Job:
+def job_of(shape: Shape, machines: Machines | None = None) -> Job:
     """The job of a case.
 
     Raises:
         ConfigError: its settings do not go together.
     """
     own: dict[str, dict[str, Any]] = {
-        "cluster": {**_CLUSTER, "servers": max(1, shape.servers), "workers": shape.workers},
+        "cluster": {
+            **_CLUSTER,
+            "servers": max(1, shape.servers),
+            "workers": shape.workers,
+            "min_agents": 1 if machines is None else machines.least,
+        },
         "checkpoint": {"dir": _CHECKPOINTS, "every_steps": shape.every_steps, "restarts": 6},
         "run": {"history": _HISTORY, "dir": Path("none")},
         "train": {"steps": shape.steps, "evaluate": True},
@@ -105,14 +111,16 @@ class _Run:
         self._case = case
         self._scheduler = scheduler
         self._tells = tells
-        self._job = job_of(case.shape)
+        self._job = job_of(case.shape, case.machines)
         self._network = Network(scheduler)
         is_on_one_host = case.shape.is_on_one_host
         self._disk = Disk(
-            scheduler, host_of=lambda process: "host" if is_on_one_host else process.member, busy_s=_BUSY_S
+            scheduler, host_of=lambda process: "host" if is_on_one_host else process.host, busy_s=_BUSY_S
         )
         self._processes = SimulatedProcesses(self._job, _MODEL, self._gone, case.shape.step_s)
-        self._supervisor = Supervisor(case.supervisor, self._job, self._processes)
+        self._supervisor: Supervisor | Fleet = Supervisor(case.supervisor, self._job, self._processes)
+        if case.machines is not None:
+            self._supervisor = Fleet(case.machines, self._job, self._processes)
         self._coverage = Coverage()
         self._disturbance = Disturbance(
             self._processes, self._supervisor, self._network, self._disk, tell=self._tell, coverage=self._coverage
@@ -152,7 +160,7 @@ class _Run:
         self._check_history()
         self._check_checkpoints()
         self._ends = {member.name: _end(self._best(member)) for member in self._processes.all}
-        if any(end.code != 0 for end in self._ends.values()) and not self._damaged:
+        if any(end.code != 0 for end in self._ends.values() if not end.is_of_agent) and not self._damaged:
             self._processes.end_all()
             self._tell("", "all that was broken is repaired, and the run is to go on")
             resumed = go_on(self._job, _MODEL, self._gone, self._case.shape.members)

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from taihu.core.base.errors import TaihuError
 from taihu.core.job import Job
-from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
+from taihu.core.process.entry import Interrupts
 from taihu.explore.scheduler import RUNNING
-from taihu.explore.world.processes import SimulatedProcesses
+from taihu.explore.world.processes import SimulatedProcesses, lost_ones
 from taihu.local.display.display import PlainDisplay
 from taihu.local.processes.processes import LocalProcesses
 from taihu.local.processes.successors import Successors
@@ -141,15 +141,7 @@ class Supervisor:
             scheduler.block("processes to end", scheduler.now + _LOOK_S)
 
     def _lost(self) -> list[str]:
-        """The members of which no process lives or has ended well, while the run goes on; always those that left."""
-        if self._is_ending:
-            return []
-        living, is_over = self._processes.living, self._processes.any_has_ended
-        ended = [each for each in self._processes.all if each.code not in (None, 0) and each.name not in living]
-        left = [each.name for each in ended if each.leaves]
-        lost = [each for each in ended if not (is_over or each.leaves or each.code == EXIT_INTERRUPTED)]
-        # Where nobody lives any more, the run of one that has failed by itself is over: that of one killed goes on.
-        return left + [each.name for each in lost if living or (each.code or 0) < 0]
+        return [] if self._is_ending else lost_ones(self._processes)
 
 
 HABITS: Final[dict[str, Callable[[Supervisor], None]]] = {
