@@ -25,7 +25,7 @@ UV_SYSTEM_CERTS=true UV_DEFAULT_INDEX="$${PIP_INDEX_URL:-$$($(BIN)/pip config ge
 $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[$(subst +,$(comma),$(1))]' 2>/dev/null || $(PIP_INSTALL) --editable '.[$(subst +,$(comma),$(1))]'
 endef
 
-.PHONY: docs train test test-deploy test-loggers test-torch frameworks loggers mutants explore check protos bench clean help
+.PHONY: docs train test test-deploy test-loggers test-torch frameworks loggers mutants explore check dist protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -94,6 +94,13 @@ check: $(VENV)/checked ## style, types, layers, generated code
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate --check
 	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate --check
 	$(BIN)/python -m benchmarks stale $(STALE)
+
+# What the index would be given; the wheel is built from the sdist.
+dist: $(VENV)/checked ## build sdist and wheel, check them, and try them in an empty environment
+	rm -rf dist
+	$(BIN)/pyproject-build --outdir dist > /dev/null
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/pytest tests/distribution
 
 protos: $(VENV)/checked ## regenerate protobuf code
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate

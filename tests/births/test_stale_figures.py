@@ -85,7 +85,10 @@ def test_a_run_writes_the_birth_of_its_rows(checkout: Path) -> None:
 
 def test_a_figure_whose_code_was_changed_on_purpose_is_found_and_no_other(checkout: Path) -> None:
     fresh = benchmarks(checkout, "stale", "--fail")
-    assert (fresh.returncode, fresh.stdout) == (0, "0 of 1 results were measured with other code than today's, 0 that README.md shows.\n")
+    assert (fresh.returncode, fresh.stdout) == (
+        0,
+        "0 of 1 results were measured with other code than today's, 0 that README.md shows.\n",
+    )
     code = checkout / "measured" / "sum.py"
     code.write_text(CODE.replace("A sum.", "The sum of two numbers.") + "# nothing more\n")
     commit(checkout, "words")
