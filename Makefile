@@ -6,7 +6,7 @@ JOB ?=
 PROGRAMS ?= tests/programs
 TORCH ?= torch==2.13.0
 FRAMEWORKS ?= accelerate==1.15.0 pytorch-lightning==2.6.6
-LOGGERS ?= mlflow-skinny==3.17.2 wandb==0.31.0
+LOGGERS ?= mlflow-skinny==3.17.2 wandb==0.31.0 trackio==0.43.0
 HUGGINGFACE ?= transformers==5.24.0 peft==0.21.2 datasets==5.2.0 trl==1.16.0
 CORE ?=
 SAMPLE ?=
@@ -73,7 +73,7 @@ frameworks: ## tell the packages that test-torch installs beside torch, on a lin
 loggers: ## tell the packages that test-loggers installs
 	@echo $(LOGGERS)
 
-test-loggers: $(VENV)/tested ## install MLflow and W&B beside everything else, and run the tests of runs that log there
+test-loggers: $(VENV)/tested ## install MLflow, W&B and trackio beside everything else, and run the tests of runs that log there
 	$(BIN)/pip install --quiet $(LOGGERS)
 	$(BIN)/pytest tests/with_loggers
 

@@ -52,7 +52,8 @@ class RunSettings(Section):
     loggers: Annotated[
         tuple[Annotated[str, _LOGGER], ...], Field(strict=False), BeforeValidator(_listed), AfterValidator(_once)
     ] = Field(
-        default=(), description="what else steps and tests go to, by name: tensorboard, mlflow, wandb, or a package's"
+        default=(),
+        description="what else steps and tests go to, by name: tensorboard, mlflow, wandb, trackio, or a package's",
     )
     history: FilePath | None = Field(
         default=None, description="a folder in which every process records what it did, or none"
