@@ -38,7 +38,7 @@ def example(
     \b
     Examples:
       taihu example
-      taihu example torch && taihu run --workers 3 train.py
+      taihu example torch
       taihu example own-model --into mine
     """  # noqa: D301
     examples = _examples()
