@@ -13,11 +13,16 @@ import difflib
 import runpy
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+
+from benchmarks.births.recorded import recorded
 
 __all__ = ["main", "runs"]
 
 _HERE = Path(__file__).parent
+# Its own command is another one's.
+_RECORD = "benchmarks.births.record"
 
 
 def runs() -> Mapping[str, Path]:
@@ -47,7 +52,8 @@ def main(arguments: list[str]) -> int:
     # Benchmarks of containers share modules with deploy's scripts, which import them by their bare names.
     sys.path.insert(1, str(_HERE.parent / "deploy" / "k8s"))
     sys.argv[:] = [str(known[name]), *rest]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    with recorded(["python", "-m", "benchmarks", *arguments]) if module != _RECORD else nullcontext():
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0
 
 

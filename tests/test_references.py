@@ -63,3 +63,11 @@ def test_decisions_are_numbered_without_a_hole_and_listed() -> None:
     titles = [(folder / name).read_text().splitlines()[0].partition(". ")[2] for name in files]
     listed = re.findall(r"^- \[\d{4}\]\((.+)\): (.+)$", (folder / "README.md").read_text(), re.MULTILINE)
     assert listed == list(zip(files, titles, strict=True))
+
+
+def test_links_to_decisions_have_their_numbers() -> None:
+    labels = re.compile(r"\[(?:ADR )?(\d+)\]\((?:\w+/)*(\d{4})-[\w-]+\.md")
+    pages = [path for path in written() if path.suffix == ".md"]
+    found = [(path.name, *match) for path in pages for match in labels.findall(path.read_text())]
+    assert len(found) > 100
+    assert not [each for each in found if int(each[1]) != int(each[2])]

@@ -159,8 +159,9 @@ def test_what_cannot_be_written_is_said_before_training(
     [
         ("tensorboard", r"tensorboardX is not installed; pip install 'taihu\[tensorboard\]'"),
         ("mlflow", r"mlflow is not installed; pip install 'taihu\[mlflow\]', or leave 'mlflow' out of run.loggers"),
+        ("trackio", r"trackio is not installed; pip install 'taihu\[trackio\]'"),
         ("wandb", r"wandb is not installed; pip install 'taihu\[wandb\]'"),
-        ("wandbb", "no logger is called 'wandbb'; known here: tensorboard, mlflow, wandb"),
+        ("wandbb", "no logger is called 'wandbb'; known here: tensorboard, mlflow, trackio, wandb"),
     ],
 )
 def test_a_logger_that_is_not_there_is_said_before_training(

@@ -92,6 +92,7 @@ _HERE: Final = "taihu.worker.reporting.loggers"
 _BUILT_IN: Final = {
     "tensorboard": _BuiltIn(f"{_HERE}.to_tensorboard:EventFile", "tensorboardX", "tensorboardX", "tensorboard"),
     "mlflow": _BuiltIn(f"{_HERE}.to_mlflow:MlflowRun", "mlflow", "mlflow", "mlflow"),
+    "trackio": _BuiltIn(f"{_HERE}.to_trackio:TrackioRun", "trackio", "trackio", "trackio"),
     "wandb": _BuiltIn(f"{_HERE}.to_wandb:WandbRun", "wandb", "wandb", "wandb"),
 }
 

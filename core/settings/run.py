@@ -54,7 +54,8 @@ class RunSettings(Section):
     loggers: Annotated[
         tuple[Annotated[str, _LOGGER], ...], Field(strict=False), BeforeValidator(_listed), AfterValidator(_once)
     ] = Field(
-        default=(), description="what else steps and tests go to, by name: tensorboard, mlflow, wandb, or a package's"
+        default=(),
+        description="what else steps and tests go to, by name: tensorboard, mlflow, wandb, trackio, or a package's",
     )
     order: FilePath | None = Field(
         default=None, description="a folder in which servers record which frames entered which version, or none"

@@ -32,6 +32,11 @@ _COMMANDS: Final = (
         "Run a PyTorch script that uses taihu.torch on several hosts, which ssh reaches without a password.",
     ),
     (
+        "example",
+        "taihu.cli.example:example",
+        "Write the files of an example into a folder, and tell how it is run; or list all examples.",
+    ),
+    (
         "runs",
         "taihu.cli.runs.runs:runs",
         "List the runs of a folder: when each began, whether it goes on or how it ended, its last step and scores.",

@@ -3,7 +3,7 @@
 By the schedule of `allreduce.ring`: at hop h rank r sends the chunk h ranks behind it, takes in the one h + 1 behind,
 and sends a segment on when it has added it. Each port, memory and connection serves what comes in its order. Of
 several operations the hop whose first rank is ready first goes first, on all ranks. So an operation alone is what its
-messages one by one make of it; where some overlap, the order at a port is that of the rank that is ahead (ADR 37).
+messages one by one make of it; where some overlap, the order at a port is that of the rank that is ahead (ADR 34).
 """
 
 from __future__ import annotations

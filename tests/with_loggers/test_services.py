@@ -1,15 +1,17 @@
-"""Runs in MLflow's file store and in W&B's offline files, read back by the client and by checksummed records."""
+"""Runs in MLflow's file store, W&B's offline files and trackio's database, read back by client, checksums and SQL."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+import sqlite3
 import struct
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in its middle, in `runs/killed`, and `runs/longer`, which goes on from its end."""
     folder = tmp_path_factory.mktemp("logged")
     fault = f'chaos.faults=["kill worker 0 at push after step {KILLED}"]'
-    train(folder, "killed", "--steps", str(STEPS), "--set", "run.loggers=mlflow,wandb", "--set", fault)
+    train(folder, "killed", "--steps", str(STEPS), "--set", "run.loggers=mlflow,wandb,trackio", "--set", fault)
     train(folder, "longer", "--steps", str(MORE), "--resume", "runs/killed", "--set", "chaos.faults=[]")
     return folder
 
@@ -40,6 +42,7 @@ def train(folder: Path, name: str, *flags: str) -> None:
         "MLFLOW_TRACKING_URI": f"file://{folder}/store",
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "WANDB_MODE": "offline",
+        "TRACKIO_DIR": f"{folder}/trackio",
     }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "taihu", "train", *common, *flags],
@@ -88,6 +91,27 @@ def test_mlflow_has_one_run_with_each_step_once(folder: Path, monkeypatch: pytes
         assert [each.value for each in history] == expected
     tests = client.get_metric_history(run.info.run_id, "test/accuracy")
     assert len({each.step for each in tests}) == len(tests) > 0
+
+
+def in_trackio(folder: Path) -> list[tuple[str, int, dict[str, float]]]:
+    """Run, step and values of all rows, as they were written."""
+    with closing(sqlite3.connect(folder / "trackio" / "taihu.db")) as database:
+        told = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY id").fetchall()
+    return [(name, step, json.loads(values)) for name, step, values in told]
+
+
+def test_trackio_has_one_run_with_each_step_once(folder: Path) -> None:
+    told = in_trackio(folder)
+    assert {name for name, _, _ in told} == {"killed"}
+    steps = [(step, values) for _, step, values in told if "seconds/step" in values]
+    assert [step for step, _ in steps] == list(range(1, MORE + 1))
+    expected = [pytest.approx(float(row["worker_0_loss"])) for row in rows(folder)]
+    assert [values["loss/worker_0"] for _, values in steps] == expected
+    tests = [step for _, step, values in told if "test/accuracy" in values]
+    assert len(set(tests)) == len(tests) > 0
+    with closing(sqlite3.connect(folder / "trackio" / "taihu.db")) as database:
+        [(config,)] = database.execute("SELECT config FROM configs").fetchall()
+    assert json.loads(config)["train.batch"] == 16
 
 
 def histories(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
@@ -177,6 +201,7 @@ def life(folder: Path, name: str, handed: dict[str, int], steps: tuple[int, int]
     )
     assert done.returncode == (-9 if how == "killed" else 0), done.stderr
     told: dict[str, int] = json.loads(done.stdout.splitlines()[0])
+    assert name != "trackio" or done.stdout.count("\n") == 1
     return told
 
 
@@ -206,3 +231,11 @@ def test_mlflow_says_what_it_has_beyond_what_was_noted(tmp_path: Path, monkeypat
         assert sorted(each.step for each in client.get_metric_history(run_id, name)) == list(range(1, 9))
     run = client.get_run(run_id)
     assert (run.info.status, run.data.params) == ("KILLED", {"train.batch": "7"})
+
+
+def test_trackio_takes_no_row_twice_and_prints_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that were written, and not noted, before a kill are handed over again."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    assert life(tmp_path, "trackio", {}, (1, 5), "killed") == {}
+    assert life(tmp_path, "trackio", {"step": 3}, (4, 8), "stopped") == {"step": 3}
+    assert [step for _, step, _ in in_trackio(tmp_path)] == list(range(1, 9))

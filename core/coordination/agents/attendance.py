@@ -27,8 +27,8 @@ _LEAST_GAIN_S: Final = 0.03
 _LEAST_GAIN: Final = 0.1
 _MEASURED_OVER: Final = 50
 _ANY_S: Final = 1.0
-# A connection takes some messages, each of which may be late.
-_TO_CONNECT: Final = 2.0
+# Who may not have heard that its call broke off has to connect first: some messages, each of which may be late.
+_UNHEARD: Final = 3.0
 
 
 class Lost(NamedTuple):
@@ -74,7 +74,9 @@ class Attendance:
     def __init__(self, ranks: Iterable[int], *, least: int, silent_after_s: float, gone_after_s: float) -> None:
         self._ranks = set(ranks)
         self._least = least
-        self._presence = Presence(silent_after_s=silent_after_s, gone_after_s=gone_after_s)
+        self._presence = Presence(
+            silent_after_s=silent_after_s, gone_after_s=gone_after_s, unheard_after_s=_UNHEARD * gone_after_s
+        )
         self._agents: dict[int, _Agent] = {}
         self._held: dict[int, int] = {}
         self._measured_s: dict[int, float] = {}
@@ -114,20 +116,8 @@ class Attendance:
         self._presence.closes()
 
     def opens(self, now: float) -> None:
-<<<<<<< HEAD
         """Whoever was there when it closed calls soon, or is gone: nobody may have heard of that."""
         self._presence.opens(now)
-=======
-        """Whoever was there when it closed calls soon, or is gone: nobody may have heard of that.
-
-        Who calls has to connect first.
-        """
-        self._is_open = True
-        for agent in self._agents.values():
-            agent.seen_s = now
-            if agent.hung_up_s is None:
-                agent.hung_up_s = now + _TO_CONNECT * self._gone_after_s
->>>>>>> h/agents
 
     def look(self, now: float) -> list[Lost]:
         """Give up agents that are gone, and find others for ranks that have none; the ranks of those given up."""
