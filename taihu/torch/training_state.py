@@ -93,6 +93,11 @@ class TrainingState:
         self._since_s, self._since_step = self._clock.now(), self.step
         self._holds_s: list[float] = []
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether another worker was lost in the pass that the script is in: nothing is updated, and it comes again."""
+        return self._world.attempt.lost is not None
+
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of `count` epochs, from the one in which the script goes on."""
         return self._loops.epochs(count)
