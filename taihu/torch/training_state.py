@@ -95,7 +95,7 @@ class TrainingState:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether another worker was lost in the pass that the script is in: nothing is updated, and it comes again."""
+        """Whether another worker was lost in the pass that the script is in, which updates nothing and comes again."""
         return self._world.attempt.lost is not None
 
     def epochs(self, count: int) -> Iterator[int]:
