@@ -148,7 +148,7 @@ def broadcast_parameters(parameters: torch.nn.Module | Mapping[str, torch.Tensor
         values = parameters.values() if isinstance(parameters, Mapping) else parameters
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
     world = _present.get()
-    if world.attempt.lost is None:
+    if not world.attempt.is_given_up:
         with world.attempt.losing():
             world.bring(tensors)
 

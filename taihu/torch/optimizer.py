@@ -134,7 +134,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._steps is None:
             return self._stepped(closure)
         attempt = self._world.attempt
-        if attempt.lost is not None:
+        if attempt.is_given_up:
             return self._leave_out(closure)
         if self._local is not None:
             self._local.follow()
@@ -155,7 +155,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is None:
             with attempt.losing():
                 self._steps.before_update(self._optimized)
-            if attempt.lost is not None:
+            if attempt.is_given_up:
                 return self._leave_out(None)
         loss = self._stepped(None if closure is None else partial(self._evaluated, closure, self._steps))
         self._steps.updated(self._optimized)
@@ -258,7 +258,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         With local steps all workers call this before they test or save: what they have updated since the last
         exchange is exchanged.
         """
-        if self._world.attempt.lost is not None:
+        if self._world.attempt.is_given_up:
             return
         with self._world.attempt.losing():
             if self._local is not None:

@@ -95,8 +95,8 @@ class TrainingState:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether another worker was lost in the pass that the script is in, which updates nothing and comes again."""
-        return self._world.attempt.lost is not None
+        """Whether another worker was lost in this pass of the loop, which updates nothing and comes again."""
+        return self._world.attempt.is_given_up
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of `count` epochs, from the one in which the script goes on."""
@@ -125,27 +125,42 @@ class TrainingState:
         if self._world.stays and dist.is_available() and dist.is_initialized():
             self._world.stays = False  # its group is one of processes
             self._world.tell_whether_it_stays()
-        # A loop that the script only passes on its way has nothing to go back to.
-        begun = self._begun() if self._world.stays and self._loops.goes_on is None else None
+        begun = self._begun() if self._can_go_back else None
         drawn = DrawnBatches(batches, self._loops.place.batches, keeps=begun is not None)
         drawn.held(self._held_step)
+        try:
+            while True:
+                try:
+                    batch = drawn.draw()
+                except StopIteration:
+                    # Who is behind the loop cannot go back into it.
+                    if begun is None or self._ended_everywhere(begun, drawn):
+                        return
+                    continue
+                self._world.attempt.can_go_back = begun is not None
+                yield batch
+                self._loops.passed(samples)
+                self._pass_has_ended(drawn)
+                self._go_on(begun, drawn)
+        finally:
+            self._world.attempt.can_go_back = False
+
+    def _pass_has_ended(self, drawn: DrawnBatches[T]) -> None:
+        """Keep what is due, unless the pass is given up, or is in this."""
         attempt = self._world.attempt
-        while True:
-            try:
-                batch = drawn.draw()
-            except StopIteration:
-                # Who is behind the loop cannot go back into it.
-                if begun is None or self._ended_everywhere(begun, drawn):
-                    return
-                continue
-            attempt.can_go_back = begun is not None
-            yield batch
-            self._loops.passed(samples)
-            with attempt.losing():
-                if attempt.lost is None:
-                    self._passed()
-                    drawn.held(self._held_step)
-            self._go_on(begun, drawn)
+        with attempt.losing():
+            if not attempt.is_given_up:
+                self._passed()
+                drawn.held(self._held_step)
+
+    @property
+    def _can_go_back(self) -> bool:
+        """Whether the loop that begins can go back: not where it has nothing to do on the way to the script's place.
+
+        Steps outside of loops are not kept, and in a block of `join()` workers end their loops by themselves.
+        """
+        world = self._world
+        return world.stays and self._loops.goes_on is None and not self._has_stepped and not world.is_joined
 
     def _begun(self) -> Begun:
         """The state with which a loop begins."""

@@ -168,6 +168,11 @@ class World:
         return self._spread
 
     @property
+    def is_joined(self) -> bool:
+        """Whether workers may have different numbers of backwards now."""
+        return self._steps is not None and self._steps.is_joined
+
+    @property
     def spreads(self) -> Spread | None:
         """This worker's part in spread layers, where there are any."""
         return self._spread

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from taihu.core.base.errors import TaihuError
+from taihu.core.base.errors import RecoveringError, TaihuError
 from taihu.core.process.ending import is_due_to_others_than
 from taihu.torch.steps.roll_call import DisagreementError
 
@@ -28,6 +28,19 @@ class Attempt:
         self._rank = rank
         self.can_go_back = False
         self.lost: TaihuError | None = None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the pass is given up.
+
+        Raises:
+            RecoveringError: it is, and the script has left the loop that would take it again.
+        """
+        if self.lost is None:
+            return False
+        if not self.can_go_back:
+            raise RecoveringError(str(self.lost))
+        return True
 
     def lose(self, error: TaihuError) -> None:
         """Give the pass up because of an error that other workers are to blame for.

@@ -361,7 +361,7 @@ class BackwardSteps:
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of a parameter is complete for this backward."""
-        if self._attempt.lost is not None:
+        if self._attempt.lost is not None and self._attempt.is_given_up:
             return
         try:
             self._is_ready(parameter)
@@ -534,7 +534,7 @@ class BackwardSteps:
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
-        if self._attempt.lost is None:
+        if not self._attempt.is_given_up:
             with self._attempt.losing():
                 self._end_together(record, call)
 
