@@ -330,7 +330,7 @@ class World:
     def keep_state(self) -> None:
         """The script keeps its state from now on: who comes in the place of a lost worker takes it over."""
         self.keeps_state = True
-        self.stays = replaces(os.environ) and not self.job.servers and not self.is_alone
+        self.stays = replaces(os.environ) and not self.is_alone
 
     def begins_again(self, error: BaseException) -> bool:
         """Whether this process ends by `error`, and another one is to go on in its place: others are lost."""

@@ -151,10 +151,8 @@ class ScriptLife:
 
     def others_stay(self, error: DaemonFailedError) -> bool:
         """Whether all others go on in their processes with one that is started in the place of a killed one."""
-        others = [name for name in self._names.workers if name != error.name]
-        is_worker = error.was_killed and len(others) < len(self._names.workers)
-        living = set(self._processes.living)
-        return is_worker and bool(others) and all(name in living and self._stays(name) for name in others)
+        others, living = [name for name in self._names.workers if name != error.name], set(self._processes.living)
+        return error.was_killed and bool(others) and all(name in living and self._stays(name) for name in others)
 
     def _stays(self, name: str) -> bool:
         """Whether a worker has told that it goes on with others in the place of lost ones."""
@@ -234,8 +232,8 @@ class ScriptLife:
             interrupts.ignore()
             processes.stop(_LAST_S)
 
-    def _start_servers(self) -> str:
-        """Write the job and start the servers; returns the coordinator's address."""
+    def _start_servers(self, former: str = "") -> str:
+        """Write the job and start the servers; returns the coordinator's address: the `former` one if any."""
         job_file, metrics_port = _job_file(self._files), self._script.metrics_port
         # Results of all workers together are written by who started them, and scripts keep their own state.
         run = self._job.run.model_copy(
@@ -246,7 +244,8 @@ class ScriptLife:
         write_text(job_file, job_to_toml(self._job.model_copy(update=own), given=True))
         coordinator = ""
         for index, name in enumerate(self._names.servers):
-            options = ["--log-format", "json", *self._ground.listening(name), *self._files.arguments(name)]
+            options = ["--log-format", "json", *self._ground.listening(name, "" if index else former)]
+            options += [*self._files.arguments(name)]
             if metrics_port:
                 options += ["--metrics-port", str(metrics_port + len(self._names.workers) + index)]
             arguments = ["--rank", str(index), str(job_file), *options]
@@ -265,10 +264,14 @@ class ScriptLife:
             self._processes.stand_by()
 
     def _start_again(self, name: str) -> None:
-        """Start a process in the place of a lost one; what that has told is of a life that is over."""
-        self._processes.dismiss(name)
-        self._files.results(name).unlink(missing_ok=True)
-        self._start_worker(self._names.workers.index(name))
+        """Start a process in the place of a lost one; servers know all workers by their lives, and begin anew."""
+        for lost in dict.fromkeys((name, *self._names.servers)):
+            self._processes.dismiss(lost)
+            self._files.results(lost).unlink(missing_ok=True)
+        if self._names.servers:
+            self._start_servers(self._coordinator)
+        if name in self._names.workers:
+            self._start_worker(self._names.workers.index(name))
 
     def _start_worker(self, rank: int) -> None:
         processes, name, place = self._processes, self._names.workers[rank], self._places[rank]
