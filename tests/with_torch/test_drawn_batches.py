@@ -23,7 +23,7 @@ def drawing() -> Iterator[int]:
 
 
 def seen_by(back: dict[int, int], held_every: int) -> list[tuple[int, int]]:
-    """What is seen and drawn in each pass at last, where `back` names passes behind which so many come again."""
+    """Batches and draws of each pass at last, where `back` names passes behind which so many come again."""
     torch.manual_seed(1)
     drawn = DrawnBatches(drawing(), 0, keeps=True)
     seen: list[tuple[int, int]] = []
