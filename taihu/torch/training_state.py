@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
 import structlog
@@ -31,11 +32,11 @@ T = TypeVar("T")
 
 
 class Begun(NamedTuple):
-    """The state with which a loop begins: the step behind which, and the arrays of `Contents`."""
+    """The state with which a loop begins: the step behind which, and the arrays of `Contents`, until nobody asks."""
 
     step: int
-    own: Arrays
-    alike: Arrays
+    own: Arrays = MappingProxyType({})
+    alike: Arrays = MappingProxyType({})
 
 
 class TrainingState:
@@ -126,7 +127,8 @@ class TrainingState:
             self._world.stays = False  # its group is one of processes
             self._world.tell_whether_it_stays()
         begun = self._begun() if self._can_go_back else None
-        drawn = DrawnBatches(batches, self._loops.place.batches, keeps=begun is not None)
+        first = self._loops.place.batches
+        drawn = DrawnBatches(batches, first, keeps=begun is not None)
         drawn.held(self._held_step)
         try:
             while True:
@@ -142,6 +144,8 @@ class TrainingState:
                 self._loops.passed(samples)
                 self._pass_has_ended(drawn)
                 self._go_on(begun, drawn)
+                if begun is not None and drawn.first > first:
+                    begun = Begun(begun.step)  # nobody goes back so far, and it takes memory
         finally:
             self._world.attempt.can_go_back = False
 
