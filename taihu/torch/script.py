@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from taihu.core.base.errors import TaihuError
 from taihu.core.process.ending import EXIT_BEGINS_AGAIN, errors_to_log, log_of_script, note_end
 from taihu.core.process.supervised import end_with_supervisor
 from taihu.torch import begins_again
@@ -38,7 +37,7 @@ def main() -> None:
     except SystemExit as ended:
         note_end(ended)
         raise
-    except TaihuError as error:
+    except Exception as error:
         if not begins_again(error):
             raise
         sys.excepthook(type(error), error, error.__traceback__)

@@ -336,7 +336,9 @@ class World:
         """Whether this process ends by `error`, and another one is to go on in its place: others are lost."""
         if not (self.keeps_state and replaces(os.environ)) or isinstance(error, DisagreementError):
             return False
-        return isinstance(error, RecoveringError) or is_due_to_others_than(self.rank, error)
+        # What a script makes of a pass that is given up is no error of its own.
+        is_given_up = self.attempt.lost is not None
+        return is_given_up or isinstance(error, RecoveringError) or is_due_to_others_than(self.rank, error)
 
     def tell_whether_it_stays(self) -> None:
         """Have the launcher know whether this process need not be started again where another one is lost."""

@@ -64,6 +64,18 @@ def test_a_script_goes_on_behind_its_last_step_whoever_is_killed(flags: tuple[st
     assert named_memory(kept) is None
 
 
+def test_who_cannot_go_back_into_a_loop_is_started_again_too(tmp_path: Path) -> None:
+    ends = []
+    for kill in ((), ("kill",)):
+        folder = tmp_path / str(len(kill))
+        folder.mkdir()
+        done = taihu_run(folder, script="breaks.py", arguments=kill, workers=2)
+        assert done.returncode == 0, done.stderr
+        assert ("all processes of the script are started again" in done.stderr) == bool(kill)
+        ends.append([(folder / f"end.{rank}").read_text() for rank in range(2)])
+    assert ends[0] == ends[1]
+
+
 def test_a_script_of_one_process_goes_on_too(tmp_path: Path) -> None:
     run(tmp_path / "whole", workers=1)
     # The first eight steps of a life are all held, however short they are.
