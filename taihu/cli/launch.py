@@ -89,7 +89,7 @@ def launch(
     Examples:
       taihu launch -H host1,host2 train.py --epochs 5
       taihu launch -H host1:2,host2:2 --servers 2 train.py
-      taihu launch --hostfile hosts train.py                           lines such as host1 slots=2
+      taihu launch --hostfile hosts train.py                           with lines: host1 slots=2
       taihu launch -H user@10.0.0.1,10.0.0.2 --compression dlgs --density 0.01 train.py
       taihu launch -H host1,host2 --port 7070 train.py                 7070 is open on both, 7071 on host1
       taihu launch -H host1,host2 -x PYTHONPATH -x DATA=/data train.py
