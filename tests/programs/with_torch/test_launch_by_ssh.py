@@ -136,7 +136,7 @@ def test_the_worker_to_blame_gives_the_exit_code(hosts: SshHosts, tmp_path: Path
 
 
 def test_a_killed_worker_goes_on_from_what_the_script_has_kept(hosts: SshHosts, tmp_path: Path) -> None:
-    """In the run's folder, which the hosts share: with the bits of a run that nobody disturbs. A file names the hosts."""
+    """In the run's folder, which the hosts share: with the bits of a run that nobody disturbs; a file names hosts."""
     (tmp_path / "hosts").write_text("host1  # the first worker\nhost2 slots=2\n")
     ends = []
     for kills in ((), ("1:5",)):
