@@ -47,7 +47,7 @@ _ELASTIC: Final = (
 _PID: Final = "    Path(f'pid.{taihu.torch.rank()}').write_text(str(__import__('os').getpid()))\n"
 _TOLD: Final = "        loss.backward()\n"
 _TELL: Final = (
-    "        with Path(f'losses.{taihu.torch.rank()}').open('a') as told:\n"
+    "        with Path(f'losses.{taihu.torch.rank()}' if not state.is_given_up else '/dev/null').open('a') as told:\n"
     "            told.write(f'{step} {loss.item().hex()} {time.monotonic()} {len(begins)} '\n"
     '                       f\'{__import__("os").environ.get("TAIHU_LIVES", 0)}\\n\')\n'
 )
@@ -127,7 +127,7 @@ class KeptRun:
     ) -> None:
         folder.mkdir()
         (folder / "script.py").write_text(kept_example(is_elastic=is_elastic))
-        self._folder = folder
+        self._folder, self._workers = folder, workers
         command = [sys.executable, "-P", "-m", "taihu", "run", "--workers", str(workers), "--run-dir", "run", *flags]
         self.process = subprocess.Popen(
             [*command, "--set", f"checkpoint.restarts={restarts}", "script.py", "--steps", str(steps)],
@@ -154,9 +154,12 @@ class KeptRun:
 
     def kill(self, rank: int) -> float:
         """Kill a worker; the time."""
-        pid = int((self._folder / f"pid.{rank}").read_text())
-        os.kill(pid, signal.SIGKILL)
+        os.kill(int(self.pids()[rank]), signal.SIGKILL)
         return time.monotonic()
+
+    def pids(self) -> list[str]:
+        """The processes of all workers."""
+        return [(self._folder / f"pid.{rank}").read_text() for rank in range(self._workers)]
 
     def end(self, workers: int = _WORKERS) -> tuple[dict[int, str], set[str]]:
         """The last loss of each step, and the hashes of all workers; raises SystemExit where the run has failed."""
@@ -174,11 +177,12 @@ def _measure(kind: str, kills: int, every: int, seed: int, folder: Path) -> dict
     undisturbed = whole.end()
     drawn = random.Random(seed)  # noqa: S311 - no secret
     run = KeptRun(folder / "killed", KINDS[kind], steps, restarts=10 * kills, is_elastic=is_elastic)
-    waits, again = [], []
+    waits, again, others = [], [], 0
     for _ in range(kills):
         before = len(run.losses())
         run.await_steps(drawn.randint(every - 3, every + 3), before)
         time.sleep(drawn.uniform(0.0, 0.05))
+        pids = run.pids()
         killed_s = run.kill(drawn.randrange(_WORKERS))
         time.sleep(_LOOK_S)
         made = run.losses()
@@ -191,26 +195,29 @@ def _measure(kind: str, kills: int, every: int, seed: int, folder: Path) -> dict
                 raise SystemExit(f"error: the run does not go on: {run.process.communicate()[1]}")
             time.sleep(_LOOK_S)
         waits.append(new[0] - killed_s)
+        others += sum(now != then for now, then in zip(run.pids(), pids, strict=True)) - 1
         behind = [each.step for each in run.losses()[len(made) :] if each.at_s > killed_s]
         again.append((sum(step <= completed for step in behind), sum(step <= begun[0] for step in behind)))
     disturbed = run.end()
     if disturbed != undisturbed:
         raise SystemExit(f"error: {kind}: losses or parameters are others than those of an undisturbed run")
-    return {"kind": kind, "kills": kills, "steps": steps, "waits_s": waits, "again": again}
+    return {"kind": kind, "kills": kills, "steps": steps, "waits_s": waits, "again": again, "others": others}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a page shows them."""
     head = (
         "| run | kills | steps | kill to the next new step: median, 95 % | steps made again that all workers had "
-        "completed | steps begun again by worker 0 | bits |\n|---|---|---|---|---|---|---|\n"
+        "completed | steps begun again by worker 0 | survivors started again | bits |\n"
+        "|---|---|---|---|---|---|---|---|\n"
     )
     lines = []
     for row in rows:
         median, most = np.quantile(row["waits_s"], [0.5, 0.95])
         lines.append(
             f"| {row['kind']} | {row['kills']} | {row['steps']:,} | {median:.2f} s, {most:.2f} s | "
-            f"{sum(each for each, _ in row['again'])} | {sum(each for _, each in row['again'])} | the same |\n"
+            f"{sum(each for each, _ in row['again'])} | {sum(each for _, each in row['again'])} | "
+            f"{row['others']} | the same |\n"
         )
     return head + "".join(lines)
 

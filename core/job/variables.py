@@ -31,6 +31,7 @@ OPTIONS: Final = (
     "TRACE_STEPS",
     "RUN_DIR_IS_MADE",
     "LIVES",
+    "REPLACES",
     "SSH",
 )
 _DEPLOYMENT: Final = ("IMAGE", "JOB", "SERVERS", "WORKERS", "AGENTS", "RESTARTS", "THREADS", "RUN", "LOOK_AFTER")

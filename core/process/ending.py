@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from taihu.core.base.errors import TaihuError
 from taihu.core.base.words import blamed, one_line
+
+EXIT_BEGINS_AGAIN: Final = 75
+"""The exit code of a worker that has lost others, and can go on with new ones as a new process alone."""
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 """A function that Python calls with an error that ends a program, as `sys.excepthook`."""

@@ -18,7 +18,7 @@ from taihu.core.job.run_folder import RunFiles
 from taihu.core.process.streams import outlive_output
 from taihu.hosts.client import program_of
 from taihu.hosts.ground import Hosts, Launching, reached
-from taihu.hosts.placement import Placement, hosts_of
+from taihu.hosts.placement import Host, Placement, hosts_in, hosts_of
 from taihu.local.scripts.lives import Numbers
 
 _NO_FOLDER = Path("none")
@@ -28,14 +28,21 @@ _NO_FOLDER = Path("none")
 def launch(
     *,
     hosts: Annotated[
-        str,
+        str | None,
         typer.Option(
             "-H",
             "--hosts",
             metavar="HOST[:N],...",
             help="Hosts as ssh knows them, [user@]name, each with its number of workers, 1 unless it is given.",
         ),
-    ],
+    ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file of hosts in place of -H, with lines as Open MPI and DeepSpeed have: host1 slots=2.",
+        ),
+    ] = None,
     flags: JobFlags,
     ssh: Annotated[
         str, typer.Option(metavar="COMMAND", envvar="TAIHU_SSH", help="OpenSSH's client with options of its own.")
@@ -82,6 +89,7 @@ def launch(
     Examples:
       taihu launch -H host1,host2 train.py --epochs 5
       taihu launch -H host1:2,host2:2 --servers 2 train.py
+      taihu launch --hostfile hosts train.py                           with lines: host1 slots=2
       taihu launch -H user@10.0.0.1,10.0.0.2 --compression dlgs --density 0.01 train.py
       taihu launch -H host1,host2 --port 7070 train.py                 7070 is open on both, 7071 on host1
       taihu launch -H host1,host2 -x PYTHONPATH -x DATA=/data train.py
@@ -91,7 +99,7 @@ def launch(
     outlive_output()
     job = options.job(flags)
     is_resumed = options.resume is not None and flags.workers is None and options.job_file is None
-    job, placement = _placed(job, hosts, is_resumed=is_resumed)
+    job, placement = _placed(job, _named(hosts, hostfile), is_resumed=is_resumed)
     options.check()
     launching = Launching(
         program_of(ssh), python, chdir or Path.cwd(), options.script, _carried(carry or (), os.environ), port, address
@@ -108,9 +116,29 @@ def launch(
         return options.run(job, ground, opening, numbers=Numbers(workers, workers, workers), begun=begun)
 
 
-def _placed(job: Job, hosts: str, *, is_resumed: bool) -> tuple[Job, Placement]:
+def _named(hosts: str | None, file: Path | None) -> list[Host]:
+    """The hosts that are named on the command line, or in a file.
+
+    Raises:
+        ConfigError: there are none, or the file cannot be read.
+    """
+    if (hosts is None) == (file is None):
+        told = "neither is there" if hosts is None else "both are there"
+        raise ConfigError(f"-H, --hostfile: {told}; give one of them, as -H host1,host2:2")
+    if file is None:
+        return hosts_of(hosts or "")
+    try:
+        return hosts_in(file.read_text(), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(
+            f"--hostfile {file}: cannot be read ({why}); give a file with lines as host1 slots=2"
+        ) from None
+
+
+def _placed(job: Job, hosts: Sequence[Host], *, is_resumed: bool) -> tuple[Job, Placement]:
     """The job with as many workers as its hosts have, or the hosts with as many as the job says."""
-    placement = Placement(hosts_of(hosts), job.servers)
+    placement = Placement(hosts, job.servers)
     if "workers" in job.cluster.model_fields_set and not is_resumed:
         placement = placement.cut(job.world.workers)
     return revised(job, "cluster", workers=placement.workers), placement

@@ -17,6 +17,7 @@ from taihu.core.security.security import Security
 from taihu.core.security.token import Token
 from taihu.core.system.chance import random_hex
 from taihu.core.system.clocks import monotonic
+from taihu.core.wire.base.address import split_address
 from taihu.hosts.client import CONNECT_S
 from taihu.hosts.connection import Connection
 from taihu.hosts.likeness import HostFacts, check_alike
@@ -131,9 +132,10 @@ class Hosts:
         carried, run_folder = self._launching.carried, self.run_folder
         return HostedProcesses(opened, self._placement, logs, folder, run_folder=run_folder, carried=carried)
 
-    def listening(self, name: str) -> list[str]:
+    def listening(self, name: str, former: str = "") -> list[str]:
         """The options of a server: all interfaces of its host, and for the first one the address that others use."""
-        bind = self._meeting(self._port_of(name)).bind(first=True)
+        port = split_address(former)[1] if former else self._port_of(name)
+        bind = self._meeting(port).bind(first=True)
         return ["--bind", bind, *(["--advertise", self.address] if name == "server 0" else [])]
 
     def coordinator(self) -> str:

@@ -10,6 +10,8 @@ from typing import Final
 from taihu.core.base.errors import ConfigError
 
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:,\[\]-][^\s:,\[\]]*))(?::([0-9]{1,6}))?")
+_SLOTS: Final = re.compile(r"slots=(0*[1-9][0-9]{0,5})")
+_IGNORED: Final = re.compile(r"max[_-]slots=[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,57 @@ def hosts_of(text: str) -> list[Host]:
     Raises:
         ConfigError: it is no such list.
     """
-    counts: dict[str, int] = {}
+    hosts = []
     for part in text.split(","):
-        match = _HOST.fullmatch(part.strip())
-        if match is None or match[3] in {"0", "00"}:
+        host = _host(part.strip())
+        if host is None:
             raise ConfigError(f"host {part.strip()!r}: expected a name, or a name and workers, as in host1,host2:2")
-        name = match[1] or match[2]
-        counts[name] = counts.get(name, 0) + int(match[3] or 1)
+        hosts.append(host)
+    return _added_up(hosts)
+
+
+def hosts_in(text: str, file: str) -> list[Host]:
+    """The hosts of a file with lines such as `host1 slots=2`, as Open MPI and DeepSpeed have them, or `host1:2`.
+
+    A host without a number has one worker; `max_slots`, and all behind a #, are passed over. Of a host that is named
+    again the workers are added up.
+
+    Args:
+        text: of the file.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: a line is none of these, or there is none.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        host, slots = _host(words[0]), [word for word in words[1:] if not _IGNORED.fullmatch(word)]
+        match = _SLOTS.fullmatch(slots[0]) if slots else None
+        if host is None or len(slots) > 1 or (slots and match is None):
+            raise ConfigError(
+                f"{file}, line {number}: {line.strip()!r}: expected a host and its workers: host1 slots=2"
+            )
+        hosts.append(host if match is None else Host(host.name, int(match[1])))
+    if not hosts:
+        raise ConfigError(f"{file} names no host: expected lines such as host1 slots=2")
+    return _added_up(hosts)
+
+
+def _host(word: str) -> Host | None:
+    """The host of `name` or `name:2`; None where a word is neither."""
+    match = _HOST.fullmatch(word)
+    if match is None or (match[3] and not int(match[3])):
+        return None
+    return Host(match[1] or match[2], int(match[3] or 1))
+
+
+def _added_up(hosts: Sequence[Host]) -> list[Host]:
+    counts: dict[str, int] = {}
+    for host in hosts:
+        counts[host.name] = counts.get(host.name, 0) + host.workers
     return [Host(name, count) for name, count in counts.items()]
 
 

@@ -28,7 +28,7 @@ import torch
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.words import blamed, one_line
 from taihu.core.coordination.client import LOSSES
-from taihu.core.process.ending import is_due_to_others_than, known_exit_code, log_of_script, tell
+from taihu.core.process.ending import EXIT_BEGINS_AGAIN, is_due_to_others_than, known_exit_code, log_of_script, tell
 from taihu.core.process.exit_codes import note_exit_codes
 from taihu.core.system.threads import before_threads_end
 from taihu.core.wire.base.log import configure_script_logs
@@ -147,7 +147,10 @@ def broadcast_parameters(parameters: torch.nn.Module | Mapping[str, torch.Tensor
     else:
         values = parameters.values() if isinstance(parameters, Mapping) else parameters
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
-    _present.get().bring(tensors)
+    world = _present.get()
+    if not world.attempt.is_given_up:
+        with world.attempt.losing():
+            world.bring(tensors)
 
 
 def shard_linear(
@@ -303,12 +306,23 @@ def shutdown() -> None:
             raise world.failure
 
 
+def begins_again(error: BaseException) -> bool:
+    """Whether this process ends by `error` to be started again, for whoever runs the script."""
+    return _present.world is not None and _present.world.begins_again(error)
+
+
 def _end_with_failure(world: World) -> None:
     """End this process as one that has failed, where that is known only behind its script."""
+    if world.failure is not None and world.begins_again(world.failure):
+        _end_now(EXIT_BEGINS_AGAIN)
     if world.failure is not None and blamed(str(world.failure)) is None and not known_exit_code():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _end_now(1)
+
+
+def _end_now(exit_code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _tell_of_errors(world: World) -> None:

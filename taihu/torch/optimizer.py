@@ -61,8 +61,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         named = trained(optimizer, model)
         parameters = [parameter for _, parameter in reversed(named)]
-        brings = parameters if model is None else [*model.parameters(), *model.buffers()]
-        updates = None
         if self._serves and world.job.updates_locally:
             raise ConfigError(
                 'update="servers": the optimizer updates here in local steps; give update="workers", or set '
@@ -77,11 +75,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise ConfigError('update="servers": parameters come while modules run; give the model, too')
             names = [name for name, _ in reversed(named)]
             script = ScriptOptimizer(optimizer, parameters)
-            updates = self._updates = ServerUpdates(script, model, names, parameters, first=world.served)
+            self._updates = ServerUpdates(script, model, names, parameters, first=world.served)
         if world.rank == 0:
             for line in advice_on_optimizer(world.job, optimizer):
                 warnings.warn(line, stacklevel=3)
-        self._steps = world.train(self._optimized, brings, updates)
+        self._train()
+        world.does_again(self._train)
+
+    def _train(self) -> None:
+        """Have gradients exchanged among the workers that there are now, whoever was there before."""
+        world, model = self._world, self._optimized.model
+        if self._steps is not None:
+            self._optimized = self._optimized.like_new()
+        if model is None:
+            brings = [parameter for _, parameter in reversed(trained(self.optimizer, None))]
+        else:
+            brings = [*model.parameters(), *model.buffers()]
+        self._steps = world.train(self._optimized, brings, self._updates)
         if world.job.updates_locally:
             self._local = LocalSteps(world.job, self._optimized, self._steps)
             self._steps.adds_up |= {self._optimized}
@@ -123,10 +133,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._steps is None:
             return self._stepped(closure)
+        attempt = self._world.attempt
+        if attempt.is_given_up:
+            return self._leave_out(closure)
         if self._local is not None:
             self._local.follow()
             loss = self._stepped(closure)
-            self._local.updated()
+            with attempt.losing():
+                self._local.updated()
             return loss
         if self._serves:
             value = None
@@ -139,10 +153,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.optimizer._opt_called = True
             return value
         if closure is None:
-            self._steps.before_update(self._optimized)
+            with attempt.losing():
+                self._steps.before_update(self._optimized)
+            if attempt.is_given_up:
+                return self._leave_out(None)
         loss = self._stepped(None if closure is None else partial(self._evaluated, closure, self._steps))
         self._steps.updated(self._optimized)
         return loss
+
+    def _leave_out(self, closure: Callable[[], float] | None) -> float | None:
+        """Update nothing: the pass that the script is in is given up."""
+        self.optimizer._opt_called = True  # as schedulers want to see
+        return None if closure is None else closure()
 
     def _stepped(self, closure: Callable[[], float] | None) -> float | None:
         loss: float | None = self.optimizer.step() if closure is None else self.optimizer.step(closure)
@@ -151,12 +173,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _evaluated(self, closure: Callable[[], Any], steps: BackwardSteps) -> Any:
         """The mean loss of all workers: optimizers that look at it, as LBFGS does, go on everywhere alike."""
         loss = closure()
-        steps.before_update(self._optimized)
         if loss is None:
+            with self._world.attempt.losing():
+                steps.before_update(self._optimized)
             return None
-        if not isinstance(loss, torch.Tensor):
-            return steps.mean_of(float(loss))
-        return torch.full_like(loss.detach(), steps.mean_of(loss.item()))
+        mean = float(loss)
+        with self._world.attempt.losing():
+            steps.before_update(self._optimized)
+            mean = steps.mean_of(mean)
+        return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -233,13 +258,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         With local steps all workers call this before they test or save: what they have updated since the last
         exchange is exchanged.
         """
-        if self._local is not None:
-            if self._local.is_pending:
-                self._local.exchange()
-        elif self._serves and self._steps is not None:
-            self._steps.settle()
-        elif self._steps is not None:
-            self._steps.before_update(self._optimized, is_asked_for=True)
+        if self._world.attempt.is_given_up:
+            return
+        with self._world.attempt.losing():
+            if self._local is not None:
+                if self._local.is_pending:
+                    self._local.exchange()
+            elif self._serves and self._steps is not None:
+                self._steps.settle()
+            elif self._steps is not None:
+                self._steps.before_update(self._optimized, is_asked_for=True)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

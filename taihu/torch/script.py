@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
-from taihu.core.process.ending import errors_to_log, log_of_script, note_end
+from taihu.core.process.ending import EXIT_BEGINS_AGAIN, errors_to_log, log_of_script, note_end
 from taihu.core.process.supervised import end_with_supervisor
+from taihu.torch import begins_again
 
 # The first optimizer that is made imports PyTorch's compiler, which takes a second: a fork of this process has it.
 torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -36,6 +37,11 @@ def main() -> None:
     except SystemExit as ended:
         note_end(ended)
         raise
+    except Exception as error:
+        if not begins_again(error):
+            raise
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(EXIT_BEGINS_AGAIN) from None
     note_end()
 
 

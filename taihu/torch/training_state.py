@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeVar
 
+import structlog
 import torch
+import torch.distributed as dist
 
-from taihu.core.base.errors import ConfigError
+from taihu.core.base.errors import ConfigError, RecoveringError, TaihuError
 from taihu.core.settings import CheckpointSettings
 from taihu.core.wire.base.clock import SystemClock
 from taihu.torch.kept.contents import Contents, Counts, Stateful
+from taihu.torch.kept.drawn import DrawnBatches
 from taihu.torch.kept.going_on import GoingOn, forget_former
 from taihu.torch.kept.keeping import Arrays
 from taihu.torch.kept.loops import Loops, sampler_of
@@ -25,6 +29,14 @@ from taihu.torch.world import World
 __all__ = ["Stateful", "TrainingState"]
 
 T = TypeVar("T")
+
+
+class Begun(NamedTuple):
+    """The state with which a loop begins: the step behind which, and the arrays of `Contents`, until nobody asks."""
+
+    step: int
+    own: Arrays = MappingProxyType({})
+    alike: Arrays = MappingProxyType({})
 
 
 class TrainingState:
@@ -48,26 +60,44 @@ class TrainingState:
         self._loops = Loops()
         self._contents = Contents(objects, self._loops)
         self._has_stepped = False
+        self._weight = 1.0
+        # The last step that was held, and the one behind which all have met.
+        self._held_step = self._together_at = 0
         self._watched = [each for each in map(_inner, objects.values()) if each is not None]
         for optimizer in self._watched:
             optimizer.register_step_post_hook(self._stepped)
         if not world.is_alone:
             world.meet()
+        world.keep_state()
         self._telling = Telling(world)
-        going_on = GoingOn(world, settings)
-        self._keeping, self._holds_alike = going_on.keeping, going_on.holds_alike
-        counts = going_on.take_over(self._contents)
+        going_on, counts = self._taken_over()
         self.step = 0 if counts is None else counts.step
         """The steps that have been made, in all lives of the run: passes in which an optimizer has stepped."""
         self.workers_before = world.size if counts is None else counts.workers
         """The number of workers in the life of the script from which this one goes on."""
-        self._moments = Moments(self.step, every_s=settings.every_seconds, every_steps=settings.every_steps)
-        self._since_s, self._since_step = self._clock.now(), self.step
-        self._holds_s: list[float] = []
+        self._keeping, self._holds_alike = going_on.keeping, going_on.holds_alike
+        self._begin_to_hold()
         if not going_on.out_of_memory:
             self._hold(*self._kept(alike=self._holds_alike))  # whoever is killed in the first step
         world.at_end(self._close)
-        world.keeps_state = True
+        world.tell_whether_it_stays()
+
+    def _taken_over(self, *, comes_back: bool = False) -> tuple[GoingOn, Counts | None]:
+        """Find what lives before, or other workers, have left, and load it."""
+        going_on = GoingOn(self._world, self._settings, comes_back=comes_back)
+        return going_on, going_on.take_over(self._contents)
+
+    def _begin_to_hold(self) -> None:
+        """Hold and write from this step on, as all other workers do."""
+        settings = self._settings
+        self._moments = Moments(self.step, every_s=settings.every_seconds, every_steps=settings.every_steps)
+        self._since_s, self._since_step = self._clock.now(), self.step
+        self._holds_s: list[float] = []
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether another worker was lost in this pass of the loop, which updates nothing and comes again."""
+        return self._world.attempt.is_given_up
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of `count` epochs, from the one in which the script goes on."""
@@ -82,12 +112,113 @@ class TrainingState:
         sampler = sampler_of(batches)
         with self._weighing(1.0 if sampler is None else sampler.weight):
             try:
-                for batch in self._loops.batches(batches):
-                    yield batch
-                    self._loops.passed(0 if sampler is None else sampler.batch)
-                    self._passed()
+                yield from self._passes(self._loops.batches(batches), 0 if sampler is None else sampler.batch)
             finally:
                 self._loops.ended()
+
+    def _passes(self, batches: Iterator[T], samples: int) -> Iterator[T]:
+        """The batches, each once more where other workers are lost in the pass over it.
+
+        Args:
+            batches: of a loop.
+            samples: of all workers in each; 0 where they are not counted.
+        """
+        if self._world.stays and dist.is_available() and dist.is_initialized():
+            self._world.stays = False  # its group is one of processes
+            self._world.tell_whether_it_stays()
+        begun = self._begun() if self._can_go_back else None
+        first = self._loops.place.batches
+        drawn = DrawnBatches(batches, first, keeps=begun is not None)
+        drawn.held(self._held_step)
+        try:
+            while True:
+                try:
+                    batch = drawn.draw()
+                except StopIteration:
+                    # Who is behind the loop cannot go back into it.
+                    if begun is None or self._ended_everywhere(begun, drawn):
+                        return
+                    continue
+                self._world.attempt.can_go_back = begun is not None
+                yield batch
+                self._loops.passed(samples)
+                self._pass_has_ended(drawn)
+                self._go_on(begun, drawn)
+                if begun is not None and drawn.first > first:
+                    begun = Begun(begun.step)  # nobody goes back so far, and it takes memory
+        finally:
+            self._world.attempt.can_go_back = False
+
+    def _pass_has_ended(self, drawn: DrawnBatches[T]) -> None:
+        """Keep what is due, unless the pass is given up, or is in this."""
+        attempt = self._world.attempt
+        with attempt.losing():
+            if not attempt.is_given_up:
+                self._passed()
+                drawn.held(self._held_step)
+
+    @property
+    def _can_go_back(self) -> bool:
+        """Whether the loop that begins can go back: not where it has nothing to do on the way to the script's place.
+
+        Steps outside of loops are not kept, and in a block of `join()` workers end their loops by themselves.
+        """
+        world = self._world
+        return world.stays and self._loops.goes_on is None and not self._has_stepped and not world.is_joined
+
+    def _begun(self) -> Begun:
+        """The state with which a loop begins."""
+        own, alike = self._kept(alike=True)
+        copied = ({name: array.copy() for name, array in each.items()} for each in (own, alike))
+        return Begun(self.step, *copied)
+
+    def _ended_everywhere(self, begun: Begun, drawn: DrawnBatches[T]) -> bool:
+        """Hold what there is, and wait until all have ended the loop; False where its last passes come again.
+
+        All are together where no step was made since the loop began, or since they have met again.
+        """
+        if self.step <= max(begun.step, self._together_at):
+            return True
+        attempt = self._world.attempt
+        attempt.can_go_back = True
+        with attempt.losing():
+            if self._held_step < self.step:
+                self._hold(*self._kept(alike=self._holds_alike))
+            self._world.bring(())
+        return not self._go_on(begun, drawn)
+
+    def _go_on(self, begun: Begun | None, drawn: DrawnBatches[T]) -> bool:
+        """Go on behind a pass; where it was given up, meet who has come, and go back; whether it was.
+
+        Raises:
+            RecoveringError: this process cannot go back to the step from which all go on.
+        """
+        attempt = self._world.attempt
+        lost, attempt.can_go_back = attempt.lost, False
+        if lost is None or begun is None:
+            return False
+        attempt.begin_again()
+        self._world.meet_again(lost)
+        try:
+            going_on, counts = self._taken_over(comes_back=True)
+            self._keeping, self._holds_alike = going_on.keeping, going_on.holds_alike
+            if counts is not None and counts.step == begun.step:
+                # The script may have changed something since the step.
+                counts = self._contents.load(begun.alike, begun.own, self._world.size)
+        except TaihuError as error:
+            raise RecoveringError(str(lost)) from error
+        if counts is None or not drawn.go_back(self._loops.goes_back()):
+            raise RecoveringError(str(lost))
+        self.step = self._held_step = self._together_at = counts.step
+        self._has_stepped = False
+        for each in (*self._watched, *self._objects.values()):
+            if isinstance(each, torch.optim.Optimizer | torch.nn.Module):
+                each.zero_grad()
+        self._begin_to_hold()
+        self._world.weigh(self._weight)
+        self._world.tell_whether_it_stays()
+        structlog.get_logger().info("this process stays", step=self.step, lost=str(lost))
+        return True
 
     def adapt_rates(self, rule: Literal["linear", "sqrt"]) -> None:
         """Have learning rates grow and shrink with the number of workers, where other ones go on than before.
@@ -103,10 +234,12 @@ class TrainingState:
     @contextmanager
     def _weighing(self, weight: float) -> Iterator[None]:
         """In the block this worker's gradients count so much in the means."""
+        self._weight = weight
         self._world.weigh(weight)
         try:
             yield
         finally:
+            self._weight = 1.0
             self._world.weigh(1.0)
 
     def _passed(self) -> None:
@@ -137,6 +270,7 @@ class TrainingState:
 
     def _hold(self, own: Arrays, alike: Arrays) -> None:
         self._keeping.hold(self.step, own, alike)
+        self._held_step = self.step
         self._world.flush()
 
     def _agree_on_moments(self) -> None:

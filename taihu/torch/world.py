@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Final
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -16,14 +17,15 @@ import torch
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.rendezvous import Meeting, listen_for_peers
 from taihu.allreduce.small_sums import SmallSums
-from taihu.core.base.errors import ConfigError, RunError, TaihuError
+from taihu.core.base.errors import ConfigError, RecoveringError, RunError, TaihuError
 from taihu.core.base.words import one_line, ordinal
 from taihu.core.compression.coding import make_coder
 from taihu.core.coordination.membership.members import Progress
 from taihu.core.job import Job, settled
 from taihu.core.model.layout import Layout
-from taihu.core.process.ending import log_of_script, tell
+from taihu.core.process.ending import is_due_to_others_than, log_of_script, tell
 from taihu.core.process.last_will import LastWill
+from taihu.core.system.memory import collect_garbage
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.frames.headers import ValueType
 from taihu.torch.anew import between_workers_of, plan_anew
@@ -32,8 +34,9 @@ from taihu.torch.gradients.exchanged import Optimized, digest_of_tensors
 from taihu.torch.gradients.gradients import GradientArena
 from taihu.torch.gradients.spread import Spread, is_spread
 from taihu.torch.place import RunPlace
-from taihu.torch.steps.reports import Reports, options_of
-from taihu.torch.steps.roll_call import Call, RollCall, Word
+from taihu.torch.steps.attempt import Attempt
+from taihu.torch.steps.reports import Reports, options_of, replaces
+from taihu.torch.steps.roll_call import Call, DisagreementError, RollCall, Word
 from taihu.torch.steps.served import Served, offer, take_over
 from taihu.torch.steps.server_updates import ServerUpdates
 from taihu.torch.steps.steps import BackwardSteps
@@ -74,6 +77,10 @@ class World:
         self.rank = place.rank
         self.size = place.job.world.workers
         self._stack = ExitStack()
+        # Of the group that the workers make: it ends where they make another one.
+        self._together = ExitStack()
+        # Of the script: all that it has done with others before it has kept anything.
+        self._again: list[WeakMethod[Callable[[], None]]] = []
         self._meeting: Meeting | None = None
         # Of roll calls.
         self._sums: SmallSums | None = None
@@ -91,17 +98,25 @@ class World:
         self._log = log_of_script(os.environ)
         self.keeps_state = False
         """Whether the script keeps its state."""
+        self.stays = False
+        """Whether this process takes steps again, with others in the place of lost workers."""
+        self.attempt = Attempt(place.rank)
+        """The pass that the script is in."""
         self._exit_code: int | None = None
         self.has_left = False
         """Whether this process's part has ended."""
         self.failure: TaihuError | None = None
         """The error with which the run has ended, where this process's script had come to its end."""
-        self._place, self._is_first = place, is_first
+        self._place = place
+        options = options_of(os.environ)
+        # Others may still be about to leave the group that was before.
+        self._comes_again = not is_first or (options.lives > 0 and replaces(os.environ))
         self._clock = SystemClock()
         self._activity = Activity(self._clock)
         self._last_will = LastWill(place.job.patience.still_after_s)
-        reports = Reports(place.job, place.rank, options_of(os.environ), self._activity, place.listen)
+        reports = Reports(place.job, place.rank, options, self._activity, place.listen)
         self._reports = self._stack.enter_context(reports)
+        self._stack.push(self._together)
         self._process = os.getpid()
         self._listener = None if place.is_alone else listen_for_peers(place.job, place.rank, place.listen)
 
@@ -118,10 +133,10 @@ class World:
         """
         if self._meeting is None:
             self._reports.joins()
-            until_s = 0.0 if self._is_first else self._clock.now() + self.job.cluster.connect_timeout_s
+            until_s = self._clock.now() + self.job.cluster.connect_timeout_s if self._comes_again else 0.0
             self._meeting = self._meet(mesh=mesh, until_s=until_s)
             self._sums = SmallSums(self._meeting.communicator, self.job.exchange.transport)
-            self._stack.push(self._opened)
+            self._together.push(self._opened)
         return self._meeting.communicator
 
     def _meet(self, *, mesh: bool, until_s: float) -> Meeting:
@@ -131,7 +146,7 @@ class World:
             self._listener = None
             try:
                 met = meet_workers(self.job, self.rank, self._reporting, listener=listener, mesh=mesh)
-                return self._stack.enter_context(met)
+                return self._together.enter_context(met)
             except TaihuError:
                 if self._clock.now() > until_s:
                     raise
@@ -151,6 +166,11 @@ class World:
         if self._spread is None:
             self._spread = Spread(PeerMover(self.meet(mesh=True), self._clock), self._waits_in_spread)
         return self._spread
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether workers may have different numbers of backwards now."""
+        return self._steps is not None and self._steps.is_joined
 
     @property
     def spreads(self) -> Spread | None:
@@ -207,6 +227,7 @@ class World:
                 sums=self._sums,
                 helping=communicator,
                 waits=self._waits,
+                attempt=self.attempt,
                 updates=served,
             )
         self._steps.add(optimized, updates)
@@ -245,7 +266,7 @@ class World:
             self._meeting.communicator.forget_shared()
         if former is not None and self._is_through_servers:
             # Servers would miss whom they exchange with: what was opened with them stays open.
-            self._opened = self._stack.enter_context(ExitStack())
+            self._opened = self._together.enter_context(ExitStack())
         self._is_through_servers = former is None and bool(job.servers)
         job = job if former is None else between_workers_of(job)
         coder = make_coder(layout, job.compression, job.train.seed)
@@ -306,6 +327,23 @@ class World:
         """The script goes on behind so many exchanged steps of earlier lives."""
         self._reports.goes_on(exchanged)
 
+    def keep_state(self) -> None:
+        """The script keeps its state from now on: who comes in the place of a lost worker takes it over."""
+        self.keeps_state = True
+        self.stays = replaces(os.environ) and not self.is_alone
+
+    def begins_again(self, error: BaseException) -> bool:
+        """Whether this process ends by `error`, and another one is to go on in its place: others are lost."""
+        if not (self.keeps_state and replaces(os.environ)) or isinstance(error, DisagreementError):
+            return False
+        # What a script makes of a pass that is given up is no error of its own.
+        is_given_up = self.attempt.lost is not None
+        return is_given_up or isinstance(error, RecoveringError) or is_due_to_others_than(self.rank, error)
+
+    def tell_whether_it_stays(self) -> None:
+        """Have the launcher know whether this process need not be started again where another one is lost."""
+        self._reports.stays(self.stays)
+
     def flush(self) -> None:
         """Have what has been reported outlive this process."""
         self._reports.flush()
@@ -313,6 +351,48 @@ class World:
     def logs(self, values: Mapping[str, float]) -> None:
         """The script has values of its own for loggers, of the step that it has exchanged last."""
         self._reports.logs(values, self.exchanged)
+
+    def does_again(self, method: Callable[[], None]) -> None:
+        """The script has called `method` with all others, which it is not kept alive for, as a new process will."""
+        if self.keeps_state:
+            self.stays = False  # nobody who begins anew would do the same at this place
+        self._again.append(WeakMethod(method))
+
+    def meet_again(self, lost: TaihuError) -> None:
+        """Give up what the workers have made together, and make it with those who come in the place of lost ones.
+
+        All that is exchanged begins anew, as in a process that comes to the same place of its script.
+
+        Raises:
+            RecoveringError: they do not come, or do something else.
+        """
+        until_s = self._clock.now() + self.job.cluster.connect_timeout_s
+        while True:
+            self._part(lost)
+            try:
+                self.meet()
+                for method in self._again:
+                    if (call := method()) is not None:
+                        call()
+            except TaihuError as error:
+                if self._clock.now() > until_s or isinstance(error, DisagreementError):
+                    raise RecoveringError(str(lost)) from error
+            else:
+                return
+
+    def _part(self, lost: TaihuError) -> None:
+        """Leave the group, of which `lost` is told to who has not heard of it."""
+        self._last_will.cancel()
+        self._last_will = LastWill(self.job.patience.still_after_s)
+        if self._steps is not None:
+            self._steps.close()
+        with suppress(TaihuError):
+            self._together.__exit__(type(lost), lost, lost.__traceback__)
+        self._meeting = self._sums = self._session = self._steps = None
+        self._opened = ExitStack()
+        self._is_through_servers, self._comes_again = False, True
+        # Arenas and shared memory hang in cycles: they go before as much is taken again.
+        collect_garbage()
 
     def at_end(self, close: Callable[..., None]) -> None:
         """Call `close(well=...)` when this process's part ends: well, or with an error, or an exit code."""

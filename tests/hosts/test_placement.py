@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taihu.core.base.errors import ConfigError
-from taihu.hosts.placement import Host, Placement, hosts_of
+from taihu.hosts.placement import Host, Placement, hosts_in, hosts_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,22 @@ def test_what_is_no_list_of_hosts(text: str) -> None:
     """Words that ssh takes for options are no hosts."""
     with pytest.raises(ConfigError, match="expected a name, or a name and workers, as in host1,host2:2"):
         hosts_of(text)
+
+
+def test_a_file_of_hosts_as_open_mpi_and_deepspeed_have_it() -> None:
+    text = "# my hosts\nhost1 slots=2 max_slots=4\n\n me@10.0.0.2   slots=3  # the large one\nhost3\nhost4:2\nhost1\n"
+    expected = [Host("host1", 3), Host("me@10.0.0.2", 3), Host("host3", 1), Host("host4", 2)]
+    assert hosts_in(text, "hosts") == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["host1 slots=0", "host1 slots=two", "host1 2", "-oProxyCommand=true slots=1", "a,b"]
+)
+def test_a_line_that_names_no_host_is_told_by_its_number(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"my/hosts, line 2: .*: expected a host and its workers: host1 slots=2"):
+        hosts_in(f"host1\n{line}\n", "my/hosts")
+    with pytest.raises(ConfigError, match="my/hosts names no host"):
+        hosts_in("# none\n", "my/hosts")
 
 
 @given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=5), servers=st.integers(0, 7))

@@ -15,7 +15,13 @@ SSH = "/nowhere/ssh"
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("script.py",), "Missing option '-H' / '--hosts'; see '"),
+        (("script.py",), "-H, --hostfile: neither is there; give one of them, as -H host1,host2:2"),
+        (("-H", "a", "--hostfile", "b", "script.py"), "-H, --hostfile: both are there; give one of them"),
+        (("--hostfile", "none", "script.py"), "--hostfile none: cannot be read (No such file or directory); give a"),
+        (
+            ("--hostfile", "script.py", "script.py"),
+            "script.py, line 1: 'import taihu.torch': expected a host and its",
+        ),
         (("-H", "a,:2", "script.py"), "host ':2': expected a name, or a name and workers, as in host1,host2:2"),
         (("-H", "a,b", "--workers", "3", "script.py"), "3 workers: the hosts have room for 2; give a host as host:2"),
         (("-H", "a", "other.py"), "script other.py: no such file; give the path of a Python script"),

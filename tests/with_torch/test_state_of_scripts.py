@@ -46,12 +46,14 @@ def run(folder: Path, *flags: str, epochs: int = 3, kills: tuple[str, ...] = (),
 )
 def test_a_script_goes_on_behind_its_last_step_whoever_is_killed(flags: tuple[str, ...], tmp_path: Path) -> None:
     run(tmp_path / "whole", *flags)
-    told = run(tmp_path / "killed", *flags, kills=("0:3", "2:7", "1:8"))
+    told = run(tmp_path / "killed", *flags, kills=("0:3", "2:5", "1:8"))
     assert told.count("was killed by SIGKILL") == 3
     whole, killed = ends_of(tmp_path / "whole", 3), ends_of(tmp_path / "killed", 3)
     assert [each[:3] for each in killed] == [each[:3] for each in whole]
-    # Who kills itself has not come back to the loop behind its 8th step: that is given up.
-    assert {each[3] for each in killed} == {"7"}
+    # Who kills itself has not come back to the loop behind its step: that is given up. Others keep their processes,
+    # in the first and the last pass of an epoch, too.
+    assert told.count("another process takes its place") == 3
+    assert [each[3] for each in killed] == ["2", "7", "4"]
     (folder,) = (tmp_path / "killed" / "runs").iterdir()
     kept = folder / "checkpoints"
     with (folder / "steps.csv").open() as file:
@@ -60,6 +62,18 @@ def test_a_script_goes_on_behind_its_last_step_whoever_is_killed(flags: tuple[st
     assert events[-1]["event"] == "finished"
     assert [each["after_step"] for each in events if each["event"] == "resumed"][-1] == 7
     assert named_memory(kept) is None
+
+
+def test_who_cannot_go_back_into_a_loop_is_started_again_too(tmp_path: Path) -> None:
+    ends = []
+    for kill in ((), ("kill",)):
+        folder = tmp_path / str(len(kill))
+        folder.mkdir()
+        done = taihu_run(folder, script="breaks.py", arguments=kill, workers=2)
+        assert done.returncode == 0, done.stderr
+        assert ("all processes of the script are started again" in done.stderr) == bool(kill)
+        ends.append([(folder / f"end.{rank}").read_text() for rank in range(2)])
+    assert ends[0] == ends[1]
 
 
 def test_a_script_of_one_process_goes_on_too(tmp_path: Path) -> None:

@@ -297,12 +297,14 @@ class RunLog:
         self.made_again = max(0, former - begun_after)
 
     def cut(self, begun_after: int) -> None:
-        """The run goes on behind a step: rows of later ones, which earlier lives have written, come again."""
+        """The run goes on behind a step: rows of later ones, which are written already, come again."""
         with self._writing:
+            self._write_notes()
             if (tables := self._tables) is not None:
                 with self._given_up_on_failure(tables):
                     tables.cut(begun_after)
-        self._loggers_go_on(begun_after)
+        if not self._step:
+            self._loggers_go_on(begun_after)
 
     def _loggers_go_on(self, begun_after: int) -> None:
         if begun_after:

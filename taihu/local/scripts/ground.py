@@ -113,8 +113,8 @@ class Ground(Protocol):
     def shares(self, folder: Path) -> bool:
         """Whether all processes find this machine's `folder` at the same place."""
 
-    def listening(self, name: str) -> list[str]:
-        """The options of a server that say where it listens."""
+    def listening(self, name: str, former: str = "") -> list[str]:
+        """The options of a server that say where it listens: at the former address, if one is given."""
 
     def coordinator(self) -> str:
         """An address at which worker 0 may listen for the others."""
@@ -146,9 +146,9 @@ class OneMachine:
         """True."""
         return True
 
-    def listening(self, name: str) -> list[str]:
-        """A free port of this machine alone."""
-        return ["--bind", f"{_HERE}:0"]
+    def listening(self, name: str, former: str = "") -> list[str]:
+        """A free port of this machine alone, or the former one."""
+        return ["--bind", former or f"{_HERE}:0"]
 
     def coordinator(self) -> str:
         """A free port of this machine alone."""

@@ -24,7 +24,7 @@ from taihu.local.display.watching import StatusWatch
 from taihu.local.own_token import kept_for_commands
 from taihu.local.processes.process_files import ProcessFiles
 from taihu.local.processes.processes import DaemonFailedError
-from taihu.local.scripts.ground import Ground, ScriptProcesses
+from taihu.local.scripts.ground import Ground, ScriptProcesses, WorkerPlace
 from taihu.local.scripts.lives import ScriptLives
 
 _LOOK_S: Final = 0.05
@@ -122,9 +122,14 @@ class ScriptLife:
         self._files, self._folder, self._lives = files, folder, lives
         self._display, self._security = display, security
         self._names = Members(job, files)
+        self._coordinator = ""
+        self._places: list[WorkerPlace] = []
 
-    def run(self) -> int | None:
+    def run(self, in_place_of: str = "") -> int | None:
         """Start all processes, and watch them.
+
+        Args:
+            in_place_of: the one that was lost, and is started again alone.
 
         Returns:
             The number of workers with which another life is to follow this one; None where all have ended.
@@ -133,13 +138,26 @@ class ScriptLife:
             DaemonFailedError: one ended before its time.
             InterruptedRunError: a signal has come.
         """
-        coordinator = self._start_servers()
+        coordinator = self._coordinator = self._coordinator if in_place_of else self._start_servers()
         status = StatusWatch(coordinator, self._display, self._security)
         # From its first moment on a script may have something to save.
         interrupts = self._script.interrupts.offered_to(lambda reason: True)
         with kept_for_commands(self._security, coordinator), interrupts:
-            self._start_workers(coordinator)
+            if in_place_of:
+                self._start_again(in_place_of)
+            else:
+                self._start_workers()
             return self._watch(status)
+
+    def others_stay(self, error: DaemonFailedError) -> bool:
+        """Whether all others go on in their processes with one that is started in the place of a killed one."""
+        others, living = [name for name in self._names.workers if name != error.name], set(self._processes.living)
+        return error.was_killed and bool(others) and all(name in living and self._stays(name) for name in others)
+
+    def _stays(self, name: str) -> bool:
+        """Whether a worker has told that it goes on with others in the place of lost ones."""
+        results = self._files.results(name)
+        return results.exists() and bool(read_json(results).get("stays", False))
 
     def end(self) -> None:
         """End all processes; what they have told is of a life that is over."""
@@ -214,8 +232,8 @@ class ScriptLife:
             interrupts.ignore()
             processes.stop(_LAST_S)
 
-    def _start_servers(self) -> str:
-        """Write the job and start the servers; returns the coordinator's address."""
+    def _start_servers(self, former: str = "") -> str:
+        """Write the job and start the servers; returns the coordinator's address: the `former` one if any."""
         job_file, metrics_port = _job_file(self._files), self._script.metrics_port
         # Results of all workers together are written by who started them, and scripts keep their own state.
         run = self._job.run.model_copy(
@@ -226,7 +244,8 @@ class ScriptLife:
         write_text(job_file, job_to_toml(self._job.model_copy(update=own), given=True))
         coordinator = ""
         for index, name in enumerate(self._names.servers):
-            options = ["--log-format", "json", *self._ground.listening(name), *self._files.arguments(name)]
+            options = ["--log-format", "json", *self._ground.listening(name, "" if index else former)]
+            options += [*self._files.arguments(name)]
             if metrics_port:
                 options += ["--metrics-port", str(metrics_port + len(self._names.workers) + index)]
             arguments = ["--rank", str(index), str(job_file), *options]
@@ -236,26 +255,40 @@ class ScriptLife:
                 coordinator = self._processes.start_listening(name, "taihu.ps_server", arguments)
         return coordinator or self._ground.coordinator()
 
-    def _start_workers(self, coordinator: str) -> None:
+    def _start_workers(self) -> None:
         """Start the script's processes."""
-        processes, places = self._processes, self._ground.places(self._job)
-        for rank, (name, place) in enumerate(zip(self._names.workers, places, strict=True)):
-            variables = {
-                "JOB": str(_job_file(self._files)),
-                "RANK": str(rank),
-                "CLUSTER__COORDINATOR": coordinator,
-                **self._options(rank),
-                **self._kept(),
-                "LOG": str(processes.log_of(name).absolute()),
-            }
-            environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
-            environment |= place.variables
-            # Libraries take all cores otherwise.
-            environment.setdefault("OMP_NUM_THREADS", str(place.threads))
-            command = [SCRIPT, str(os.getpid()), str(self._script.path), *self._script.arguments]
-            processes.run(name, command, environment, is_shown=rank == 0)
+        self._places = self._ground.places(self._job)
+        for rank in range(len(self._places)):
+            self._start_worker(rank)
         if self._lives.are_possible and not self._lives.count:
-            processes.stand_by()
+            self._processes.stand_by()
+
+    def _start_again(self, name: str) -> None:
+        """Start a process in the place of a lost one; servers know all workers by their lives, and begin anew."""
+        for lost in dict.fromkeys((name, *self._names.servers)):
+            self._processes.dismiss(lost)
+            self._files.results(lost).unlink(missing_ok=True)
+        if self._names.servers:
+            self._start_servers(self._coordinator)
+        if name in self._names.workers:
+            self._start_worker(self._names.workers.index(name))
+
+    def _start_worker(self, rank: int) -> None:
+        processes, name, place = self._processes, self._names.workers[rank], self._places[rank]
+        variables = {
+            "JOB": str(_job_file(self._files)),
+            "RANK": str(rank),
+            "CLUSTER__COORDINATOR": self._coordinator,
+            **self._options(rank),
+            **self._kept(),
+            "LOG": str(processes.log_of(name).absolute()),
+        }
+        environment = processes.environment() | {variable_of(key): value for key, value in variables.items()}
+        environment |= place.variables
+        # Libraries take all cores otherwise.
+        environment.setdefault("OMP_NUM_THREADS", str(place.threads))
+        command = [SCRIPT, str(os.getpid()), str(self._script.path), *self._script.arguments]
+        processes.run(name, command, environment, is_shown=rank == 0)
 
     def _kept(self) -> Mapping[str, str]:
         """The settings of `[checkpoint]`, by the variables that give them: they are the script's alone."""
@@ -267,7 +300,8 @@ class ScriptLife:
         places = {"dir": folder, "resume": settings.resume}
         told |= {key: str(place) for key, place in places.items() if place is not None}
         kept = {f"CHECKPOINT__{key.upper()}": value for key, value in told.items() if value != "null"}
-        return {"LIVES": str(lives.count), **kept}
+        replaces = {"REPLACES": "1"} if lives.are_possible else {}
+        return {"LIVES": str(lives.count), **replaces, **kept}
 
     def _options(self, rank: int) -> Mapping[str, str]:
         """The options of a worker, by the variables that give them."""

@@ -14,6 +14,7 @@ from taihu.core.checkpoint.held_steps import held_in
 from taihu.core.checkpoint.run_memory import named_memory
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.restarts import Restarts
+from taihu.core.process.ending import EXIT_BEGINS_AGAIN
 from taihu.local.processes.processes import DaemonFailedError
 
 _FIRST_PAUSE_S: Final = 0.05
@@ -49,6 +50,11 @@ class Numbers:
         if self.most is not None and workers > self.most:
             return f"--max-workers is {self.most}"
         return None
+
+
+def is_lost(error: DaemonFailedError) -> bool:
+    """Whether a process was killed, or ended because others were and it cannot go on with new ones."""
+    return error.was_killed or error.exit_code == EXIT_BEGINS_AGAIN
 
 
 class ScriptLives:
@@ -91,8 +97,8 @@ class ScriptLives:
         )
 
     def may_follow(self, error: DaemonFailedError) -> bool:
-        """Whether another life may follow where a process has ended so: it was killed, and the script keeps state."""
-        return self.are_possible and error.was_killed and self.has_state
+        """Whether others may go on where a process has ended so: it was lost, and the script keeps state."""
+        return self.are_possible and is_lost(error) and self.has_state
 
     def pause_s(self, error: DaemonFailedError, now: float) -> float:
         """The seconds until the next life begins; raises `error` where there is none."""

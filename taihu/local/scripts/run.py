@@ -21,6 +21,7 @@ from taihu.local.scripts.life import SCRIPT, Members, Script, ScriptLife
 from taihu.local.scripts.lives import Numbers, ScriptLives
 
 _LOOK_S: Final = 0.05
+_TAKES_ITS_PLACE: Final = "another process takes its place, and all go on behind their last step"
 _SERVER: Final = ("taihu.ps_server.command", "taihu.ps_server.daemon")
 
 
@@ -96,21 +97,23 @@ class ScriptRun:
 
     def _goes_on(self, life: ScriptLife, lives: ScriptLives, display: Display) -> bool:
         """Run one life; whether another one follows, whose number of workers `lives` has."""
-        before = lives.workers
-        try:
-            asked = life.run()
-        except DaemonFailedError as error:
-            pause_s = lives.pause_s(error, monotonic())
-            fewer = "" if lives.workers == before else f"with {counted(lives.workers, 'worker')}, "
-            display.say(
-                f"{error.end}; all processes of the script are started again, {fewer}and go on from their state"
-            )
-            self._pause(pause_s)
-        else:
-            if asked is None:
-                return False
-            lives.go_on_with(asked)
-            display.say(f"asked for {counted(asked, 'worker')}: all processes go on from their state")
+        before, lost = lives.workers, ""
+        while True:
+            try:
+                asked = life.run(lost)
+                break
+            except DaemonFailedError as error:
+                pause_s, lost = lives.pause_s(error, monotonic()), error.name
+                stay = lives.workers == before and life.others_stay(error)
+                display.say(f"{error.end}; {_TAKES_ITS_PLACE if stay else _all_begin_again(before, lives.workers)}")
+                self._pause(pause_s)
+                if not stay:
+                    life.end()
+                    return True
+        if asked is None:
+            return False
+        lives.go_on_with(asked)
+        display.say(f"asked for {counted(asked, 'worker')}: all processes go on from their state")
         life.end()
         return True
 
@@ -136,3 +139,8 @@ class ScriptRun:
             return None
         servers = [read_json(path) for path in map(files.results, names.servers) if path.exists()]
         return {**results_of(job, workers, servers), "script": self.script.path.name, "trace": files.merged_trace}
+
+
+def _all_begin_again(before: int, workers: int) -> str:
+    fewer = "" if workers == before else f"with {counted(workers, 'worker')}, "
+    return f"all processes of the script are started again, {fewer}and go on from their state"

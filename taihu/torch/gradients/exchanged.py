@@ -54,6 +54,12 @@ class Optimized:
         self.was_exchanged = False
         """Whether an exchange has had its parameters."""
 
+    def like_new(self) -> Optimized:
+        """The same optimizer, of which nothing has been exchanged yet."""
+        optimizer = self.optimizer
+        assert optimizer is not None  # noqa: S101 - whoever asks has it
+        return Optimized(optimizer, self.model, has_others=self._has_others)
+
     @property
     def is_retired(self) -> bool:
         """Whether another optimizer has taken parameters over: nobody steps by this one."""

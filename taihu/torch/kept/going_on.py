@@ -39,6 +39,7 @@ class GoingOn:
     Args:
         world: the workers, who have met.
         settings: `[checkpoint]`.
+        comes_back: whether this process has kept state itself, and goes on with others.
 
     Attributes:
         keeping: the places where this worker keeps state from now on.
@@ -46,14 +47,14 @@ class GoingOn:
         out_of_memory: whether what was taken over lies in memory.
     """
 
-    def __init__(self, world: Workers, settings: CheckpointSettings) -> None:
+    def __init__(self, world: Workers, settings: CheckpointSettings, *, comes_back: bool = False) -> None:
         self._world, self._settings = world, settings
         self._telling = Telling(world)
         folder = None if settings.dir is None or settings.dir == Path("none") else place_of(settings.dir)
         if folder is None and world.rank == 0:
             structlog.get_logger().warning("the state is not kept: no checkpoint.dir names a folder for it")
         # Each host of torchrun counts its own restarts.
-        self._is_wanted = any(self._telling.of_all(_goes_on(settings, folder, os.environ)))
+        self._is_wanted = any(self._telling.of_all(comes_back or _goes_on(settings, folder, os.environ)))
         memory = self._prepared(folder)
         self.keeping = Keeping(
             world.job.name, world.rank, world.size, folder=folder, memory=memory, keep=settings.keep

@@ -122,6 +122,15 @@ class Loops:
         self.goes_on = None
         return left
 
+    def goes_back(self) -> int:
+        """The script goes on in the loop that it is in, where that is its place; the pass, -1 where it is not."""
+        to, here = self.goes_on, self.place
+        if to is None or (to.epoch, to.loop) != (here.epoch, here.loop):
+            return -1
+        self.goes_on, self.place = None, to
+        drawn_from(self.now)
+        return to.batches
+
     def passed(self, samples: int = 0) -> None:
         """A pass over a batch has ended.
 

@@ -78,10 +78,22 @@ def options_of(environment: Mapping[str, str]) -> ReportOptions:
     )
 
 
-def begin_results(file: Path | None, rank: int, *, joins: bool = True) -> None:
-    """Leave a word that this process uses taihu, before it has results, and whether it has come to the others."""
+def begin_results(file: Path | None, rank: int, *, joins: bool = True, stays: bool = False) -> None:
+    """Leave a word that this process uses taihu, before it has results.
+
+    Args:
+        file: of the results.
+        rank: of this worker.
+        joins: whether it has come to the others.
+        stays: whether it goes on where others are lost, and other processes come in their place.
+    """
     if file is not None:
-        write_json(file, {"rank": rank, "steps": 0, "joins": joins})
+        write_json(file, {"rank": rank, "steps": 0, "joins": joins, "stays": stays})
+
+
+def replaces(environment: Mapping[str, str]) -> bool:
+    """Whether the launcher starts a process in the place of a lost one alone."""
+    return variable_of("REPLACES") in environment
 
 
 class Reports:
@@ -104,6 +116,7 @@ class Reports:
         self._job, self._rank, self._options = job, rank, options
         self._listen = listen or ListenOptions()
         self._files = _files_of(job, options) if rank == 0 else RunFiles()
+        self._stays = False
         self._memory = MemoryGrowth()
         self._metrics = WorkerMetrics(rank, is_read=options.metrics_port is not None)
         self._stack = ExitStack()
@@ -149,7 +162,12 @@ class Reports:
 
     def joins(self) -> None:
         """This worker is about to wait for the others."""
-        begin_results(self._options.results, self._rank)
+        begin_results(self._options.results, self._rank, stays=self._stays)
+
+    def stays(self, whether: bool) -> None:
+        """This worker goes on where another one is lost, and a new process comes in its place."""
+        self._stays = whether
+        begin_results(self._options.results, self._rank, stays=whether)
 
     def joined(self, job: Job) -> None:
         """This worker takes part from now on, in `job`, which says who updates."""

@@ -21,6 +21,10 @@ _TEXT_BYTES: Final = 400
 _REMEDY: Final = "make and change models and optimizers on all workers alike, between the same two backwards"
 
 
+class DisagreementError(RunError):
+    """Workers do not do the same: all of them are told so."""
+
+
 class Call(IntEnum):
     """Something that all workers do together."""
 
@@ -125,7 +129,7 @@ class RollCall:
         if any(row != rows[self._rank] for row in rows):
             words = tuple(Word(Call(int(c)), int(s), int(d), int(p), n) for c, s, d, p, n in rows)
         if shown := disagreement(words):
-            raise RunError(shown)
+            raise DisagreementError(shown)
         return Heard(words, said[self._size * _WORDS :])
 
     def agree_on(self, word: Word, flags: int, own: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from taihu.allreduce.small_sums import SmallSums
-from taihu.core.base.errors import RunError
+from taihu.core.base.errors import RunError, TaihuError
 from taihu.core.coordination.membership.hashes import checksums_in_words
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
@@ -23,6 +23,7 @@ from taihu.torch.gradients.exchanged import ExchangedSet, Optimized, Watch
 from taihu.torch.gradients.gradients import GradientArena
 from taihu.torch.gradients.means import Means
 from taihu.torch.gradients.order import carried_over, order_of_state, state_in_order, whole_order, with_layers
+from taihu.torch.steps.attempt import Attempt
 from taihu.torch.steps.joining import Joining
 from taihu.torch.steps.layer_rates import LayerRates
 from taihu.torch.steps.layer_steps import Helping, LayerSteps
@@ -80,6 +81,7 @@ class BackwardSteps:
         sums: of all workers, for roll calls.
         helping: see `LayerSteps`.
         waits: called with whether this worker waits for others from now on.
+        attempt: the pass of the script's loop, which is given up where another worker is lost.
         updates: the optimizers that servers carry out, where these update: parameters come back then, while the
             script goes on.
     """
@@ -97,6 +99,7 @@ class BackwardSteps:
         sums: SmallSums,
         helping: Helping,
         waits: Callable[[bool], None],
+        attempt: Attempt,
         updates: Served | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -108,6 +111,7 @@ class BackwardSteps:
         self._rank, self._size = rank, size
         self._helping = helping
         self._waits = waits
+        self._attempt = attempt
         self.updates = updates
         self._clock = clock or SystemClock()
         self._measuring: Schedule = Measuring(job.exchange.calibration_steps, job.exchange.replan_every)
@@ -357,6 +361,14 @@ class BackwardSteps:
 
     def _ready(self, parameter: torch.nn.Parameter) -> None:
         """The gradient of a parameter is complete for this backward."""
+        if self._attempt.lost is not None and self._attempt.is_given_up:
+            return
+        try:
+            self._is_ready(parameter)
+        except TaihuError as error:
+            self._attempt.lose(error)
+
+    def _is_ready(self, parameter: torch.nn.Parameter) -> None:
         key = id(parameter)
         layer = self._layers_of_ids.get(key)
         record, opened = self._record, self._opened
@@ -522,6 +534,11 @@ class BackwardSteps:
 
     def _end(self, record: StepRecord, call: Call = Call.BACKWARD) -> None:
         """Backward is over: return when all gradients are the means of all workers, unless servers update by them."""
+        if not self._attempt.is_given_up:
+            with self._attempt.losing():
+                self._end_together(record, call)
+
+    def _end_together(self, record: StepRecord, call: Call) -> None:
         if self.returning is not None and self.updates is not None:
             self._end_for_servers(self.returning, self.updates, record, call)
             return

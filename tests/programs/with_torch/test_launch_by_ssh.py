@@ -136,13 +136,14 @@ def test_the_worker_to_blame_gives_the_exit_code(hosts: SshHosts, tmp_path: Path
 
 
 def test_a_killed_worker_goes_on_from_what_the_script_has_kept(hosts: SshHosts, tmp_path: Path) -> None:
-    """In the run's folder, which the hosts share: with the bits of a run that nobody disturbs."""
+    """In the run's folder, which the hosts share: with the bits of a run that nobody disturbs; a file names hosts."""
+    (tmp_path / "hosts").write_text("host1  # the first worker\nhost2 slots=2\n")
     ends = []
     for kills in ((), ("1:5",)):
         script = (str(SCRIPTS / "keeps.py"), "3", *kills)
-        code, _, errors = hosts.run(tmp_path, "-H", "host1,host2:2", *EXACT, *script)
+        code, _, errors = hosts.run(tmp_path, "--hostfile", "hosts", *EXACT, *script)
         assert code == 0, errors
-        assert ("started again" in errors) == bool(kills)
+        assert ("another process takes its place" in errors) == bool(kills)
         ends.append([(tmp_path / f"end.{rank}").read_text().split()[:3] for rank in range(3)])
     assert ends[0] == ends[1]
     assert (tmp_path / "killed.1.5").exists()
