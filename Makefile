@@ -102,6 +102,7 @@ reference: $(VENV)/checked ## regenerate the pages of docs/ that come from the c
 # Pages that have not changed are not read again. Links and anchors that lead nowhere are errors.
 docs: $(VENV)/checked ## build the site of docs/ into build/site, which needs no network then
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/site
+	PYTHONPATH=docs $(BIN)/python -m from_code.offline build/site
 
 bench: $(VENV)/installed ## time dense push and pull on loopback
 	$(BIN)/taihu dev bench exchange --model resnet50 --servers 1 --workers 3

@@ -1,4 +1,4 @@
-"""The pages that are made from the code: `python docs/from_code` writes them, with --check it tells which are not so."""
+"""The pages that are made from the code: `docs/generate` writes them, with --check it tells which are not so."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import api
-import command_pages
-import environment
-import errors
-import metrics
-import ports
-import protos
-
+from from_code import api, command_pages, environment, errors, metrics, ports, protos
 from taihu.core.job.reference import reference_markdown
 
 DOCS: Final = Path(__file__).parents[1]

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import griffe
-from cells import code, table
+
+from from_code.cells import code, table
 
 _HEAD: Final = """\
 # Python
 
-All that programs import. `taihu.train` and `taihu.load` are told of at length in [From Python](../python.md), `taihu.torch` in
-[PyTorch](../torch.md), layers in [Models](../models.md), loggers in [Results](../results.md#loggers).
+All that programs import. `taihu.train` and `taihu.load` are told of at length in [From Python](../python.md),
+`taihu.torch` in [PyTorch](../torch.md), layers in [Models](../models.md), loggers in
+[Results](../results.md#loggers).
 
 This page is made from the code: `make reference`.
 """
@@ -46,7 +48,9 @@ def page() -> str:
 
 @cache
 def _package() -> Any:
-    return griffe.load("taihu", search_paths=[Path(__file__).parents[2]], allow_inspection=False, docstring_parser="google")
+    return griffe.load(
+        "taihu", search_paths=[Path(__file__).parents[2]], allow_inspection=False, docstring_parser="google"
+    )
 
 
 def _module(name: str) -> Any:
@@ -64,7 +68,10 @@ def _entry(name: str, found: Any) -> Iterator[str]:
         yield from ("```", f"{name.rpartition('.')[2]}{_signature(found)}", "```", "")
     yield from _text(found.docstring)
     if found.is_class:
-        rows = [(code(f"{each.name}{_signature(each)}" if each.is_function else each.name), _first(each)) for each in _members(found)]
+        rows = [
+            (code(f"{each.name}{_signature(each)}" if each.is_function else each.name), _first(each))
+            for each in _members(found)
+        ]
         if rows:
             yield from ("", *table(("member", "meaning"), rows))
     yield ""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from cells import code, table
 from typer.core import TyperCommand, TyperGroup
 
+from from_code.cells import code, table
 from taihu.cli.lazy import LazyCommand
 from taihu.cli.main import make_app
 from taihu.core.process.command_line import command_of
@@ -26,7 +26,10 @@ _JOB: Final = "Job: these set keys of the job file"
 def page() -> str:
     """The page of all commands; options that set keys of the job are listed once, in the end."""
     found = dict(_commands(make_app(), ("taihu",)))
-    parts = [_HEAD, *table(("command", "what it does"), ((_link(path), command.help or "") for path, command in found.items()))]
+    parts = [
+        _HEAD,
+        *table(("command", "what it does"), ((_link(path), command.help or "") for path, command in found.items())),
+    ]
     of_job: dict[str, Any] = {}
     for path, lazy in found.items():
         command = command_of(lazy.load(), lazy.name)
@@ -35,7 +38,8 @@ def page() -> str:
         parts += ["", f"## {' '.join(path)}", "", *_words(command.help or "")]
         parts += _options([each for each in command.params if not _is_of_job(each)])
         if job:
-            parts += ["", f"It takes {len(job)} [options that set the job](#options-that-set-the-job): {', '.join(map(code, job))}."]
+            told = f"It takes {len(job)} [options that set the job](#options-that-set-the-job): "
+            parts += ["", f"{told}{', '.join(map(code, job))}."]
     parts += ["", "## Options that set the job", "", "Each is a key of [the job file](../job.md), too."]
     parts += _options(list(of_job.values()))
     return "\n".join(parts) + "\n"

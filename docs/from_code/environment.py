@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-import command_pages
-from cells import code, table
-
+from from_code import command_pages
+from from_code.cells import code, table
 from taihu.core.job import setting_keys
 from taihu.core.job.variables import PREFIX, known_variables, variable_of
 
 _HEAD: Final = """\
 # Environment
 
-A variable that begins with `TAIHU_` and means nothing ends a command with an error, which suggests the nearest name.
+A variable that begins with `TAIHU_` and means nothing ends a command with an error, which suggests the
+nearest name.
 
 This page is made from the code: `make reference`.
 
 ## Keys of the job
 
-Each key of [the job file](../job.md) is a variable: `TAIHU_SECTION__KEY`, with two underscores between. `TAIHU_TRAIN__STEPS` is
-`train.steps`. Variables come behind the file, and before `--set` and flags.
+Each key of [the job file](../job.md) is a variable: `TAIHU_SECTION__KEY`, with two underscores between.
+`TAIHU_TRAIN__STEPS` is `train.steps`. Variables come behind the file, and before `--set` and flags.
 """
 _LAUNCHERS: Final = """\
 ## Launchers
 
-Variables of launchers are read in the place of `--rank` and `--coordinator`: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`; those of
-Open MPI, PMI, Slurm, ps-lite, and Kubernetes' indexed jobs. [Launchers](../launchers.md#taihu-node) has the table.
+Variables of launchers are read in the place of `--rank` and `--coordinator`: `RANK`, `WORLD_SIZE`,
+`MASTER_ADDR`, `MASTER_PORT`; those of Open MPI, PMI, Slurm, ps-lite, and Kubernetes' indexed jobs.
+[Launchers](../launchers.md#taihu-node) has the table.
 """
 _MEANINGS: Final = {
-    "TOKEN": "secret of the run, which callers show ([security](../security.md#a-token-in-the-place-of-certificates))",
+    "TOKEN": "secret of a run, which callers show ([security](../security.md#a-token-in-the-place-of-certificates))",
     "JOB": "job file of a script that no `taihu run` starts; of compose, the job file of the run",
     "IMAGE": "compose: the image",
     "SERVERS": "compose: number of servers",

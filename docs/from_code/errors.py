@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cells import code, table
-
 import taihu.errors
+from from_code.cells import code, table
 from taihu.core.process.entry import EXIT_INTERRUPTED
 from taihu.core.process.streams import ReaderGoneError
 from taihu.errors import TaihuError
@@ -19,8 +18,9 @@ _PACKAGES: Final = ("core", "worker", "ps_server", "allreduce", "taihu")
 _HEAD: Final = """\
 # Errors
 
-Every error is one line on standard error: the thing, what was expected and seen, and the remedy. A daemon's line begins with its role. The
-first line that names a cause counts; the others end because of it. Logs of all processes: `taihu logs`.
+Every error is one line on standard error: the thing, what was expected and seen, and the remedy. A daemon's
+line begins with its role. The first line that names a cause counts; the others end because of it. Logs of all
+processes: `taihu logs`.
 
 This page is made from the code: `make reference`.
 
@@ -30,8 +30,8 @@ _MESSAGES: Final = (
     (
         "no answer within",
         "Nobody listens at the coordinator's address, or a firewall drops calls.",
-        "Start server 0 (in a ring worker 0) there. Look with `taihu doctor --peers HOST:PORT`. Machines that start late "
-        "want a larger `cluster.connect_timeout_s`.",
+        "Start server 0 (in a ring worker 0) there. Look with `taihu doctor --peers HOST:PORT`. Where machines "
+        "start late, raise `cluster.connect_timeout_s`.",
     ),
     (
         "the port is in use or the address is not this machine's",
@@ -136,7 +136,13 @@ def page() -> str:
     parts = [_HEAD, *table(("code", "meaning"), _codes()), "", "## Messages", ""]
     parts += ["Parts of messages, in the order in which a new user meets them.", ""]
     parts += table(("message", "cause", "remedy"), _messages())
-    parts += ["", "## Classes", "", "From Python, all are in `taihu.errors`. `exit_code` is the code of a command.", ""]
+    parts += [
+        "",
+        "## Classes",
+        "",
+        "From Python, all are in `taihu.errors`. `exit_code` is the code of a command.",
+        "",
+    ]
     parts += table(("class", "is a", "exit code", "meaning"), _classes())
     return "\n".join(parts) + "\n"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, cast
 
-from cells import code, table
 from prometheus_client.metrics_core import Metric
 
+from from_code.cells import code, table
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.metrics import CoordinatorMetrics
@@ -17,11 +17,12 @@ from taihu.core.wire.serving.metrics import RefusedCalls, ServerMetrics, WorkerM
 _HEAD: Final = """\
 # Metrics
 
-`--metrics-port P`, or `TAIHU_METRICS_PORT`, has a daemon serve Prometheus metrics at `http://HOST:P/metrics`. The same port tells health:
-`/healthz` whether the process is well, `/readyz` whether its services are to be had. Dashboard and alert rules:
-[deploy](../deploy.md#what-to-look-at).
+`--metrics-port P`, or `TAIHU_METRICS_PORT`, has a daemon serve Prometheus metrics at `http://HOST:P/metrics`.
+The same port tells health: `/healthz` whether the process is well, `/readyz` whether its services are to be
+had. Dashboard and alert rules: [deploy](../deploy.md#what-to-look-at).
 
-All have the labels `role` and `rank`. Counters end with `_total` on the page, as Prometheus wants it. Times are seconds.
+All have the labels `role` and `rank`. Counters end with `_total` on the page, as Prometheus wants it. Times
+are seconds.
 
 This page is made from the code: `make reference`.
 """

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cells import code, table
+from from_code.cells import code, table
 
 _FOLDER: Final = Path(__file__).parents[2] / "protos"
 _HEAD: Final = """\
 # Services
 
-Processes speak gRPC, package `taihu.v1`. Messages and fields are in the files; an exchange's frames are written and read without
-protobuf's copies ([why](../adr/0002-frame-encoding.md)). Every daemon has gRPC's health and reflection, too.
+Processes speak gRPC, package `taihu.v1`. Messages and fields are in the files; an exchange's frames are
+written and read without protobuf's copies ([why](../adr/0002-frame-encoding.md)). Every daemon has gRPC's
+health and reflection, too.
 
 This page is made from the code: `make reference`.
 """
