@@ -33,7 +33,7 @@ def test_commands_and_options_exist(page: Path) -> None:
         for arguments in taihu_arguments(command.text):
             try:
                 parse(["dlgs" if each in brought else each for each in arguments])
-            except Exception as error:  # noqa: BLE001, PERF203 - of any kind: all of a page are told together
+            except Exception as error:
                 wrong.append(f"{command.text}: {error}")
     assert not wrong, "\n".join(wrong)
 
@@ -41,14 +41,13 @@ def test_commands_and_options_exist(page: Path) -> None:
 @by_page
 def test_files_of_toml_are_jobs_where_their_tables_are_those_of_jobs(page: Path, tmp_path: Path) -> None:
     for block in blocks(page.read_text(encoding="utf-8")):
-        if block.language == "toml":
-            if tomllib.loads(block.text).keys() <= {"name", *setting_tables()}:
-                file = tmp_path / "job.toml"
-                file.write_text(block.text, encoding="utf-8")
-                try:
-                    load_job(file)
-                except ConfigError as error:
-                    pytest.fail(f"{page.name}:{block.line}: {error}")
+        if block.language == "toml" and tomllib.loads(block.text).keys() <= {"name", *setting_tables()}:
+            file = tmp_path / "job.toml"
+            file.write_text(block.text, encoding="utf-8")
+            try:
+                load_job(file)
+            except ConfigError as error:
+                pytest.fail(f"{page.name}:{block.line}: {error}")
 
 
 @by_page

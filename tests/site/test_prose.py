@@ -45,5 +45,5 @@ def test_the_table_names_pages_that_have_such_sentences() -> None:
 
 
 def test_sentences_are_counted_as_a_reader_does() -> None:
-    text = "# A title of words\n\nOne two three. Four `a b c` five?\n\n- An item\n  goes on.\n- [A link](x.md).\n\n| a | b |\n"
-    assert sentences(text + "```sh\nno words\n```\n") == [3, 3, 4, 2]
+    text = "# A title of words\n\nOne two three. Four `a b c` five?\n\n- An item\n  goes on.\n- [A link](x.md).\n"
+    assert sentences(text + "\n| a | b |\n```sh\nno words\n```\n") == [3, 3, 4, 2]
