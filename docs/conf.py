@@ -11,7 +11,7 @@ release = __version__
 
 extensions = ["myst_parser", "sphinx_copybutton"]
 exclude_patterns = ["from_code"]
-# Decisions hang on adr/README.md alone; tests/site/test_pages.py finds each page from the front page.
+# Decisions hang on adr/README.md alone; tests/site/test_page_links.py finds each page from the front page.
 suppress_warnings = ["toc.not_included"]
 myst_heading_anchors = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from from_code.cells import code, table
 from taihu.cli.lazy import LazyCommand
@@ -83,7 +83,7 @@ def _words(text: str) -> list[str]:
     return [*lines, "```"] if is_block else lines
 
 
-def _options(params: list[TyperCommand | Any]) -> list[str]:
+def _options(params: list[Any]) -> list[str]:
     rows = [
         (_name(each), code(_takes(each)), _default(each), each.help or "")
         for each in params
