@@ -1,4 +1,4 @@
-"""What a page would load from elsewhere is found, and what a reader may follow is not."""
+"""Pages that load nothing from elsewhere: such loads are found, and links that a reader may follow are not."""
 
 from __future__ import annotations
 

@@ -38,6 +38,12 @@ def test_sentences_are_no_longer_and_words_no_more_than_recorded() -> None:
     assert not longer, f"words of a sentence in the mean, expected at most {LONGEST_MEAN} or the table's: {longer}"
 
 
+def test_a_how_to_is_read_at_a_glance() -> None:
+    pages = {name: text.count("\n") for name, text in texts().items() if name.startswith("howto/")}
+    assert len(pages) > 8
+    assert not {name: lines for name, lines in pages.items() if lines > 60}
+
+
 def test_the_table_names_pages_that_have_such_sentences() -> None:
     table = json.loads(TABLE.read_text())["means"]
     found = texts()
