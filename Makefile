@@ -25,7 +25,7 @@ UV_SYSTEM_CERTS=true UV_DEFAULT_INDEX="$${PIP_INDEX_URL:-$$($(BIN)/pip config ge
 $(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[$(subst +,$(comma),$(1))]' 2>/dev/null || $(PIP_INSTALL) --editable '.[$(subst +,$(comma),$(1))]'
 endef
 
-.PHONY: docs train test test-deploy test-loggers test-torch frameworks loggers mutants explore check dist protos bench clean help
+.PHONY: docs reference train test test-deploy test-loggers test-torch frameworks loggers mutants explore check dist protos bench clean help
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -86,13 +86,14 @@ mutants: $(VENV)/tested ## small wrong changes to the pure cores that tests noti
 explore: $(VENV)/tested ## run the daemons in simulated worlds, with faults, and judge every run
 	$(BIN)/taihu dev explore $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST))
 
-check: $(VENV)/checked ## style, types, layers, generated code
+check: $(VENV)/checked ## style, types, layers, generated code and pages, the site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate --check
 	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate --check
+	$(MAKE) docs
 	$(BIN)/python -m benchmarks stale $(STALE)
 
 # What the index would be given; the wheel is built from the sdist.
@@ -105,8 +106,13 @@ dist: $(VENV)/checked ## build sdist and wheel, check them, and try them in an e
 protos: $(VENV)/checked ## regenerate protobuf code
 	PATH=$(CURDIR)/$(BIN):$$PATH ./protos/generate
 
-docs: $(VENV)/checked ## regenerate docs/job.md after a change of the settings
+reference: $(VENV)/checked ## regenerate the pages of docs/ that come from the code: job keys, commands, metrics, errors
 	PATH=$(CURDIR)/$(BIN):$$PATH ./docs/generate
+
+# Pages that have not changed are not read again. Links and anchors that lead nowhere are errors.
+docs: $(VENV)/checked ## build the site of docs/ into build/site, which needs no network then
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/site
+	PYTHONPATH=docs $(BIN)/python -m from_code.offline build/site
 
 bench: $(VENV)/installed ## time dense push and pull on loopback
 	$(BIN)/taihu dev bench exchange --model resnet50 --servers 1 --workers 3

@@ -30,7 +30,7 @@ environment.
 `taihu job --defaults` writes all of this as a file, `taihu job --explain KEY` tells of one key, `taihu job JOB.toml`
 shows what a file, the environment and flags lead to.
 
-This page is made from the settings: `make docs`.
+This page is made from the settings: `make reference`.
 """
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from taihu.doctor.examination import Examination, Subject
 
 _LISTEN_S: Final = 3600.0
-_DEFAULT_BIND: Final = "127.0.0.1:7070"
+DEFAULT_BIND: Final = "127.0.0.1:7070"
 _QUIET_S: Final = 2.0
 _MOST_PEERS: Final = 64
 
@@ -91,7 +91,7 @@ def doctor(
             {"JOB.toml": job_file, "--set": assignments or None},
             "does not go with --listen: who examines has the job",
         )
-        _listen(bind or _DEFAULT_BIND)
+        _listen(bind or DEFAULT_BIND)
         return
     if bind:
         raise ConfigError(f"--bind {bind}: is where to listen; give --listen as well, or leave it out")

@@ -11,7 +11,7 @@ from taihu.launch.interfaces import own_interfaces
 from taihu.launch.mpi import gather
 from taihu.launch.place import Launch, choose_address, coordinator_at
 
-_USUAL_PORT: Final = 7070
+USUAL_PORT: Final = 7070
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,4 @@ def find_meeting(given: str | None, launch: Launch, timeout_s: float) -> Meeting
             f"{launch.launcher} does not say where rank 0 is; give --coordinator HOST:PORT of its host, or "
             "TAIHU_CLUSTER__COORDINATOR"
         )
-    return Meeting(host, _USUAL_PORT if port is None else port)
+    return Meeting(host, USUAL_PORT if port is None else port)

@@ -21,7 +21,7 @@ from taihu.core.wire.base.address import split_address
 
 _MASTER: Final = ("MASTER_ADDR", "MASTER_PORT")
 # Outside of what systems give to outgoing connections, and of what is usually taken.
-_FIRST_PORT, _PORTS = 20000, 10000
+FIRST_PORT, PORTS = 20000, 10000
 _MOST_NODES: Final = 100_000
 
 
@@ -169,7 +169,7 @@ def coordinator_at(given: str | None, launch: Launch) -> tuple[str | None, int |
 
 def derived_port(words: str) -> int:
     """A port between 20000 and 29999 that follows from `words`."""
-    return _FIRST_PORT + zlib.crc32(words.encode()) % _PORTS
+    return FIRST_PORT + zlib.crc32(words.encode()) % PORTS
 
 
 def choose_address(interfaces: Sequence[Sequence[str]]) -> str | None:

@@ -97,4 +97,4 @@ def test_what_is_asked_must_be_a_key_and_one_thing(capsys: pytest.CaptureFixture
 
 def test_the_page_is_what_the_settings_say(page: str) -> None:
     written = Path(__file__).parents[2] / "docs" / "job.md"
-    assert written.read_text(encoding="utf-8") == page, "run 'make docs'"
+    assert written.read_text(encoding="utf-8") == page, "run 'make reference'"

@@ -66,7 +66,7 @@ def taihu_arguments(command: str) -> list[list[str]]:
     lexer.whitespace_split = True
     lines: list[list[str]] = [[]]
     for word in lexer:
-        if set(word) <= set("|&;"):
+        if word and set(word) <= set("|&;"):
             lines.append([])
         else:
             lines[-1].append(word)
