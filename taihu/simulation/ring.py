@@ -28,7 +28,7 @@ from taihu.simulation.hops import MANY_RANKS, Hops
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
-from taihu.worker.exchange.base.route import Updated
+from taihu.worker.exchange.base.route import Arrived, Updated
 
 _TAKEN_OVER: Final = MappingProxyType({Action.ADD: 1, Action.COMPLETE: 1, Action.REPLACE: 1})
 # In the place of a group: what is summed besides.
@@ -211,7 +211,7 @@ class RingRoute(SimulatedRoute):
         number = self._gathers[step, self._at.attempt, group] = (
             self._gathers.get((step, self._at.attempt, group), 0) + 1
         )
-        self._gather((step, group, number), partial(self._worker.arrived, group, self._at.attempt))
+        self._gather((step, group, number), partial(self._worker.arrived, Arrived(group, self._at.attempt)))
 
     def agree(self, told: Callable[[], None]) -> None:
         """Sum a flag."""
