@@ -101,6 +101,11 @@ class Ring:
         """The number of values that this rank sends in all."""
         return sum(frame.count for hop in self._phase for frame in self._behind(hop))
 
+    @property
+    def sent_segments(self) -> int:
+        """The number of segments that this rank sends in all."""
+        return sum(len(self._behind(hop)) for hop in self._phase)
+
     def first_segments(self) -> list[Segment]:
         """Segments that go before anything has arrived: this rank's own chunk, or the one that it has summed."""
         return [Segment(self._phase.start, frame) for frame in self._behind(self._phase.start)]

@@ -22,14 +22,14 @@ from taihu.core.wire.frames.headers import At, Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed
 from taihu.core.wire.links.inbox import Sink
-from taihu.core.wire.links.pipe import Carrier, PipeEvents
+from taihu.core.wire.links.pipe import Carrier, FrameWay, PipeEvents
 from taihu.ps_server.aggregator import Aggregator, Complete
 from taihu.simulation.network import Fabric, Host
 from taihu.simulation.placement import Alike
 from taihu.simulation.sizes import Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 from taihu.worker.exchange.servers.answers import ByServers
-from taihu.worker.exchange.servers.link import FrameWay, ServerLink
+from taihu.worker.exchange.servers.link import ServerLink
 from taihu.worker.memory.arenas import Arenas
 
 _NO_VALUES: Final = np.empty(0, dtype=np.float32)

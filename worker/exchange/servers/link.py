@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from taihu.core.wire.frames.headers import Address, At, Frame, FrameHeader, Valu
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.frames.kinds import Encoding, Gradients, Parameters, Question, Rates, Summed
 from taihu.core.wire.links.inbox import Sink
-from taihu.core.wire.links.pipe import Carrier, PipeEvents
+from taihu.core.wire.links.pipe import FrameWay, PipeEvents
 from taihu.worker.exchange.base.route import Arrived, RouteEvents, Updated
 from taihu.worker.exchange.base.updates import Updates
 from taihu.worker.exchange.servers.answers import FramesUnderWay, ServerAnswers
@@ -35,19 +35,6 @@ from taihu.worker.memory.arenas import Arenas
 _LOOK_AGAIN_S = 0.1
 
 Pushed = tuple[FrameHeader, Sequence[NDArray[Any]]]
-
-
-class FrameWay(Protocol):
-    """The way of frames to a server, see `FrameLink`."""
-
-    def carry(self, carrier: Carrier) -> None:
-        """Send frames by `carrier` from now on."""
-
-    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
-        """Queue a frame."""
-
-    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
-        """Call `callback` when all frames queued so far are read."""
 
 
 class ServerLink:
