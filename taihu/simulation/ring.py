@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.planner.groups import Group
-from taihu.core.planner.partition import Shard
+from taihu.core.planner.partition import FrameSpec, Shard
 from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.core.wire.frames.headers import At, FrameHeader, ValueType
 from taihu.core.wire.frames.identity import WorkerIdentity
@@ -39,26 +39,10 @@ _TAKEN_OVER: Final = MappingProxyType({Action.ADD: 1, Action.COMPLETE: 1, Action
 _SQUARES: Final = 1 << 30
 _NO_VALUES: Final = np.empty(0, dtype=np.float32)
 
-Finished = Callable[[float], None]
 Call = Callable[[], None]
-
-
-class _Ranks(Protocol):
-    """All ranks of a ring."""
-
-    def start(  # noqa: PLR0917 - an operation, and whose part
-        self,
-        rank: int,
-        key: OperationKey,
-        chunks: Chunks,
-        phase: Phase,
-        on_finished: Finished,
-        passes: Mapping[Action, int],
-    ) -> None:
-        """Rank `rank` takes part in an operation, which takes so many passes over every segment that comes.
-
-        `on_finished` gets the bytes that it sent.
-        """
+Passes = Mapping[Action, int]
+Start = Callable[[Operation, Passes], None]
+"""Takes part in an operation, which takes so many passes over every segment that comes."""
 
 
 class _Rank(FrameWay):
@@ -80,13 +64,16 @@ class _Rank(FrameWay):
         self._right, self._path = right, path
         self._links[right._index] = self
 
-    def start(self, key: OperationKey, schedule: Ring, on_finished: Finished, passes: Mapping[Action, int]) -> None:
-        """Take part in an operation."""
-        sent = schedule.sent_segments * HEADER_BYTES + schedule.sent_elements * self._sizes.value_bytes
-        operation = Operation(key, _NO_VALUES, ValueType.FP32, schedule)
-        operation.on_finished, operation.merge = partial(on_finished, sent), partial(self._work, passes)
-        if key.at.attempt > self.operations.attempt:
-            self.operations.abort(key.at.attempt)
+    def start(self, operation: Operation, passes: Passes) -> None:
+        """Take part in an operation, by the schedule of the daemons; see `Start`."""
+        if operation.key.at.attempt > self.operations.attempt:
+            self.operations.abort(operation.key.at.attempt)
+        schedule = operation.schedule
+        assert isinstance(schedule, Ring)  # noqa: S101 - of all dense operations
+        operation.merge = partial(self._work, passes)
+        operation.sent_bytes = (
+            schedule.sent_segments * HEADER_BYTES + schedule.sent_elements * self._sizes.value_bytes
+        )
         self._carry_out(partial(self.operations.start, operation))
 
     def take(self, header: FrameHeader) -> None:
@@ -106,7 +93,7 @@ class _Rank(FrameWay):
     def after(self, callback: Call, *, urgent: bool = False) -> None:
         self._todo[-1][1].append(callback)
 
-    def _work(self, passes: Mapping[Action, int], operation: Operation, arrival: Arrival, values: object) -> None:
+    def _work(self, passes: Passes, operation: Operation, arrival: Arrival, values: object) -> None:
         """A segment is added, or taken over: what follows waits for that."""
         frame = arrival.segment.frame
         seconds = passes[arrival.action] * frame.count * self._sizes.value_bytes / self._sizes.add_rate
@@ -126,38 +113,15 @@ def _call_all(calls: Sequence[Call]) -> None:
         call()
 
 
-class _EachRank:
-    """Every rank for itself, or one for all: message by message."""
-
-    def __init__(self, fabric: Fabric, workers: Sequence[SimulatedWorker], job: Job, sizes: Sizes) -> None:
-        self._ranks = [_Rank(index, len(workers), worker, job.name, sizes) for index, worker in enumerate(workers)]
-        size = job.world.workers
-        for left, right in zip(self._ranks, (*self._ranks[1:], self._ranks[0]), strict=True):
-            if size > 1:
-                left.meet(right, fabric.to_neighbour(left.worker.host, right.worker.host, size))
-
-    def start(  # noqa: PLR0917 - an operation, and whose part
-        self,
-        rank: int,
-        key: OperationKey,
-        chunks: Chunks,
-        phase: Phase,
-        on_finished: Finished,
-        passes: Mapping[Action, int],
-    ) -> None:
-        """By the schedule of the daemons."""
-        self._ranks[rank].start(key, Ring(rank, chunks, phase), on_finished, passes)
-
-
 class RingRoute(SimulatedRoute):
     """One rank's operations, as `taihu.worker.exchange.ring.dense` and `sharded` start them for a stage of ZeRO."""
 
     def __init__(  # noqa: PLR0917 - whose, where, and by what
-        self, worker: SimulatedWorker, index: int, ranks: _Ranks, job: Job, rings: _Rings, update_seconds: float
+        self, worker: SimulatedWorker, index: int, start: Start, job: Job, rings: _Rings, update_seconds: float
     ) -> None:
         self._worker = worker
         self._index = index
-        self._ranks = ranks
+        self._start = start
         self._rings = rings
         self._update_seconds = update_seconds
         self._gathers_results = job.stage.divides_parameters
@@ -186,18 +150,18 @@ class RingRoute(SimulatedRoute):
     @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """Sum the group; its bytes are known when it has been."""
-        at, start = self._at, self._worker.queue.now
-
-        def finished(size: float) -> None:
-            now = self._worker.queue.now
-            self._worker.tracer.add("ring", "allreduce", start, now, step=at.step, group=group)
-            # As much comes from the left as goes to the right.
-            self._worker.updated(Updated(group, at, round(size), round(size)))
-
-        phase: Phase = "reduce-scatter" if self._scatters else "both"
-        key, chunks = OperationKey(at, group), self._rings.chunks[group]
-        self._ranks.start(self._index, key, chunks, phase, finished, self._sum_passes)
+        operation = self._operation(
+            OperationKey(self._at, group), self._rings.chunks[group], "reduce-scatter" if self._scatters else "both"
+        )
+        operation.on_finished = partial(self._summed, operation, self._worker.queue.now)
+        self._start(operation, self._sum_passes)
         return 0
+
+    def _summed(self, operation: Operation, start: float) -> None:
+        (at, group, _), worker, sent = operation.key, self._worker, operation.sent_bytes
+        worker.tracer.add("ring", "allreduce", start, worker.queue.now, step=at.step, group=group)
+        # As much comes from the left as goes to the right.
+        worker.updated(Updated(group, at, sent, sent))
 
     @override
     def apply(self, at: At, loss_scale: float) -> None:
@@ -215,7 +179,7 @@ class RingRoute(SimulatedRoute):
         number = self._gathers[at, group] = self._gathers.get((at, group), 0) + 1
         self._gather(OperationKey(at, group, number), partial(self._worker.arrived, Arrived(group, self._at.attempt)))
 
-    def agree(self, told: Callable[[], None]) -> None:
+    def agree(self, told: Call) -> None:
         """Sum a flag."""
         self._small(OperationKey(At(0, 0, self._at.attempt), next(self._flags)), told)
 
@@ -233,12 +197,18 @@ class RingRoute(SimulatedRoute):
         for group in groups:
             self._gather(OperationKey(at, group, 1), gathered)
 
-    def _gather(self, key: OperationKey, on_finished: Callable[[], None]) -> None:
-        chunks = self._rings.chunks[key.group]
-        self._ranks.start(self._index, key, chunks, "allgather", lambda _: on_finished(), _TAKEN_OVER)
+    def _gather(self, key: OperationKey, on_finished: Call) -> None:
+        self._take_over(self._operation(key, self._rings.chunks[key.group], "allgather"), on_finished)
 
-    def _small(self, key: OperationKey, on_finished: Callable[[], None]) -> None:
-        self._ranks.start(self._index, key, self._rings.flag, "both", lambda _: on_finished(), _TAKEN_OVER)
+    def _small(self, key: OperationKey, on_finished: Call) -> None:
+        self._take_over(self._operation(key, self._rings.flag, "both"), on_finished)
+
+    def _take_over(self, operation: Operation, on_finished: Call) -> None:
+        operation.on_finished = on_finished
+        self._start(operation, _TAKEN_OVER)
+
+    def _operation(self, key: OperationKey, chunks: Chunks, phase: Phase) -> Operation:
+        return Operation(key, _NO_VALUES, ValueType.FP32, Ring(self._index, chunks, phase))
 
 
 class _Rings:
@@ -253,9 +223,15 @@ class _Rings:
 
     def _cut(self, layout: Layout, group: Group, value_bytes: int) -> Chunks:
         if not self._alike:
-            return cut_chunks(layout, group, self._size, value_bytes)
+            return [_without_pieces(frames) for frames in cut_chunks(layout, group, self._size, value_bytes)]
         segment = segment_elements(layout, group, self._size, value_bytes)
-        return (Shard(layout, self._size, self._size - 1).frames((group,), segment),) * self._size
+        frames = Shard(layout, self._size, self._size - 1).frames((group,), segment)
+        return (_without_pieces(frames),) * self._size
+
+
+def _without_pieces(frames: Sequence[FrameSpec]) -> Sequence[FrameSpec]:
+    """Frames of no memory."""
+    return [FrameSpec(frame.group, frame.offset, frame.count, ()) for frame in frames]
 
 
 def join_ring(
@@ -266,10 +242,16 @@ def join_ring(
     rings = _Rings(plan, size, sizes.value_bytes, alike=len(workers) < size)
     # Ports that ranks use beside, or in both directions in turns, are not in `Hops`.
     alone = fabric.network.full_duplex and not fabric.shares_cores and job.exchange.fc == "data"
-    ranks: _Ranks
     if alone and len(workers) > MANY_RANKS:
-        ranks = Hops(fabric, [worker.host for worker in workers], sizes.value_bytes, sizes.add_rate)
+        hops = Hops(fabric, [worker.host for worker in workers], sizes.value_bytes, sizes.add_rate)
+        starts: list[Start] = [partial(hops.start, index) for index in range(len(workers))]
     else:
-        ranks = _EachRank(fabric, workers, job, sizes)
+        ranks = [_Rank(index, len(workers), worker, job.name, sizes) for index, worker in enumerate(workers)]
+        for left, right in zip(ranks, (*ranks[1:], ranks[0]), strict=True) if size > 1 else ():
+            left.meet(right, fabric.to_neighbour(left.worker.host, right.worker.host, size))
+        starts = [rank.start for rank in ranks]
     update_seconds = sizes.update_seconds(size if job.stage.divides_optimizer else 1)
-    return [RingRoute(worker, index, ranks, job, rings, update_seconds) for index, worker in enumerate(workers)]
+    return [
+        RingRoute(worker, index, start, job, rings, update_seconds)
+        for index, (worker, start) in enumerate(zip(workers, starts, strict=True))
+    ]

@@ -7,7 +7,7 @@ as the message was to go ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -16,15 +16,12 @@ from typing_extensions import override
 
 from taihu.allreduce.operations import Operations
 from taihu.allreduce.order.operation import OperationKey
-from taihu.allreduce.sparse.allgather import SparseAllgather
 from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
 from taihu.allreduce.sparse.mesh import SparseCoding, SparseOperation
-from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
-from taihu.allreduce.sparse.tree import GtopkTree
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
-from taihu.core.planner.partition import FrameSpec, Framing, Shard, slice_bounds
+from taihu.core.planner.partition import FrameSpec, Framing, slice_bounds
 from taihu.core.planner.profile import rice_bits_per_index
 from taihu.core.planner.sparse_route import SparseAlgorithm as Way
 from taihu.core.wire.frames.format import HEADER_BYTES
@@ -35,6 +32,7 @@ from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 from taihu.worker.exchange.base.route import Updated
+from taihu.worker.exchange.ring.sparse import framed, make_exchange
 
 _SUM_BYTES: Final = 4
 _SECTION_BYTES: Final = 4
@@ -106,6 +104,7 @@ class _Rank(SparseCoding):
         self._framing = framing
         self._all: Sequence[_Rank] = ()
         self.selections = _Selections()
+        self.sent_bytes: dict[OperationKey, float] = {}
         self._paths: dict[int, Path] = {}
         self._identity = WorkerIdentity(job.name, index, 1)
         self.operations = Operations(
@@ -135,7 +134,7 @@ class _Rank(SparseCoding):
         for message in messages:
             value_bytes = self._sizes.selected_value_bytes if message.is_own else _SUM_BYTES
             size = self.selections.size_bytes(len(message.indices), message.stop - message.start, value_bytes)
-            operation.sent_bytes += size
+            self.sent_bytes[operation.key] = self.sent_bytes.get(operation.key, 0.0) + size
             if len(self._all) > 1:
                 target, received = self._all[message.to], message
             else:
@@ -169,12 +168,13 @@ class _Rank(SparseCoding):
 class SparseRingRoute(SimulatedRoute):
     """One rank's sparse allreduces, as `taihu.worker.exchange.ring.sparse` starts them."""
 
-    def __init__(self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes, framing: Framing) -> None:
+    def __init__(  # noqa: PLR0917 - whose, and what goes
+        self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes, framing: Framing, numbers: Mapping[int, int]
+    ) -> None:
         self._rank, self._plan, self._sizes = rank, plan, sizes
         self._size = job.world.workers
         self._is_dense = job.downlink == "dense"
-        self._framing = framing
-        self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
+        self._framing, self._numbers = framing, numbers
         self._sum = _ExpectedSum(self._size, rank.selections)
         self._at = At(0, 0)
 
@@ -223,18 +223,13 @@ class SparseRingRoute(SimulatedRoute):
         worker, at, group = self._rank.worker, operation.key.at, operation.key.group
         worker.tracer.add("sparse", "allreduce", start, worker.queue.now, step=at.step, group=group)
         # As much comes as goes.
-        worker.updated(Updated(group, at, round(operation.sent_bytes), round(operation.sent_bytes)))
+        size = round(self._rank.sent_bytes.pop(operation.key, 0.0))
+        worker.updated(Updated(group, at, size, size))
 
     def _exchange(self, frame: FrameSpec) -> SparseExchange:
         kept = max(1, round(self._sizes.added(frame) / _SUM_BYTES))
-        own, rank, elements = self._rank.selections.spaced(0, frame.count, kept), self._rank.index, frame.count
-        match self._plan.routes[frame.group]:
-            case Way.GTOPK:
-                return GtopkTree(own, rank=rank, size=self._size, elements=elements, k=kept)
-            case Way.REDUCE_SCATTER:
-                return SparseReduceScatter(own, rank=rank, size=self._size, elements=elements, summation=self._sum)
-            case _:
-                return SparseAllgather(own, rank=rank, size=self._size, elements=elements, summation=self._sum)
+        own, ranks = self._rank.selections.spaced(0, frame.count, kept), (self._rank.index, self._size)
+        return make_exchange(self._plan.routes[frame.group], own, ranks, frame.count, kept, self._sum)
 
 
 def join_sparse(
@@ -247,8 +242,8 @@ def join_sparse(
     """
     if len(workers) < job.world.workers and Way.GTOPK in plan.routes:
         raise ConfigError("compression.downlink 'doublesqueeze' in a ring: ranks of its tree differ; give --distinct")
-    framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
+    framing, numbers = framed(plan)
     ranks = [_Rank(index, job, worker, sizes, fabric, framing) for index, worker in enumerate(workers)]
     for rank in ranks:
         rank.meet(ranks)
-    return [SparseRingRoute(rank, job, plan, sizes, framing) for rank in ranks]
+    return [SparseRingRoute(rank, job, plan, sizes, framing, numbers) for rank in ranks]
