@@ -26,7 +26,7 @@ from taihu.worker.memory.arenas import Arenas
 class ServerEnd:
     """Opens and closes the way to server `index`; `link`, which `make_link` makes with it, is what goes on it.
 
-    `open` comes before the first step, `initialize` or `fetch`, and `share`, before that. `faults` are those of the
+    `open` comes before the first step, `start` and `share` before that. `faults` are those of the
     frames that it sends.
     """
 
@@ -53,8 +53,7 @@ class ServerEnd:
         self._identity, self._arenas, self._plan = identity, arenas, plan
         self._shard = Shard(plan.layout, job.cluster.servers, index)
         self.link = make_link(index=index, framing=self._framing(), peer=peer, connect=connect)
-        self._state_frames = self._shard.state_frames(plan.frame_elements)
-        self._calls = ServerCalls(
+        self.calls = ServerCalls(
             self._way.channel,
             job,
             identity,
@@ -64,26 +63,23 @@ class ServerEnd:
         )
         self._opened = self._abandoned = False
 
-    def initialize(self, prepare: Callable[[FrameSpec], None]) -> None:
-        """Send the parameter arena's values as the job's initial parameters; see `ServerCalls.initialize`."""
-        plan = self._plan
-        self._calls.initialize(plan.layout, plan.version, self._state_frames, self._arenas.parameters, prepare)
+    def start(self, prepare: Callable[[FrameSpec], None]) -> None:
+        """Bring the arena's values to the server, as worker 0, or fetch them; see `ServerCalls`.
 
-    def fetch(self) -> None:
-        """Write the server's current parameters into the arena; waits until worker 0 has initialized them.
-
-        An arena that does not hold all of them at once is left alone.
+        An arena that does not hold all of them at once is left alone. `prepare` is called with every frame before its
+        values are read.
 
         Raises:
             ModelError: this worker's model differs from the server's.
         """
-        initial = ByServers(self._arenas.parameters)
-        frames = self._state_frames if self._arenas.parameter_pages is None else ()
-        self._calls.fetch(self._plan.layout.digest, frames, partial(initial.write, step=0))
-
-    def keep(self, step: int, *, until_durable: bool) -> Callable[[], None]:
-        """Have the server keep what it holds after `step`; returns what waits for that, see `Route.keep`."""
-        return self._calls.keep(step, until_durable=until_durable)
+        plan, arenas = self._plan, self._arenas
+        frames = self._shard.state_frames(plan.frame_elements)
+        if self._identity.rank == 0:
+            self.calls.initialize(plan.layout, plan.version, frames, arenas.parameters, prepare)
+            return
+        initial = ByServers(arenas.parameters)
+        frames = frames if arenas.parameter_pages is None else ()
+        self.calls.fetch(plan.layout.digest, frames, partial(initial.write, step=0))
 
     @property
     def path(self) -> str:
@@ -92,7 +88,7 @@ class ServerEnd:
 
     def share(self, gradients: SharedBuffer) -> None:
         """Exchange values in shared memory, if this worker's `gradients` and the server's parameters can be."""
-        self.link.answers.shared = self._calls.share(gradients, self._shard.elements)
+        self.link.answers.shared = self.calls.share(gradients, self._shard.elements)
 
     def prepare(self) -> None:
         """Begin to open the connection that the plan, or shared memory, needs; see `FrameLink.prepare`."""

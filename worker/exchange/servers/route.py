@@ -92,7 +92,6 @@ class ServerRoute(Route):
     ) -> None:
         self._transport = job.exchange.transport
         self._shared = arenas.shared
-        self._rank = identity.rank
         self._initial = initial
         self._events = events
         updates = self._updates = _updates(job, plan, arenas, recording)
@@ -118,10 +117,7 @@ class ServerRoute(Route):
     def start(self) -> None:
         """Bring the initial parameters to the servers, as worker 0, or fetch them."""
         for end in self._ends:
-            if self._rank == 0:
-                end.initialize(self._initial.prepare if self._initial is not None else lambda _: None)
-            else:
-                end.fetch()
+            end.start(self._initial.prepare if self._initial is not None else lambda _: None)
         if self._initial is not None:
             self._initial.close()
         self._share()
@@ -181,7 +177,7 @@ class ServerRoute(Route):
     @override
     def keep(self, step: int, *, until_durable: bool) -> None:
         # All of them copy, and write, at the same time.
-        for wait in [end.keep(step, until_durable=until_durable) for end in self._ends]:
+        for wait in [end.calls.keep(step, until_durable=until_durable) for end in self._ends]:
             wait()
 
     @override
