@@ -31,6 +31,7 @@ from taihu.core.coordination.client import CoordinatorClient, coordinator_addres
 from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
 from taihu.core.coordination.membership.stopping import PendingStop
+from taihu.core.coordination.past import Past
 from taihu.core.coordination.plans.choosing import Choosing, trial
 from taihu.core.coordination.restarts import Restarts
 from taihu.core.coordination.service import new_incarnation
@@ -58,6 +59,7 @@ class Generation:
         choosing: chooses, in a trial of the member that hosts the coordinator.
         agents: of the run, for the member that hosts the coordinator.
         pending: the stop that an earlier generation was asked for; for that member, too.
+        past: the generations before it; for that member, too.
     """
 
     begun: Begun = field(default_factory=lambda: Begun(0))
@@ -65,6 +67,7 @@ class Generation:
     choosing: Choosing | None = None
     agents: Agents | None = None
     pending: PendingStop | None = None
+    past: Past = Past(1)  # noqa: RUF009 - it cannot be changed
 
     @property
     def number(self) -> int:
@@ -104,7 +107,7 @@ def in_generations(
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     choosing = Choosing(job) if chooses else None
-    agents, pending = Agents.of(job), PendingStop()
+    agents, pending, past = Agents.of(job), PendingStop(), Past()
 
     def prepare(own: Job) -> None:
         may_be_held = prepare_memory(own)
@@ -121,12 +124,15 @@ def in_generations(
         else:
             own, generation = _asked_for(job, member, agent)
         if hosts:
-            generation = replace(generation, agents=agents, pending=pending)
+            past = past.began(generation.step)
+            begun = replace(generation.begun, follows=past.follows)
+            generation = replace(generation, begun=begun, agents=agents, pending=pending, past=past)
         memory = have_memory(own)
         try:
             result = live(going_on(own, generation.step), generation)
         except RecoveringError as error:
             structlog.get_logger().warning("all members begin again", reason=str(error))
+            past = past.ended(str(error))
         except TaihuError as error:
             # In the place of one that leaves another one comes.
             if hosts and not isinstance(error, LeavingError):

@@ -62,7 +62,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         choosing=generation.choosing,
     )
     agents = generation.agents
-    desk = Desk(coordinator, generation.begun, agents=agents)
+    desk = Desk(coordinator, generation.begun, agents=agents, past=generation.past)
     CoordinatorServicer(desk).register(rpc.grpc_server)
     closed = Event()
     watch = spawn("membership", _let_time_pass, coordinator, agents, closed)
