@@ -157,7 +157,7 @@ class SparseRoute(Route):
 
     def _make_exchange(self, frame: FrameSpec, own: Slice, compressor: GroupCompressor) -> SparseExchange:
         way, ranks = self._plan.routes[frame.group], (self._communicator.rank, self._communicator.size)
-        kept = compressor.kept(frame.count, self._at.step)
+        kept = compressor.kept(frame.count, self._at.step) if way is Way.GTOPK else 0
         return make_exchange(way, own, ranks, frame.count, kept, self._sums[way])
 
     def _apply(
