@@ -1,8 +1,8 @@
 """A real job and its simulation: the same inputs of every rank's step protocol in the same order, and the same sums.
 
 Steps and their actions, links and operations are the same code in both (docs/adr/0085, 0091). What is compared here
-is what is not: a server's shard, and the order of operations with ZeRO. Compute takes much longer than any message, in the simulation by
-the clock; in the real job every group is waited for before the next one is pushed.
+is what is not: a server's shard, and the order of operations with ZeRO. Compute takes much longer than any message,
+in the simulation by the clock; in the real job every group is waited for before the next one is pushed.
 """
 
 from __future__ import annotations
