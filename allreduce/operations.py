@@ -16,15 +16,14 @@ from taihu.allreduce.parts.messages import MESSAGES, MessagesMesh, Receive
 from taihu.allreduce.ring.kernel_path import KernelRingPath
 from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
-from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation
+from taihu.allreduce.sparse.mesh import SparseCoding, SparseFrames, SparseMesh, SparseOperation
 from taihu.core.base.errors import MemberLostError
 from taihu.core.system.threads import Condition, RLock
 from taihu.core.wire.frames.headers import Frame, FrameHeader
 from taihu.core.wire.frames.identity import WorkerIdentity
 from taihu.core.wire.frames.kinds import ActivationPart, RingSegment, SparseMessage
-from taihu.core.wire.links.frame_link import FrameLink
 from taihu.core.wire.links.inbox import Sink
-from taihu.core.wire.links.pipe import Carrier
+from taihu.core.wire.links.pipe import Carrier, FrameWay
 
 AnyOperation = Operation | SparseOperation | PartsOperation
 
@@ -40,6 +39,7 @@ class Operations:
         on_end: called with every operation that is finished.
         early_bytes: the most bytes of one sender that wait for operations that have not begun here. Nothing more is
             read of its frames then, until these begin.
+        coding: of sparse messages; without it frames hold them.
 
     Attributes:
         paths: those that take sums off the ring of frames, once there are such: in shared memory, or by a kernel.
@@ -49,11 +49,12 @@ class Operations:
         self,
         identity: WorkerIdentity,
         size: int,
-        links: Mapping[int, FrameLink],
+        links: Mapping[int, FrameWay],
         *,
         is_failed: Callable[[], bool],
         on_end: Callable[[AnyOperation], None],
         early_bytes: int = EARLY_BYTES,
+        coding: SparseCoding | None = None,
     ) -> None:
         self._identity = identity
         self._left_neighbour, self._right_neighbour = (identity.rank - 1) % size, (identity.rank + 1) % size
@@ -61,7 +62,7 @@ class Operations:
         self._is_failed = is_failed
         self._on_end = on_end
         self._held = Held()
-        self._sparse = SparseMesh(identity, self._send_to, self._held)
+        self._sparse = SparseMesh(coding or SparseFrames(identity, self._send_to), self._held)
         self._parts = PartsMesh(identity, self._send_to, self._after_sent_to, self._held)
         self._messages = MessagesMesh(identity, self._send_to, self._after_sent_by, self._held)
         # Guards the operations and their buffers, but not `finished`.
@@ -368,7 +369,7 @@ class Operations:
             self._send(right, operation, forward)
         self._end_if_arrived(right, operation)
 
-    def _end_if_arrived(self, right: FrameLink | None, operation: Operation) -> None:
+    def _end_if_arrived(self, right: FrameWay | None, operation: Operation) -> None:
         if not operation.schedule.done:
             return
         del self._running[operation.key]
@@ -377,7 +378,7 @@ class Operations:
         else:
             right.after(partial(self.finish, operation))
 
-    def _send(self, right: FrameLink, operation: Operation, segment: Segment) -> None:
+    def _send(self, right: FrameWay, operation: Operation, segment: Segment) -> None:
         values = operation.views(segment)
         for view in values:
             operation.sent_bytes += view.nbytes

@@ -104,6 +104,20 @@ def _untold(frame: FrameSpec) -> None:
     """Nobody wants to know."""
 
 
+def merged(operation: Operation, arrival: Arrival, values: Values) -> None:
+    """Add or write what has arrived: `values`, shape (n,), into the places of the segment."""
+    taken = 0
+    for own in operation.views(arrival.segment):
+        part = values[taken : taken + len(own)]
+        taken += len(own)
+        if arrival.action is Action.REPLACE:
+            np.copyto(own, part)
+        else:
+            _add_values(part, own, operation.value_type)
+        if arrival.action is Action.COMPLETE and operation.scale != 1.0:
+            _scale_values(own, operation.scale, operation.value_type)
+
+
 @dataclass
 class Operation:
     """An arena of which some ranges are reduced or filled in place; one thread at a time calls `take`.
@@ -119,6 +133,7 @@ class Operation:
         on_complete: called with every part whose sum this rank completes, before it is sent on.
         on_final: called with every part of the arena once it holds the result; parts do not overlap.
         on_finished: called when the result is complete and everything has been sent on.
+        merge: takes in a segment; `merged`, or what it would cost where numbers do not matter.
         finished: whether that was so.
         sent_bytes, received_bytes: of values.
     """
@@ -132,6 +147,7 @@ class Operation:
     on_complete: Callable[[FrameSpec], None] = _untold
     on_final: Callable[[FrameSpec], None] = _untold
     on_finished: Callable[[], None] = lambda: None
+    merge: Callable[[Operation, Arrival, Values], None] = merged
     finished: bool = field(default=False, init=False)
     sent_bytes: int = field(default=0, init=False)
     received_bytes: int = field(default=0, init=False)
@@ -173,24 +189,12 @@ class Operation:
         arrival = self.schedule.arrive(header.expect(RingSegment).hop, address.offset, address.elements)
         self.received_bytes += values.nbytes
         if not in_place:
-            self._merge(arrival, values)
+            self.merge(self, arrival, values)
         if arrival.action is Action.COMPLETE:
             self.on_complete(arrival.segment.frame)
         if arrival.action is not Action.ADD:
             self.on_final(arrival.segment.frame)
         return arrival.forward
-
-    def _merge(self, arrival: Arrival, values: Values) -> None:
-        taken = 0
-        for own in self.views(arrival.segment):
-            part = values[taken : taken + len(own)]
-            taken += len(own)
-            if arrival.action is Action.REPLACE:
-                np.copyto(own, part)
-            else:
-                _add_values(part, own, self.value_type)
-            if arrival.action is Action.COMPLETE and self.scale != 1.0:
-                _scale_values(own, self.scale, self.value_type)
 
     def finish_alone(self, frames: Sequence[FrameSpec]) -> None:
         """The only rank's own values are the result."""

@@ -77,14 +77,18 @@ class Ring:
         self.chunks = chunks
         self._size = len(chunks)
         self._turn = turn = self._size - 1
-        self._phase = range(turn if phase == "allgather" else 0, turn if phase == "reduce-scatter" else 2 * turn)
+        self.hops = range(turn if phase == "allgather" else 0, turn if phase == "reduce-scatter" else 2 * turn)
+        """The hops that it takes part in."""
+
+    @cached_property
+    def _missing(self) -> int:
         # At hop h a rank sends the chunk h ranks behind it and receives the one h + 1 behind.
-        self._missing = sum(len(self._behind(hop + 1)) for hop in self._phase)
+        return sum(len(self._behind(hop + 1)) for hop in self.hops)
 
     @cached_property
     def _hops(self) -> dict[int, _Hop]:
         # Sums in shared memory have none.
-        return {hop: _Hop(hop, self._behind(hop + 1)) for hop in self._phase}
+        return {hop: _Hop(hop, self._behind(hop + 1)) for hop in self.hops}
 
     @property
     def done(self) -> bool:
@@ -94,16 +98,21 @@ class Ring:
     @property
     def is_whole(self) -> bool:
         """Whether it has both phases."""
-        return len(self._phase) == 2 * self._turn
+        return len(self.hops) == 2 * self._turn
 
     @property
     def sent_elements(self) -> int:
         """The number of values that this rank sends in all."""
-        return sum(frame.count for hop in self._phase for frame in self._behind(hop))
+        return sum(frame.count for hop in self.hops for frame in self._behind(hop))
+
+    @property
+    def sent_segments(self) -> int:
+        """The number of segments that this rank sends in all."""
+        return sum(len(self._behind(hop)) for hop in self.hops)
 
     def first_segments(self) -> list[Segment]:
         """Segments that go before anything has arrived: this rank's own chunk, or the one that it has summed."""
-        return [Segment(self._phase.start, frame) for frame in self._behind(self._phase.start)]
+        return [Segment(self.hops.start, frame) for frame in self._behind(self.hops.start)]
 
     def is_result(self, hop: int) -> bool:
         """Whether what is sent at a hop is complete."""
@@ -123,7 +132,7 @@ class Ring:
         """
         if hop not in self._hops:
             raise FrameError(
-                f"segment at hop {hop}: {self._size} ranks make hops {self._phase.start} to {self._phase.stop - 1}"
+                f"segment at hop {hop}: {self._size} ranks make hops {self.hops.start} to {self.hops.stop - 1}"
             )
         segment = self._hops[hop].arrive(offset, count)
         self._missing -= 1

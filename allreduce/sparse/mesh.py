@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,16 +43,24 @@ class SparseOperation:
     received_bytes: int = field(default=0, init=False)
 
 
+class SparseCoding(Protocol):
+    """The frames of messages, and their way: `SparseFrames`, or one of sizes and prices alone."""
+
+    def send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
+        """Send messages, those to one rank in their order."""
+
+    def decode(self, operation: SparseOperation, frame: Frame) -> Message:
+        """The message of a frame; raises FrameError where it is malformed."""
+
+
 class SparseMesh:
     """The running operations; frames of those that this rank has not begun yet wait for it. Not thread-safe.
 
-    `send(rank, header, pieces)` hands a frame to a rank; frames to one rank keep their order. `held` counts what
-    waits.
+    `coding` makes frames of messages, and sends them. `held` counts what waits.
     """
 
-    def __init__(self, identity: WorkerIdentity, send: Send, held: Held) -> None:
-        self._identity = identity
-        self._send = send
+    def __init__(self, coding: SparseCoding, held: Held) -> None:
+        self._coding = coding
         self._running: dict[OperationKey, SparseOperation] = {}
         self._early: EarlyFrames[Frame] = EarlyFrames(held)
 
@@ -77,7 +85,7 @@ class SparseMesh:
         """
         operation.exchange = exchange
         self._running[operation.key] = operation
-        self._send_all(operation, exchange.begin())
+        self._coding.send_all(operation, exchange.begin())
         for frame in self._early.pop(operation.key):
             self._arrive(operation, exchange, frame)
         return self._end_if_done(operation, exchange)
@@ -98,14 +106,22 @@ class SparseMesh:
 
     def _arrive(self, operation: SparseOperation, exchange: SparseExchange, frame: Frame) -> None:
         operation.received_bytes += frame.size_bytes
-        self._send_all(operation, exchange.arrive(_decode(self._identity.rank, operation, frame)))
+        self._coding.send_all(operation, exchange.arrive(self._coding.decode(operation, frame)))
 
     def _end_if_done(self, operation: SparseOperation, exchange: SparseExchange) -> bool:
         if exchange.done:
             del self._running[operation.key]
         return exchange.done
 
-    def _send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
+
+class SparseFrames:
+    """Frames with the values and places of messages. `send(rank, header, pieces)` hands a frame to a rank."""
+
+    def __init__(self, identity: WorkerIdentity, send: Send) -> None:
+        self._identity = identity
+        self._send = send
+
+    def send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
         """Send messages; those that follow each other with the same slice are packed once."""
         pieces: Sequence[NDArray[Any]] = ()
         former: Message | None = None
@@ -125,6 +141,27 @@ class SparseMesh:
             operation.sent_bytes += sum(piece.nbytes for piece in pieces)
             self._send(message.to, header, pieces)
 
+    def decode(self, operation: SparseOperation, frame: Frame) -> Message:
+        """Unpack a frame."""
+        header, pieces = frame.header, None if operation.few_bits is None else operation.few_bits.pieces
+        known = {ValueType.FP32} if pieces is None else {ValueType.FP32, pieces.value_type}
+        if header.sender.rank is None or header.value_type not in known:
+            expected = " or ".join(sorted(each.label for each in known))
+            seen = f"sparse frame of {header.sender.label} with {header.value_type.label} values"
+            raise FrameError(f"{seen}: expected {expected} ones")
+        start, stop = header.address.offset, header.address.offset + header.address.elements
+        indices = np.empty(header.selected, dtype=np.int32)
+        try:
+            if pieces is not None and header.value_type is pieces.value_type:
+                values = pieces.decode(frame, indices, start, stop)
+            else:
+                values = frame.values
+                unpack(frame.sections, _bounds(start, stop), len(indices), indices)
+        except ValueError as error:
+            raise FrameError(f"sparse frame of {header.sender.label}: {error}") from None
+        number = header.expect(SparseMessage).round
+        return Message(self._identity.rank, header.sender.rank, number, indices, values, start, stop)
+
 
 def _packed(message: Message) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     count = len(message.indices)
@@ -132,28 +169,6 @@ def _packed(message: Message) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     sections = np.empty(packed_bound(count, 1), dtype=np.uint8)
     _, size = pack(message.indices, message.values, _bounds(message.start, message.stop), values, sections)
     return values, sections[:size]
-
-
-def _decode(rank: int, operation: SparseOperation, frame: Frame) -> Message:
-    header, pieces = frame.header, None if operation.few_bits is None else operation.few_bits.pieces
-    known = {ValueType.FP32} if pieces is None else {ValueType.FP32, pieces.value_type}
-    if header.sender.rank is None or header.value_type not in known:
-        expected = " or ".join(sorted(each.label for each in known))
-        raise FrameError(
-            f"sparse frame of {header.sender.label} with {header.value_type.label} values: expected {expected} ones"
-        )
-    start, stop = header.address.offset, header.address.offset + header.address.elements
-    indices = np.empty(header.selected, dtype=np.int32)
-    try:
-        if pieces is not None and header.value_type is pieces.value_type:
-            values = pieces.decode(frame, indices, start, stop)
-        else:
-            values = frame.values
-            unpack(frame.sections, _bounds(start, stop), len(indices), indices)
-    except ValueError as error:
-        raise FrameError(f"sparse frame of {header.sender.label}: {error}") from None
-    number = header.expect(SparseMessage).round
-    return Message(rank, header.sender.rank, number, indices, values, start, stop)
 
 
 def _bounds(start: int, stop: int) -> NDArray[np.int64]:

@@ -29,6 +29,8 @@ from taihu.worker.fc.passes import Pass, plan_passes
 
 _VALUE_BYTES: Final = 4
 
+_Values = Callable[[Pass, float, int, int], float]
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -169,55 +171,45 @@ class TailSteps:
     def step(self, pace: float) -> Iterator[float | Callable[[], bool]]:
         """Forward and backward of all passes."""
         stages, returning = self._end.stages, list[Callable[[], bool]]()
-        arriving = self._features(self._passes[0])
+        arriving = self._forward(None, stages[0], self._passes[0])
         for number, one in enumerate(self._passes):
             share = pace * one.rows[-1] / self._rows
             yield arriving
             if number + 1 < len(self._passes):
-                arriving = self._features(self._passes[number + 1])
+                arriving = self._forward(None, stages[0], self._passes[number + 1])
             for before, stage in zip((None, *stages[:-1]), stages, strict=True):
                 if before is not None:
-                    yield self._between(before, stage, one)
+                    yield self._forward(before, stage, one)
                 yield stage.forward_seconds * share
-            yield self._columns_to_rows(stages[-1], one)
-            yield self._rows_to_columns(stages[-1], one)
+            yield self._forward(stages[-1], None, one)
+            yield self._back(stages[-1], None, one)
             for stage, before in zip(reversed(stages), (*reversed(stages[:-1]), None), strict=True):
                 yield stage.backward_seconds * share / 2.0
                 if before is not None:
                     yield self._back(before, stage, one)
-            returning.append(self._features_back(one))
+            returning.append(self._back(None, stages[0], one))
         yield sum(stage.backward_seconds for stage in stages) * pace / 2.0
         yield from returning
 
-    def _features(self, one: Pass) -> Callable[[], bool]:
-        first = self._end.stages[0]
-        return self._move(partial(_of_rows, one, first.inputs) if first.is_spread else None)
+    def _forward(self, before: Stage | None, stage: Stage | None, one: Pass) -> Callable[[], bool]:
+        """Values between two stages go to where the second one needs them; None is what is outside the end."""
+        return self._bring(before, stage, one, (_of_rows, _to_rows))
 
-    def _features_back(self, one: Pass) -> Callable[[], bool]:
-        first = self._end.stages[0]
-        return self._move(partial(_to_rows, one, first.inputs) if first.is_spread else None)
+    def _back(self, before: Stage | None, stage: Stage | None, one: Pass) -> Callable[[], bool]:
+        """Their gradient goes back."""
+        return self._bring(before, stage, one, (_to_rows, _of_rows))
 
-    def _columns_to_rows(self, stage: Stage, one: Pass) -> Callable[[], bool]:
-        return self._move(partial(_to_rows, one, stage.outputs / self._workers) if stage.is_spread else None)
-
-    def _rows_to_columns(self, stage: Stage, one: Pass) -> Callable[[], bool]:
-        return self._move(partial(_of_rows, one, stage.outputs / self._workers) if stage.is_spread else None)
-
-    def _between(self, before: Stage, stage: Stage, one: Pass) -> Callable[[], bool]:
-        """Values between two layers go to where the second one needs them."""
-        if before.is_spread and stage.is_spread:
-            return self._move(partial(_of_columns, one, stage.inputs / self._workers))
-        if stage.is_spread:
-            return self._move(partial(_of_rows, one, stage.inputs))
-        return self._columns_to_rows(before, one)
-
-    def _back(self, before: Stage, stage: Stage, one: Pass) -> Callable[[], bool]:
-        """Its gradient goes back."""
-        if before.is_spread and stage.is_spread:
-            return self._move(partial(_of_columns, one, stage.inputs / self._workers))
-        if stage.is_spread:
-            return self._move(partial(_to_rows, one, stage.inputs))
-        return self._rows_to_columns(before, one)
+    def _bring(
+        self, before: Stage | None, stage: Stage | None, one: Pass, ways: tuple[_Values, _Values]
+    ) -> Callable[[], bool]:
+        """Move all features of rows by the first of `ways`, or the own columns by the second one."""
+        into_spread, of_spread = ways
+        if before is not None and before.is_spread:
+            way = _of_columns if stage is not None and stage.is_spread else of_spread
+            return self._move(partial(way, one, before.outputs / self._workers))
+        if stage is not None and stage.is_spread:
+            return self._move(partial(into_spread, one, stage.inputs))
+        return self._move(None)
 
     def _move(self, values: Callable[[int, int], float] | None) -> Callable[[], bool]:
         """Send `values(from, to)` to each other worker, as they do; returns whether all have come."""

@@ -8,14 +8,15 @@ messages one by one make of it; where some overlap, the order at a port is that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from taihu.allreduce.order.operation import Action
-from taihu.allreduce.ring.schedule import Chunks, Phase
+from taihu.allreduce.order.operation import Action, Operation, OperationKey
+from taihu.allreduce.ring.schedule import Chunks, Ring
 from taihu.core.wire.frames.format import HEADER_BYTES
 from taihu.simulation.network import Fabric, Host
 
@@ -23,7 +24,6 @@ MANY_RANKS: Final = 32
 """Rings of more ranks go hop by hop."""
 
 Array = NDArray[np.float64]
-Finished = Callable[[float], None]
 
 
 class _Segments:
@@ -61,23 +61,18 @@ class _Segments:
         return np.asarray(rounds * whole[self.ranks] + whole[first + rest] - whole[first])
 
 
-class _Operation:
+class _Meeting:
     """One operation of all ranks: arrays have one entry for each, `ready` a row for each segment."""
 
     def __init__(self, ranks: int) -> None:
-        self.missing = ranks
         self.started = np.zeros(ranks)
-        self.on_finished: list[Finished] = [_nobody] * ranks
+        self.operations: list[tuple[int, Operation]] = []
         self.segments: _Segments
         self.passes: Mapping[Action, int] = {}
         self.hops = range(0)
         self.hop = 0
         self.ready: Array = np.empty(0)
         self.finish: Array = np.empty(0)
-
-
-def _nobody(_: float) -> None:
-    """Nobody waits for it."""
 
 
 class Hops:
@@ -104,34 +99,25 @@ class Hops:
         # Instants from which ports out and in, links between supernodes, memories and connections are free. What
         # leads to the next rank is counted as that of the rank that sends.
         self._out, self._into, self._up, self._memory, self._last_end = (np.zeros(ranks) for _ in range(5))
-        self._operations: dict[Hashable, _Operation] = {}
+        self._meetings: dict[OperationKey, _Meeting] = {}
         self._segments: dict[int, _Segments] = {}
 
-    def start(  # noqa: PLR0917 - an operation, and whose part
-        self,
-        rank: int,
-        key: Hashable,
-        chunks: Chunks,
-        phase: Phase,
-        on_finished: Finished,
-        passes: Mapping[Action, int],
-    ) -> None:
-        """Rank `rank` takes part in an operation; `on_finished` gets the bytes that it sent, at its end."""
-        operation = self._operations.setdefault(key, _Operation(len(self._hosts)))
-        operation.started[rank] = self._queue.now
-        operation.on_finished[rank] = on_finished
-        operation.missing -= 1
-        if operation.missing:
+    def start(self, rank: int, operation: Operation, passes: Mapping[Action, int]) -> None:
+        """Rank `rank` takes part in an operation, which takes so many passes over every segment that comes."""
+        meeting = self._meetings.setdefault(operation.key, _Meeting(len(self._hosts)))
+        meeting.started[rank] = self._queue.now
+        meeting.operations.append((rank, operation))
+        if len(meeting.operations) < len(self._hosts):
             return
-        del self._operations[key]
-        operation.segments = segments = self._segments_of(chunks)
-        operation.passes = passes
-        turn = len(self._hosts) - 1
-        operation.hops = range(turn if phase == "allgather" else 0, turn if phase == "reduce-scatter" else 2 * turn)
-        operation.hop = operation.hops.start
-        operation.ready = np.repeat(operation.started[None, :], len(segments.values), axis=0)
-        operation.finish = operation.started.copy()
-        self._hop(operation)
+        del self._meetings[operation.key]
+        schedule = operation.schedule
+        assert isinstance(schedule, Ring)  # noqa: S101 - of all dense operations
+        meeting.segments = segments = self._segments_of(schedule.chunks)
+        meeting.passes, meeting.hops = passes, schedule.hops
+        meeting.hop = meeting.hops.start
+        meeting.ready = np.repeat(meeting.started[None, :], len(segments.values), axis=0)
+        meeting.finish = meeting.started.copy()
+        self._hop(meeting)
 
     def _segments_of(self, chunks: Chunks) -> _Segments:
         """The segments of `chunks`, which stay as long as this."""
@@ -140,22 +126,22 @@ class Hops:
             known = self._segments[id(chunks)] = _Segments(chunks, self._value_bytes)
         return known
 
-    def _hop(self, operation: _Operation) -> None:
+    def _hop(self, meeting: _Meeting) -> None:
         """All ranks send what they have for this hop, take in what comes, and are ready for the next one."""
-        hop, turn = operation.hop, len(self._hosts) - 1
+        hop, turn = meeting.hop, len(self._hosts) - 1
         kind = Action.REPLACE if hop >= turn else Action.COMPLETE if hop == turn - 1 else Action.ADD
-        value_s = operation.passes[kind] * self._value_bytes / self._add_rate
-        for segment in range(len(operation.ready)):
-            self._send(operation, segment, value_s)
-        operation.hop += 1
-        if operation.hop == operation.hops.stop:
-            self._end(operation)
+        value_s = meeting.passes[kind] * self._value_bytes / self._add_rate
+        for segment in range(len(meeting.ready)):
+            self._send(meeting, segment, value_s)
+        meeting.hop += 1
+        if meeting.hop == meeting.hops.stop:
+            self._end(meeting)
         else:
-            self._queue.at(max(self._queue.now, float(operation.ready.min())), self._hop, operation)
+            self._queue.at(max(self._queue.now, float(meeting.ready.min())), self._hop, meeting)
 
-    def _send(self, operation: _Operation, segment: int, value_s: float) -> None:
-        segments, ready = operation.segments, operation.ready[segment]
-        sent, taken_in = segments.behind(operation.hop), segments.behind(operation.hop + 1)
+    def _send(self, meeting: _Meeting, segment: int, value_s: float) -> None:
+        segments, ready = meeting.segments, meeting.ready[segment]
+        sent, taken_in = segments.behind(meeting.hop), segments.behind(meeting.hop + 1)
         size = segments.size_bytes[segment, sent]
         busy = size * self._per_byte + self._message_s
         alpha = self._fabric.uneven_array(self._alpha_s)
@@ -168,27 +154,26 @@ class Hops:
             up = np.maximum(entered, self._up) + size * self._up_per_byte
             end = np.where(self._up_per_byte > 0.0, np.maximum(end, up), end)
         taken = np.concatenate((end[-1:], end[:-1]))
-        np.maximum(taken, operation.started, out=taken)
+        np.maximum(taken, meeting.started, out=taken)
         np.maximum(taken, self._memory, out=taken)
         taken += segments.values[segment, taken_in] * value_s
         if not segments.are_all:
             goes, comes = segments.is_there[segment, sent], segments.is_there[segment, taken_in]
             left, into = np.where(goes, left, self._out), np.where(goes, into, self._into)
             end, up = np.where(goes, end, self._last_end), np.where(goes, up, self._up)
-            np.copyto(operation.finish, taken, where=comes)
+            np.copyto(meeting.finish, taken, where=comes)
             np.copyto(ready, taken, where=comes)
             np.copyto(self._memory, taken, where=comes)
         else:
             ready[:] = taken
-            operation.finish = self._memory = taken
+            meeting.finish = self._memory = taken
         self._out, self._into, self._last_end, self._up = left, into, end, up
 
-    def _end(self, operation: _Operation) -> None:
-        sent = operation.segments.moved_bytes(operation.hops)
-        received = np.roll(sent, 1)
-        ends = np.maximum(operation.finish, self._queue.now)
-        parts = zip(self._hosts, operation.on_finished, ends.tolist(), sent.tolist(), received.tolist(), strict=True)
-        for host, on_finished, end, out, into in parts:
-            host.sent_bytes += out
-            host.received_bytes += into
-            self._queue.at(end, on_finished, out)
+    def _end(self, meeting: _Meeting) -> None:
+        moved = meeting.segments.moved_bytes(meeting.hops)
+        ends, sent = np.maximum(meeting.finish, self._queue.now).tolist(), moved.tolist()
+        for rank, operation in sorted(meeting.operations, key=itemgetter(0)):
+            self._hosts[rank].sent_bytes += sent[rank]
+            self._hosts[rank].received_bytes += sent[rank - 1]
+            operation.sent_bytes = round(sent[rank])
+            self._queue.at(ends[rank], operation.on_finished)

@@ -172,7 +172,7 @@ class _Losing:
         members.queue.at(resumed_s, self._resume, self._recovery)
 
     def _server(self, index: int) -> SimulatedServer:
-        return next(server for server in self.members.servers if server.index == index)
+        return next(server for server in self.members.servers if server.at.first == index)
 
     def _resume(self, recovery: Recovery) -> None:
         """All go on behind the last step that is finished everywhere, when whoever is back has its parameters."""

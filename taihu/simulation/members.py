@@ -11,11 +11,9 @@ from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.optimization import LossScale
 from taihu.core.planner.groups import group_bounds
-from taihu.core.planner.partition import Framing, Shard
 from taihu.core.planner.profile import Profile
 from taihu.core.trace import Tracer
 from taihu.core.trace.parts import TracePart
-from taihu.ps_server.aggregator import Aggregator
 from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.costs import costs_of
 from taihu.simulation.events import EventQueue
@@ -201,16 +199,8 @@ class Members:
         )
 
     def _server(self, at: Alike, host: Host, plan: Plan, sizes: Sizes, last_step: int) -> SimulatedServer:
-        job = self._job
-        framing = Framing(Shard(plan.layout, job.servers, at.last), plan.groups, plan.frame_elements)
-        aggregator: Aggregator[None] = Aggregator(
-            plan=plan.version,
-            workers=len(self.workers),
-            frames=framing.frames,
-            last_step=last_step,
-        )
         tracer = self._tracer(f"server {at.first}")
-        return SimulatedServer(at.first, aggregator, framing, host, sizes, tracer)
+        return SimulatedServer(at, self._job, plan, len(self.workers), last_step, host, sizes, tracer)
 
     def _hosts_of_servers(self, workers: Sequence[Host]) -> Iterator[tuple[Alike, Host]]:
         for at in servers_apart(self._job, self._placement):

@@ -1,4 +1,4 @@
-"""The exchange through servers on the virtual clock: the daemons' window and aggregator, and the paths between them.
+"""The exchange through servers on the virtual clock: the daemons' links and aggregator, and the paths between them.
 
 Servers that are alike are one, as hosts are: it has the shard of the last of them, of which none has a larger one.
 """
@@ -7,187 +7,172 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
-from taihu.core.planner.partition import FrameSpec, Framing
+from taihu.core.planner.partition import Framing, Shard
 from taihu.core.trace import Tracer
 from taihu.core.wire.frames.format import HEADER_BYTES
-from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.frames.headers import At, Frame, FrameHeader
 from taihu.core.wire.frames.identity import Sender
-from taihu.core.wire.frames.kinds import Encoding, Gradients, Question
+from taihu.core.wire.frames.kinds import Encoding, Parameters, Summed
+from taihu.core.wire.links.inbox import Sink
+from taihu.core.wire.links.pipe import Carrier, FrameWay, PipeEvents
 from taihu.ps_server.aggregator import Aggregator, Complete
-from taihu.simulation.network import Fabric, Host, Path
+from taihu.simulation.network import Fabric, Host
+from taihu.simulation.placement import Alike
 from taihu.simulation.sizes import Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
-from taihu.worker.exchange.base.route import Updated
-from taihu.worker.exchange.servers.answers import FramesUnderWay
+from taihu.worker.exchange.servers.answers import ByServers
+from taihu.worker.exchange.servers.link import ServerLink
+from taihu.worker.memory.arenas import Arenas
 
-_GRADIENTS: Final = Gradients()
-_QUESTION: Final = Question()
+_NO_VALUES: Final = np.empty(0, dtype=np.float32)
+_NO_ARENAS: Final = Arenas(_NO_VALUES, _NO_VALUES)
+_NO_SECTIONS: Final = np.empty(0, dtype=np.uint8)
+
+
+class _Priced(NamedTuple):
+    """Values that have nothing but a size."""
+
+    nbytes: int
 
 
 class SimulatedServer:
     """One server, or several that are alike: collects frames, adds them up, updates and answers.
 
     Args:
-        index: of the server.
-        aggregator: of its frames, for workers of so many kinds; those of one kind push together.
-        framing: of its shard.
+        at: the servers that it stands for.
+        job: of the run.
+        plan: the present one.
+        workers: kinds of workers; those of one kind push together.
+        last_step: that has ended.
         host: where it runs.
         sizes: of messages.
         tracer: gets the entries that a real server's gets.
 
     Attributes:
+        framing: of its shard.
         is_over: whether it takes in nothing any more: its process is gone, or goes on as another object.
     """
 
     def __init__(  # noqa: PLR0917 - what a server is made of
-        self,
-        index: int,
-        aggregator: Aggregator[None],
-        framing: Framing,
-        host: Host,
-        sizes: Sizes,
-        tracer: Tracer,
+        self, at: Alike, job: Job, plan: Plan, workers: int, last_step: int, host: Host, sizes: Sizes, tracer: Tracer
     ) -> None:
-        self.index = index
-        self.framing = framing
+        self.at = at
         self.host = host
         self.tracer = tracer
         self.is_over = False
-        self._aggregator = aggregator
-        self._links: list[_Link] = []
+        self.framing = Framing(Shard(plan.layout, job.servers, at.last), plan.groups, plan.frame_elements)
+        self._aggregator: Aggregator[None] = Aggregator(
+            plan=plan.version, workers=workers, frames=self.framing.frames, last_step=last_step
+        )
+        self._sender = Sender(1)
+        self._ways: list[_Way] = []
         self._sizes = sizes
 
-    def link(self, link: _Link) -> _Link:
+    def join(self, way: _Way, sender: Sender) -> None:
         """Take frames of a worker."""
-        self._aggregator.admit(len(self._links), link.sender.incarnation)
-        self._links.append(link)
-        return link
+        self._aggregator.admit(len(self._ways), sender.incarnation)
+        self._ways.append(way)
 
-    def push(self, link: _Link, frame: FrameSpec, at: At) -> None:
+    def push(self, way: _Way, header: FrameHeader) -> None:
         """A worker's frame has come; the last one leads to the sum, the update and all answers."""
-        if self.is_over or link.is_over:
+        if self.is_over or way.worker.is_over:
             return
-        header = FrameHeader(link.sender, at.range(frame), _GRADIENTS)
         outcome = self._aggregator.offer(header, None)
         if isinstance(outcome, Complete):
-            seconds = self._sizes.server_seconds(frame)
-            self.host.memory.do(seconds, self._applied, frame, at, seconds)
+            seconds = self._sizes.server_seconds(outcome.frame)
+            self.host.memory.do(seconds, self._applied, outcome, seconds)
 
-    def ask(self, link: _Link, frame: FrameSpec, at: At) -> None:
+    def ask(self, way: _Way, header: FrameHeader) -> None:
         """A worker's question has come."""
-        if self.is_over or link.is_over:
+        if self.is_over or way.worker.is_over:
             return
-        asked = self._aggregator.check_asked(FrameHeader(link.sender, at.range(frame), _QUESTION, Encoding.NONE))
-        link.down.send(self._sizes.parameters(asked), link.fetched, asked, at)
+        size = self._sizes.parameters(self._aggregator.check_asked(header))
+        way.down.send(size, way.take, FrameHeader(self._sender, header.address, Parameters(), Encoding.NONE), size)
 
-    def _applied(self, frame: FrameSpec, at: At, seconds: float) -> None:
+    def _applied(self, complete: Complete[None], seconds: float) -> None:
+        frame, at = complete.frame, complete.at
         self._aggregator.applied(frame)
-        now, size = self._links[0].queue.now, self._sizes.answered(frame)
+        now, size = self._ways[0].worker.queue.now, self._sizes.answered(frame)
         self.tracer.add("update", "update", now - seconds, now, step=at.step, group=frame.group)
-        for link in self._links:
-            link.down.send(size, link.answered, frame, at, now, size, urgent=size <= HEADER_BYTES)
+        answer = FrameHeader(self._sender, at.range(frame), Summed(now), Encoding.NONE)
+        for way in self._ways:
+            way.down.send(size, way.take_sum, answer, size, urgent=size <= HEADER_BYTES)
 
 
-class _Link:
-    """The exchange of one worker with one server, or of those that are alike; as `worker.exchange.servers.link`."""
+class _Way(FrameWay):
+    """The way of frames between a worker, or those that are alike, and a server: by their sizes alone."""
 
-    def __init__(  # noqa: PLR0917 - both ends, and what is between them
-        self,
-        worker: SimulatedWorker,
-        server: SimulatedServer,
-        fabric: Fabric,
-        sender: Sender,
-        window: int,
-        sizes: Sizes,
-        version: int,
-    ) -> None:
-        self.queue = worker.queue
-        self.sender = sender
+    def __init__(self, worker: SimulatedWorker, server: SimulatedServer, fabric: Fabric, sizes: Sizes) -> None:
+        self.worker = worker
         self.down = fabric.to_all(server.host, worker.host)
-        self._up: Path = fabric.to_all(worker.host, server.host)
-        self._worker, self._server = worker, server
-        self._sizes = sizes
-        self._under_way = FramesUnderWay[FrameSpec](window)
+        self._up = fabric.to_all(worker.host, server.host)
+        self._server, self._sizes = server, sizes
         self._taking = worker.host.thread()
-        self._at = At(version, 0)
+        self._sink: Sink
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the worker is."""
-        return self._worker.is_over
+    def connect(self, sink: Sink, _: PipeEvents) -> FrameWay:
+        """Hand `sink` what comes; nothing breaks here."""
+        self._sink = sink
+        return self
 
-    def frames(self, group: int) -> Sequence[FrameSpec]:
-        """The group's frames for this server."""
-        return self._server.framing.by_group[group]
+    def carry(self, carrier: Carrier) -> None:
+        """All are as fast."""
 
-    def begin(self, at: At) -> None:
-        """Frames pushed from now on belong to `at`."""
-        self._at = at
-
-    def push(self, group: int) -> float:
-        """Send the group's frames; returns their bytes to all servers that this one stands for."""
-        for frame in self.frames(group):
-            if self._under_way.push(frame.offset, frame):
-                self._pass(frame)
-        return self._server.host.count * sum(map(self._sizes.pushed, self.frames(group)))
-
-    def ask(self, group: int, step: int) -> None:
-        """Ask for the group's parameters as they are after `step`, where they have been answered."""
-        for frame in self._under_way.ask(self.frames(group)):
-            self._ask(frame, step)
-
-    def answered(self, frame: FrameSpec, at: At, sent_s: float, size_bytes: float) -> None:
-        """The answer to a frame has come."""
-        seconds = self._sizes.taking_seconds(frame)
-        if seconds:
-            self._taking.do(seconds, self._taken, frame, at, sent_s, size_bytes)
-        else:
-            self._taken(frame, at, sent_s, size_bytes)
-
-    def _taken(self, frame: FrameSpec, at: At, sent_s: float, size_bytes: float) -> None:
-        if self.is_over:
+    @override
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
+        if urgent:
+            self._up.send(HEADER_BYTES, self._server.ask, self, header, urgent=True)
             return
-        self._trace("pull", frame.group, sent_s, self.queue.now)
-        wanted, admitted = self._under_way.answered(frame.offset)
-        if wanted is not None:
-            self._ask(wanted, at.step)
-        if admitted is not None:
-            self._pass(admitted)
-        received = round(self._server.host.count * size_bytes)
-        self._worker.updated(Updated(frame.group, at, 0, received, sent_s))
+        frame = self._server.framing.by_offset[header.address.offset]
+        traced = partial(self._trace, "push", header) if self.worker.tracer.enabled else None
+        self._up.send(self._sizes.pushed(frame), self._server.push, self, header, on_left=traced)
 
-    def fetched(self, frame: FrameSpec, at: At) -> None:
-        """Parameters that were asked for have come."""
-        self._worker.arrived(frame.group, at.attempt)
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Nothing is read."""
+        callback()
 
-    def _ask(self, frame: FrameSpec, step: int) -> None:
-        at = At(self._at.plan, step, self._at.attempt)
-        self._up.send(HEADER_BYTES, self._server.ask, self, frame, at, urgent=True)
+    def take_sum(self, header: FrameHeader, size_bytes: float) -> None:
+        """The answer to a frame has come."""
+        seconds = self._sizes.taking_seconds(self._server.framing.by_offset[header.address.offset])
+        if seconds:
+            self._taking.do(seconds, self.take, header, size_bytes)
+        else:
+            self.take(header, size_bytes)
 
-    def _pass(self, frame: FrameSpec) -> None:
-        traced = partial(self._trace, "push", frame.group) if self._worker.tracer.enabled else None
-        self._up.send(self._sizes.pushed(frame), self._server.push, self, frame, self._at, on_left=traced)
+    def take(self, header: FrameHeader, size_bytes: float) -> None:
+        """An answer has come, and its values are where they belong."""
+        if self.worker.is_over:
+            return
+        if isinstance(header.kind, Summed) and self.worker.tracer.enabled:
+            self._trace("pull", header, header.kind.completed_s, self.worker.queue.now)
+        values: Any = _Priced(round(self._server.host.count * size_bytes) - HEADER_BYTES)
+        self._sink.take_frame(Frame(header, values, _NO_SECTIONS))
 
-    def _trace(self, name: str, group: int, start: float, stop: float) -> None:
-        tracer, index = self._worker.tracer, self._server.index
-        if tracer.enabled:
-            track = f"{name} server {index}"
-            tracer.add(track, name, start, stop, step=self._at.step, group=group, peer=index)
+    def _trace(self, name: str, header: FrameHeader, start: float, stop: float) -> None:
+        address, index = header.address, self._server.at.first
+        track = f"{name} server {index}"
+        self.worker.tracer.add(track, name, start, stop, step=address.at.step, group=address.group, peer=index)
 
 
 class ServersRoute(SimulatedRoute):
     """One worker's links to all servers."""
 
-    def __init__(self, worker: SimulatedWorker, links: Sequence[_Link], update_seconds: float) -> None:
-        self._worker = worker
-        self._links = links
-        self._update_seconds = update_seconds
+    def __init__(
+        self,
+        worker: SimulatedWorker,
+        servers: Sequence[SimulatedServer],
+        links: Sequence[ServerLink],
+        sizes: Sizes,
+    ) -> None:
+        self._worker, self._servers, self._links, self._sizes = worker, servers, links, sizes
 
     @override
     def parts(self, group: int) -> int:
@@ -200,12 +185,17 @@ class ServersRoute(SimulatedRoute):
 
     @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
-        return round(sum(link.push(group) for link in self._links))
+        """Push to every server; returns the bytes to all that they stand for."""
+        sent = 0.0
+        for link, server in zip(self._links, self._servers, strict=True):
+            link.push(group, loss_scale=loss_scale, skipped=skipped)
+            sent += server.host.count * sum(map(self._sizes.pushed, link.frames(group)))
+        return round(sent)
 
     @override
     def apply(self, at: At, loss_scale: float) -> None:
         """Update, as every worker does where the servers only add."""
-        self._worker.work(self._update_seconds, lambda: self._worker.applied(at))
+        self._worker.work(self._sizes.update_seconds(), lambda: self._worker.applied(at))
 
     @override
     def fetch(self, group: int, step: int) -> None:
@@ -226,13 +216,28 @@ def join_servers(  # noqa: PLR0917 - who, by what, and what is between them
     fabric: Fabric,
 ) -> list[SimulatedRoute]:
     """The route of every worker to all servers."""
-    window, update_seconds = job.exchange.window_frames, sizes.update_seconds()
 
-    def route(kind: int, worker: SimulatedWorker) -> SimulatedRoute:
-        sender = Sender(1, kind)
-        links = [
-            server.link(_Link(worker, server, fabric, sender, window, sizes, plan.version)) for server in servers
-        ]
-        return ServersRoute(worker, links, update_seconds)
+    def link(sender: Sender, worker: SimulatedWorker, server: SimulatedServer) -> ServerLink:
+        way = _Way(worker, server, fabric, sizes)
+        server.join(way, sender)
+        return ServerLink(
+            job=job,
+            plan=plan,
+            framing=server.framing,
+            index=server.at.first,
+            peer=f"server {server.at.first}",
+            sender=sender,
+            arenas=_NO_ARENAS,
+            updates=ByServers(_NO_VALUES),
+            events=worker.events,
+            now=worker.now,
+            tracer=Tracer.off(),
+            connect=way.connect,
+            server_ahead_s=0.0,
+        )
 
-    return [route(kind, worker) for kind, worker in enumerate(workers)]
+    senders = [Sender(1, kind) for kind in range(len(workers))]
+    return [
+        ServersRoute(worker, servers, [link(sender, worker, server) for server in servers], sizes)
+        for sender, worker in zip(senders, workers, strict=True)
+    ]

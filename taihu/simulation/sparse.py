@@ -7,36 +7,37 @@ as the message was to go ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from typing_extensions import override
 
-from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseAllgather, SparseExchange
-from taihu.allreduce.sparse.reduce_scatter import SparseReduceScatter
-from taihu.allreduce.sparse.tree import GtopkTree
+from taihu.allreduce.operations import Operations
+from taihu.allreduce.order.operation import OperationKey
+from taihu.allreduce.sparse.exchange import Message, RankOrderSum, Slice, SparseExchange
+from taihu.allreduce.sparse.mesh import SparseCoding, SparseOperation
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
-from taihu.core.planner.partition import FrameSpec, Framing, Shard, slice_bounds
+from taihu.core.planner.partition import FrameSpec, Framing, slice_bounds
 from taihu.core.planner.profile import rice_bits_per_index
 from taihu.core.planner.sparse_route import SparseAlgorithm as Way
 from taihu.core.wire.frames.format import HEADER_BYTES
-from taihu.core.wire.frames.headers import At
+from taihu.core.wire.frames.headers import At, FrameHeader
+from taihu.core.wire.frames.identity import WorkerIdentity
+from taihu.core.wire.frames.kinds import Encoding, SparseMessage
 from taihu.simulation.network import Fabric, Path
 from taihu.simulation.sizes import PASSES_OF_UPDATE, Sizes
 from taihu.simulation.worker import SimulatedRoute, SimulatedWorker
 from taihu.worker.exchange.base.route import Updated
+from taihu.worker.exchange.ring.sparse import framed, make_exchange
 
 _SUM_BYTES: Final = 4
 _SECTION_BYTES: Final = 4
 # Selections that are remembered: what comes from each rank of many is the same.
 _KEPT: Final = 256
-
-Key = tuple[int, int]
 
 
 class _Selections:
@@ -81,84 +82,67 @@ class _ExpectedSum(RankOrderSum):
         return self._selections.spaced(start, stop, round(share * (stop - start)))
 
 
-@dataclass
-class _Operation:
-    """One rank's part in the allreduce of a part; `early` came before it began."""
+class _Sent(NamedTuple):
+    """A message in the place of its frame, whose bytes its way has counted."""
 
-    exchange: SparseExchange | None = None
-    elements: int = 0
-    on_finished: Callable[[_Operation], None] = lambda _: None
-    early: list[Message] = field(default_factory=list)
-    sent_bytes: float = 0.0
+    header: FrameHeader
+    message: Message
+    size_bytes: int = 0
 
 
-class _Rank:
-    """One rank, or all of them."""
+class _Rank(SparseCoding):
+    """One rank, or all of them: the operations of a daemon, and ways of messages that have a price."""
 
-    def __init__(self, index: int, size: int, worker: SimulatedWorker, sizes: Sizes, fabric: Fabric) -> None:
+    def __init__(  # noqa: PLR0917 - whose, and what is between them
+        self, index: int, job: Job, worker: SimulatedWorker, sizes: Sizes, fabric: Fabric, framing: Framing
+    ) -> None:
         self.index = index
         self.worker = worker
-        self._size = size
+        self._size = job.world.workers
         self._sizes = sizes
         self._fabric = fabric
+        self._framing = framing
         self._all: Sequence[_Rank] = ()
         self.selections = _Selections()
+        self.sent_bytes: dict[OperationKey, float] = {}
         self._paths: dict[int, Path] = {}
-        self._operations: dict[Key, _Operation] = {}
+        self._identity = WorkerIdentity(job.name, index, 1)
+        self.operations = Operations(
+            self._identity, self._size, {}, is_failed=lambda: False, on_end=lambda _: None, coding=self
+        )
 
     def meet(self, ranks: Sequence[_Rank]) -> None:
         """Send to `ranks`, which may be this one alone; what is remembered of selections is one for all."""
         self._all = ranks
         self.selections = ranks[0].selections
 
-    def start(
-        self, key: Key, exchange: SparseExchange, elements: int, on_finished: Callable[[_Operation], None]
-    ) -> None:
-        """Take part in an operation on so many elements."""
-        operation = self._operations.setdefault(key, _Operation())
-        operation.exchange, operation.elements, operation.on_finished = exchange, elements, on_finished
-        self._send_all(key, operation, exchange.begin())
-        early, operation.early = operation.early, []
-        for message in early:
-            self._arrive(key, operation, message)
-        self._end_if_done(key, operation)
-
-    def take(self, key: Key, message: Message) -> None:
+    def take(self, sent: _Sent) -> None:
         """A message has come: it is added, behind what came before."""
         if self.worker.is_over:
             return
         # Unpacked and added.
         each = _SUM_BYTES / self._sizes.add_rate + 2.0 * self._sizes.selected_value_seconds
-        seconds = each * len(message.indices)
-        self.worker.host.memory.do(seconds, self._added, key, message)
+        self.worker.host.memory.do(each * len(sent.message.indices), self.operations.sink.take_frame, sent)
 
-    def _added(self, key: Key, message: Message) -> None:
-        operation = self._operations.setdefault(key, _Operation())
-        if operation.exchange is None:
-            operation.early.append(message)
-            return
-        self._arrive(key, operation, message)
-        self._end_if_done(key, operation)
+    def decode(self, operation: SparseOperation, frame: Any) -> Message:
+        """The message that went in the place of a frame."""
+        message: Message = frame.message
+        return message
 
-    def _arrive(self, key: Key, operation: _Operation, message: Message) -> None:
-        assert operation.exchange is not None  # noqa: S101
-        self._send_all(key, operation, operation.exchange.arrive(message))
-
-    def _end_if_done(self, key: Key, operation: _Operation) -> None:
-        if operation.exchange is not None and operation.exchange.done:
-            del self._operations[key]
-            operation.on_finished(operation)
-
-    def _send_all(self, key: Key, operation: _Operation, messages: Sequence[Message]) -> None:
+    @override
+    def send_all(self, operation: SparseOperation, messages: Sequence[Message]) -> None:
         for message in messages:
             value_bytes = self._sizes.selected_value_bytes if message.is_own else _SUM_BYTES
             size = self.selections.size_bytes(len(message.indices), message.stop - message.start, value_bytes)
-            operation.sent_bytes += size
+            self.sent_bytes[operation.key] = self.sent_bytes.get(operation.key, 0.0) + size
             if len(self._all) > 1:
                 target, received = self._all[message.to], message
             else:
-                target, received = self, self._mirrored(message, operation.elements)
-            self._path(target).send(size, target.take, key, received)
+                target, received = self, self._mirrored(message, self._framing.frames[operation.key.number].count)
+            address = operation.key.range(received.start, received.stop - received.start)
+            kind = SparseMessage(received.round, operation.key.number)
+            header = FrameHeader(self._identity.sender, address, kind, Encoding.SPARSE)
+            self._path(target).send(size, target.take, _Sent(header, received))
 
     def _mirrored(self, message: Message, elements: int) -> Message:
         """The message that comes when this rank sends one: as much, from the rank as far behind as that is ahead.
@@ -184,12 +168,13 @@ class _Rank:
 class SparseRingRoute(SimulatedRoute):
     """One rank's sparse allreduces, as `taihu.worker.exchange.ring.sparse` starts them."""
 
-    def __init__(self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes) -> None:
+    def __init__(  # noqa: PLR0917 - whose, and what goes
+        self, rank: _Rank, job: Job, plan: Plan, sizes: Sizes, framing: Framing, numbers: Mapping[int, int]
+    ) -> None:
         self._rank, self._plan, self._sizes = rank, plan, sizes
         self._size = job.world.workers
         self._is_dense = job.downlink == "dense"
-        self._framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
-        self._numbers = {frame.offset: number for number, frame in enumerate(self._framing.frames)}
+        self._framing, self._numbers = framing, numbers
         self._sum = _ExpectedSum(self._size, rank.selections)
         self._at = At(0, 0)
 
@@ -205,18 +190,13 @@ class SparseRingRoute(SimulatedRoute):
     @override
     def send(self, group: int, *, loss_scale: float, skipped: bool) -> int:
         """Begin the allreduce of every part of the group; its bytes are known when it has ended."""
-        at, worker, start = self._at, self._rank.worker, self._rank.worker.queue.now
+        at, worker, operations = self._at, self._rank.worker, self._rank.operations
+        if at.attempt > operations.attempt:
+            operations.abort(at.attempt)
         for frame in self._framing.by_group[group]:
-            exchange = self._exchange(frame)
-
-            def finished(
-                operation: _Operation, frame: FrameSpec = frame, exchange: SparseExchange = exchange
-            ) -> None:
-                updated = frame.count if self._is_dense else len(exchange.result().indices)
-                seconds = PASSES_OF_UPDATE * _SUM_BYTES * updated / self._sizes.add_rate
-                worker.host.memory.do(seconds, self._applied, at, frame.group, start, operation.sent_bytes)
-
-            self._rank.start((at.step, self._numbers[frame.offset]), exchange, frame.count, finished)
+            key = OperationKey(at, group, self._numbers[frame.offset])
+            summed = partial(self._summed, frame, worker.queue.now)
+            operations.start_sparse(SparseOperation(key, summed), self._exchange(frame))
         return 0
 
     @override
@@ -233,22 +213,23 @@ class SparseRingRoute(SimulatedRoute):
         """No step is skipped."""
         told()
 
-    def _applied(self, at: At, group: int, start: float, size_bytes: float) -> None:
-        worker = self._rank.worker
+    def _summed(self, frame: FrameSpec, start: float, operation: SparseOperation) -> None:
+        assert operation.exchange is not None  # noqa: S101
+        updated = frame.count if self._is_dense else len(operation.exchange.result().indices)
+        seconds = PASSES_OF_UPDATE * _SUM_BYTES * updated / self._sizes.add_rate
+        self._rank.worker.host.memory.do(seconds, self._applied, operation, start)
+
+    def _applied(self, operation: SparseOperation, start: float) -> None:
+        worker, at, group = self._rank.worker, operation.key.at, operation.key.group
         worker.tracer.add("sparse", "allreduce", start, worker.queue.now, step=at.step, group=group)
         # As much comes as goes.
-        worker.updated(Updated(group, at, round(size_bytes), round(size_bytes)))
+        size = round(self._rank.sent_bytes.pop(operation.key, 0.0))
+        worker.updated(Updated(group, at, size, size))
 
     def _exchange(self, frame: FrameSpec) -> SparseExchange:
         kept = max(1, round(self._sizes.added(frame) / _SUM_BYTES))
-        own, rank, elements = self._rank.selections.spaced(0, frame.count, kept), self._rank.index, frame.count
-        match self._plan.routes[frame.group]:
-            case Way.GTOPK:
-                return GtopkTree(own, rank=rank, size=self._size, elements=elements, k=kept)
-            case Way.REDUCE_SCATTER:
-                return SparseReduceScatter(own, rank=rank, size=self._size, elements=elements, summation=self._sum)
-            case _:
-                return SparseAllgather(own, rank=rank, size=self._size, elements=elements, summation=self._sum)
+        own, ranks = self._rank.selections.spaced(0, frame.count, kept), (self._rank.index, self._size)
+        return make_exchange(self._plan.routes[frame.group], own, ranks, frame.count, kept, self._sum)
 
 
 def join_sparse(
@@ -261,7 +242,8 @@ def join_sparse(
     """
     if len(workers) < job.world.workers and Way.GTOPK in plan.routes:
         raise ConfigError("compression.downlink 'doublesqueeze' in a ring: ranks of its tree differ; give --distinct")
-    ranks = [_Rank(index, job.world.workers, worker, sizes, fabric) for index, worker in enumerate(workers)]
+    framing, numbers = framed(plan)
+    ranks = [_Rank(index, job, worker, sizes, fabric, framing) for index, worker in enumerate(workers)]
     for rank in ranks:
         rank.meet(ranks)
-    return [SparseRingRoute(rank, job, plan, sizes) for rank in ranks]
+    return [SparseRingRoute(rank, job, plan, sizes, framing, numbers) for rank in ranks]

@@ -24,7 +24,7 @@ from taihu.simulation.compute import Compute, Pace
 from taihu.simulation.events import EventQueue
 from taihu.simulation.fc import TailSteps
 from taihu.simulation.network import Host
-from taihu.worker.exchange.base.route import Arrived, Carrier, Updated
+from taihu.worker.exchange.base.route import Arrived, Carrier, RouteEvents, Updated
 from taihu.worker.exchange.executor import Executor
 from taihu.worker.exchange.ground import Ground, Values, Wait, Waits
 from taihu.worker.exchange.step_protocol import StepProtocol
@@ -178,17 +178,29 @@ class SimulatedWorker(Ground):
         self._loop: Iterator[Wanted] = iter(())
         self._tail: TailSteps | None = None
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Seconds of the clock."""
         return self.queue.now
+
+    @property
+    def events(self) -> RouteEvents:
+        """The events of its route, which is told by nobody else."""
+        return RouteEvents(self.updated, self.arrived, self.applied, self._later, self._failed)
+
+    def _later(self, at: At, task: Callable[[], None]) -> None:
+        self.steps.later(at, task)
+
+    def _failed(self, error: BaseException) -> None:
+        raise error
 
     def adopt(self, plan: Plan, passes: Passes, route: SimulatedRoute, tail: TailSteps | None) -> None:
         """Go on by a plan, whose groups go by a route and take these passes; `tail` is the end of a spread model."""
         costs = Costs(self, route, passes)
         self.steps = Executor(
-            plan, self._rules, self.protocol, self, lambda _: (route, costs), now=self._now, tracer=self.tracer
+            plan, self._rules, self.protocol, self, lambda _: (route, costs), now=self.now, tracer=self.tracer
         )
         self._tail = tail
-        self._program = StepProgram(self.steps, self._measuring, self._now, self.tracer)
+        self._program = StepProgram(self.steps, self._measuring, self.now, self.tracer)
         self._stretches = tuple(self._cut(plan))
 
     @property
@@ -216,10 +228,10 @@ class SimulatedWorker(Ground):
         if not self.is_over:
             self.steps.updated(part)
 
-    def arrived(self, group: int, attempt: int) -> None:
+    def arrived(self, part: Arrived) -> None:
         """One part of a group's parameters has come."""
         if not self.is_over:
-            self.steps.arrived(Arrived(group, attempt))
+            self.steps.arrived(part)
 
     def applied(self, at: At) -> None:
         """All groups have been updated together."""

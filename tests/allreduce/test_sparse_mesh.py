@@ -19,7 +19,7 @@ from support.sparse_network import ALGORITHMS, make_exchange
 from taihu.allreduce.order.operation import OperationKey
 from taihu.allreduce.sparse.exchange import Slice
 from taihu.allreduce.sparse.few_bits import FewBits, StepPieces
-from taihu.allreduce.sparse.mesh import SparseMesh, SparseOperation
+from taihu.allreduce.sparse.mesh import SparseFrames, SparseMesh, SparseOperation
 from taihu.core.base.errors import FrameError
 from taihu.core.wire.frames.headers import At, Frame, FrameHeader, ValueType, frame_of
 from taihu.core.wire.frames.identity import WorkerIdentity
@@ -52,7 +52,9 @@ class Ranks:
         self.under_way: list[tuple[int, Frame]] = []
         size = len(brought)
         self.operations = [SparseOperation(KEY, few_bits=few_bits) for _, few_bits in brought]
-        self.meshes = [SparseMesh(WorkerIdentity("job", rank, 1), self._send, Counter()) for rank in range(size)]
+        self.meshes = [
+            SparseMesh(SparseFrames(WorkerIdentity("job", rank, 1), self._send), Counter()) for rank in range(size)
+        ]
         self.exchanges = [
             make_exchange(algorithm, own, rank=rank, size=size, elements=elements, k=max(1, elements // 20))
             for rank, (own, _) in enumerate(brought)
@@ -133,7 +135,8 @@ def test_a_slice_that_goes_to_all_is_packed_once(is_coded: bool) -> None:
     own, few_bits = few_bits_of(np.random.default_rng(3), ValueType.INT4, np.array([[0, 300]], dtype=np.int64))
     ranks = Ranks("allgather", [(own, few_bits if is_coded else None)] * 4, 300)
     sent: list[Sequence[NDArray[Any]]] = []
-    mesh = SparseMesh(WorkerIdentity("job", 0, 1), lambda to, header, pieces: sent.append(pieces), Counter())
+    frames = SparseFrames(WorkerIdentity("job", 0, 1), lambda to, header, pieces: sent.append(pieces))
+    mesh = SparseMesh(frames, Counter())
     mesh.begin(ranks.operations[0], ranks.exchanges[0])
     assert len(sent) == 3
     assert all(one is other for pieces in sent for one, other in zip(pieces, sent[0], strict=True))

@@ -12,7 +12,7 @@ from support.cluster import layout_of
 from support.simulations import AT_ONCE, PLAIN, job_of, seconds_of
 from support.told_events import Told
 
-import taihu.simulation.members
+import taihu.simulation.servers
 import taihu.simulation.worker
 from taihu.core.base.errors import ConfigError
 from taihu.core.coordination.membership.liveness import TICK_S
@@ -91,7 +91,7 @@ def test_every_way_of_exchanging_goes_on(
 def test_survivors_give_up_what_is_under_way_and_push_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is lost pushes no more as it was; who is back has the protocol of a new process."""
     job = job_of(3, 1, exchange={"plan": "per-layer"})
-    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as told:
+    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.servers) as told:
         recovery = lost(job, Loss(WORKER, 0.05, 20.0))
     # What the undisturbed run made stands behind it.
     first, second, gone, *others = told.pushed

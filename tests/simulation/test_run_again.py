@@ -16,7 +16,7 @@ from support.told_events import Event, Told
 from support.worker import train_slowly
 
 import taihu.ps_server.server_shard
-import taihu.simulation.members
+import taihu.simulation.servers
 import taihu.simulation.worker
 import taihu.worker.exchange.shell
 from taihu.core.planner.profile import LayerCost, LinearCost, LinkCost, Profile
@@ -74,7 +74,7 @@ def test_parameters_are_fetched_again_in_the_order_of_a_real_job(
     job = job_of(2, servers, exchange=exchange, train={"recompute": "memory"})
     with Told().listening(monkeypatch, taihu.worker.exchange.shell, taihu.ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), partial(train_slowly, steps=STEPS, run_again=AGAIN))
-    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
+    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.servers) as own:
         simulated(servers, 2, 3, "per-layer", 1.0)
     assert own.pushed == real.pushed
     asked = [[asked_of(events) for events in told.fetched] for told in (own, real)]

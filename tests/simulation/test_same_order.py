@@ -1,8 +1,8 @@
 """A real job and its simulation: the same inputs of every rank's step protocol in the same order, and the same sums.
 
-A step and its actions are the same code in both (docs/adr/0085). What is compared here is what is not: the links and
-rings of the simulator beside those of the network. Compute takes much longer than any message, in the simulation by
-the clock; in the real job every group is waited for before the next one is pushed.
+Steps and their actions, links and operations are the same code in both (docs/adr/0085, 0091). What is compared here
+is what is not: a server's shard, and the order of operations with ZeRO. Compute takes much longer than any message,
+in the simulation by the clock; in the real job every group is waited for before the next one is pushed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from support.told_events import Event, Told
 from support.worker import train_slowly
 
 import taihu.ps_server.server_shard
-import taihu.simulation.members
+import taihu.simulation.servers
 import taihu.simulation.worker
 import taihu.worker.exchange.shell
 
@@ -56,7 +56,7 @@ def test_events_have_the_order_of_a_real_job(
     job = job_of(2, servers, **over)
     with Told().listening(monkeypatch, taihu.worker.exchange.shell, taihu.ps_server.server_shard) as real:
         run_workers(job, layout_of(*SIZES), partial(train_slowly, steps=STEPS))
-    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.members) as own:
+    with Told().listening(monkeypatch, taihu.simulation.worker, taihu.simulation.servers) as own:
         simulated(job, SIZES, each=1.0, distinct=True, steps=STEPS)
     assert own.pushed == real.pushed
     assert [*map(in_order_of_asking, own.fetched)] == [*map(in_order_of_asking, real.fetched)]

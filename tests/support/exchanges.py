@@ -208,8 +208,8 @@ def settle(exchange: Exchange) -> None:
     """Wait until it is known of every link whether there is a connection beside gRPC."""
     route = exchange._route
     if isinstance(route, ServerRoute):
-        for link in route._links:
-            link._link.settle()
+        for end in route._ends:
+            end._way.settle()
     elif isinstance(route, RingRoute | SparseRoute):
         for peer in route._communicator._links.values():
             peer.settle()

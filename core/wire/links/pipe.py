@@ -14,11 +14,14 @@ bytes. There are a stream of gRPC and a connection of TCP; tests have one in mem
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+from numpy.typing import NDArray
 
 from taihu.core.base.errors import TaihuError
+from taihu.core.wire.frames.headers import FrameHeader
 from taihu.core.wire.links.inbox import Inbox
 from taihu.core.wire.links.outbox import Outbox
 
@@ -50,3 +53,16 @@ class Pipe(Protocol):
 
     def close(self) -> None:
         """Cut both directions; nothing is told any more."""
+
+
+class FrameWay(Protocol):
+    """The way of frames to another process, whatever pipe it takes: `FrameLink`, or one of sizes and prices alone."""
+
+    def carry(self, carrier: Carrier) -> None:
+        """Send frames by `carrier` from now on, if it is there."""
+
+    def send(self, header: FrameHeader, pieces: Sequence[NDArray[Any]], *, urgent: bool = False) -> None:
+        """Queue a frame; the arrays are read when its turn comes, and must not change until then (see `after`)."""
+
+    def after(self, callback: Callable[[], None], *, urgent: bool = False) -> None:
+        """Call `callback` when all frames queued so far, as urgent, are read."""

@@ -75,7 +75,7 @@ class SparseRoute(Route):
         self._total = np.zeros(plan.layout.elements if self._is_dense else 0, dtype=np.float32)
         self._at = At(0, 0)
         self._plan = plan
-        self._framing, self._numbers = _framed(plan)
+        self._framing, self._numbers = framed(plan)
 
     @override
     def start(self) -> None:
@@ -97,7 +97,7 @@ class SparseRoute(Route):
     def adopt(self, plan: Plan) -> None:
         self._plan = plan
         self.path.adopt(plan)
-        self._framing, self._numbers = _framed(plan)
+        self._framing, self._numbers = framed(plan)
 
     @override
     def parts(self, group: int) -> int:
@@ -155,16 +155,9 @@ class SparseRoute(Route):
         return False
 
     def _make_exchange(self, frame: FrameSpec, own: Slice, compressor: GroupCompressor) -> SparseExchange:
-        rank, size = self._communicator.rank, self._communicator.size
-        match way := self._plan.routes[frame.group]:
-            case Way.GTOPK:
-                k = compressor.kept(frame.count, self._at.step)
-                return GtopkTree(own, rank=rank, size=size, elements=frame.count, k=k)
-            case Way.REDUCE_SCATTER:
-                kind: type[SparseReduceScatter | SparseAllgather] = SparseReduceScatter
-            case _:
-                kind = SparseAllgather
-        return kind(own, rank=rank, size=size, elements=frame.count, summation=self._sums[way])
+        way, ranks = self._plan.routes[frame.group], (self._communicator.rank, self._communicator.size)
+        kept = compressor.kept(frame.count, self._at.step) if way is Way.GTOPK else 0
+        return make_exchange(way, own, ranks, frame.count, kept, self._sums[way])
 
     def _apply(
         self, at: At, frame: FrameSpec, compressor: GroupCompressor, start_s: float, operation: SparseOperation
@@ -207,7 +200,24 @@ class SparseRoute(Route):
         clear(self._total, indices)
 
 
-def _framed(plan: Plan) -> tuple[Framing, dict[int, int]]:
+def make_exchange(  # noqa: PLR0917 - what all algorithms take
+    way: Way, own: Slice, ranks: tuple[int, int], elements: int, kept: int, summation: RankOrderSum
+) -> SparseExchange:
+    """The part of a rank in the sparse allreduce of so many elements; `ranks` are its own, and how many there are.
+
+    A tree keeps `kept` of them; the others sum by `summation`.
+    """
+    rank, size = ranks
+    match way:
+        case Way.GTOPK:
+            return GtopkTree(own, rank=rank, size=size, elements=elements, k=kept)
+        case Way.REDUCE_SCATTER:
+            return SparseReduceScatter(own, rank=rank, size=size, elements=elements, summation=summation)
+        case _:
+            return SparseAllgather(own, rank=rank, size=size, elements=elements, summation=summation)
+
+
+def framed(plan: Plan) -> tuple[Framing, dict[int, int]]:
     """The frames of a plan, and their numbers by offset."""
     framing = Framing(Shard(plan.layout, 1, 0), plan.groups, plan.frame_elements)
     return framing, {frame.offset: number for number, frame in enumerate(framing.frames)}

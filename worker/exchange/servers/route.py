@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from taihu.worker.exchange.base.recording import Recording
 from taihu.worker.exchange.base.route import ExchangeTotals, Held, Route, RouteEvents, RoutePath
 from taihu.worker.exchange.base.updates import ByEveryWorker, Updates, optimizer_of
 from taihu.worker.exchange.servers.answers import ByServers, BySums
+from taihu.worker.exchange.servers.end import ServerEnd
 from taihu.worker.exchange.servers.link import ServerLink
 from taihu.worker.memory.arenas import Arenas
 from taihu.worker.memory.initial_parameters import InitialParameters
@@ -32,38 +34,37 @@ from taihu.worker.memory.initial_parameters import InitialParameters
 class ServersPath(RoutePath):
     """Links to all servers, one as good as the other."""
 
-    def __init__(self, links: Sequence[ServerLink]) -> None:
-        self._links = links
+    def __init__(self, ends: Sequence[ServerEnd]) -> None:
+        self._ends = ends
 
     @property
     @override
     def name(self) -> str:
-        return " and ".join(sorted({link.path for link in self._links}))
+        return " and ".join(sorted({end.path for end in self._ends}))
 
     def listen(self) -> None:
         """Links tell from their opening on."""
 
     @override
     def totals(self) -> ExchangeTotals:
-        return ExchangeTotals(
-            sum(link.sent_bytes for link in self._links), sum(link.received_bytes for link in self._links)
-        )
+        links = [end.link for end in self._ends]
+        return ExchangeTotals(sum(link.sent_bytes for link in links), sum(link.received_bytes for link in links))
 
     @override
     def cancel(self, at: At) -> None:
-        for link in self._links:
-            link.cancel()
+        for end in self._ends:
+            end.link.cancel()
 
     @override
     def fail(self, error: BaseException) -> None:
         """End with `error`; the coordinator tells the others."""
-        for link in self._links:
-            link.abandon()
+        for end in self._ends:
+            end.abandon()
 
     @override
     def close(self) -> None:
-        for link in self._links:
-            link.close()
+        for end in self._ends:
+            end.close()
 
 
 class ServerRoute(Route):
@@ -91,48 +92,44 @@ class ServerRoute(Route):
     ) -> None:
         self._transport = job.exchange.transport
         self._shared = arenas.shared
-        self._rank = identity.rank
         self._initial = initial
         self._events = events
         updates = self._updates = _updates(job, plan, arenas, recording)
-        self._links = [
-            ServerLink(
-                job=job,
-                plan=plan,
-                index=index,
-                address=address,
-                identity=identity,
-                arenas=arenas,
-                updates=updates,
-                events=events,
-                clock=clock or SystemClock(),
-                tracer=tracer or Tracer.off(),
-                faults=faults,
-            )
+        make_link = partial(
+            ServerLink,
+            job=job,
+            plan=plan,
+            sender=identity.sender,
+            arenas=arenas,
+            updates=updates,
+            events=events,
+            now=(clock or SystemClock()).now,
+            tracer=tracer or Tracer.off(),
+        )
+        self._ends = [
+            ServerEnd(job, plan, index, address, identity, arenas, make_link, faults)
             for index, address in enumerate(addresses)
         ]
-        self.path = ServersPath(self._links)
+        self._links = [end.link for end in self._ends]
+        self.path = ServersPath(self._ends)
 
     @override
     def start(self) -> None:
         """Bring the initial parameters to the servers, as worker 0, or fetch them."""
-        for link in self._links:
-            if self._rank == 0:
-                link.initialize(self._initial.prepare if self._initial is not None else lambda _: None)
-            else:
-                link.fetch()
+        for end in self._ends:
+            end.start(self._initial.prepare if self._initial is not None else lambda _: None)
         if self._initial is not None:
             self._initial.close()
         self._share()
-        for link in self._links:
-            link.prepare()
-        for link in self._links:
-            link.open()
+        for end in self._ends:
+            end.prepare()
+        for end in self._ends:
+            end.open()
 
     @override
     def adopt(self, plan: Plan) -> None:
-        for link in self._links:
-            link.adopt(plan)
+        for end in self._ends:
+            end.adopt(plan)
 
     @override
     def parts(self, group: int) -> int:
@@ -180,7 +177,7 @@ class ServerRoute(Route):
     @override
     def meet(self, *, at_end: bool, fetches: bool) -> bool:
         # Whoever waits for this worker at any server has to hear of it.
-        waits = [link.meet(at_end=at_end, fetches=fetches) for link in self._links]
+        waits = [end.meet(at_end=at_end, fetches=fetches) for end in self._ends]
         came = [wait() for wait in waits]
         return all(came)
 
@@ -192,7 +189,7 @@ class ServerRoute(Route):
     @override
     def keep(self, step: int, *, until_durable: bool) -> None:
         # All of them copy, and write, at the same time.
-        for wait in [link.keep(step, until_durable=until_durable) for link in self._links]:
+        for wait in [end.calls.keep(step, until_durable=until_durable) for end in self._ends]:
             wait()
 
     @override
@@ -211,8 +208,8 @@ class ServerRoute(Route):
         """Exchange values in shared memory with the servers of this machine; the memory's name is gone after."""
         if self._shared is not None:
             try:
-                for link in self._links:
-                    link.share(self._shared)
+                for end in self._ends:
+                    end.share(self._shared)
             finally:
                 self._shared.unlink()
         if self._transport == "same-host" and self.path.name != "same-host":
