@@ -337,6 +337,68 @@ class AttendResponse(_message.Message):
 Global___AttendResponse: _TypeAlias = AttendResponse  # noqa: Y015
 
 @_typing.final
+class SeatRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SETTINGS_DIGEST_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    life: _builtins.int
+    """The life of this server."""
+    name: _builtins.str
+    """As people know it: its host and process."""
+    settings_digest: _builtins.str
+    """SHA-256 over the settings that all members must share."""
+    index: _builtins.int
+    """Its place in the run; 0 for none."""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        life: _builtins.int = ...,
+        name: _builtins.str = ...,
+        settings_digest: _builtins.str = ...,
+        index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "job", b"job", "life", b"life", "name", b"name", "settings_digest", b"settings_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeatRequest: _TypeAlias = SeatRequest  # noqa: Y015
+
+@_typing.final
+class SeatResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """The place that it has now; 0 for none."""
+    state: Global___RunState.ValueType
+    reason: _builtins.str
+    """Why the run has ended, or its members begin again."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        state: Global___RunState.ValueType = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SeatResponse: _TypeAlias = SeatResponse  # noqa: Y015
+
+@_typing.final
 class HeldStep(_message.Message):
     """A step as it was made by the members of a generation."""
 
@@ -431,6 +493,7 @@ class BeginResponse(_message.Message):
     IS_TRIAL_FIELD_NUMBER: _builtins.int
     BECAUSE_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
     again: _builtins.bool
     """The last generation is not over yet, or the place is taken by one that may be gone: to be asked again soon."""
     generation: _builtins.int
@@ -441,6 +504,8 @@ class BeginResponse(_message.Message):
     """Steps are made to choose it, and the run begins anew behind them."""
     because: _builtins.str
     """Why that was chosen, in one line; empty where an earlier life of the run has."""
+    servers: _builtins.int
+    """The number of servers in the generation; 0 for that of the job."""
     @_builtins.property
     def compression(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Where the run has chosen it: settings of [compression] by key, each value as JSON."""
@@ -459,10 +524,11 @@ class BeginResponse(_message.Message):
         is_trial: _builtins.bool = ...,
         because: _builtins.str = ...,
         wanted: Global___HeldStep | None = ...,
+        servers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "because", b"because", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "step", b"step", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "because", b"because", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "servers", b"servers", "step", b"step", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

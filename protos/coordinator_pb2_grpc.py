@@ -100,6 +100,11 @@ class CoordinatorServiceStub:
                 request_serializer=taihu_dot_protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
                 response_deserializer=taihu_dot_protos_dot_coordinator__pb2.AttendResponse.FromString,
                 _registered_method=True)
+        self.Seat = channel.unary_unary(
+                '/taihu.v1.CoordinatorService/Seat',
+                request_serializer=taihu_dot_protos_dot_coordinator__pb2.SeatRequest.SerializeToString,
+                response_deserializer=taihu_dot_protos_dot_coordinator__pb2.SeatResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/taihu.v1.CoordinatorService/GetStatus',
                 request_serializer=taihu_dot_protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
@@ -219,6 +224,13 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Seat(self, request, context):
+        """A server without a rank is there; answered when it gets a place in the run, or another one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """The state of every member.
         """
@@ -314,6 +326,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Attend,
                     request_deserializer=taihu_dot_protos_dot_coordinator__pb2.AttendRequest.FromString,
                     response_serializer=taihu_dot_protos_dot_coordinator__pb2.AttendResponse.SerializeToString,
+            ),
+            'Seat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Seat,
+                    request_deserializer=taihu_dot_protos_dot_coordinator__pb2.SeatRequest.FromString,
+                    response_serializer=taihu_dot_protos_dot_coordinator__pb2.SeatResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -688,6 +705,33 @@ class CoordinatorService:
             '/taihu.v1.CoordinatorService/Attend',
             taihu_dot_protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
             taihu_dot_protos_dot_coordinator__pb2.AttendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Seat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/taihu.v1.CoordinatorService/Seat',
+            taihu_dot_protos_dot_coordinator__pb2.SeatRequest.SerializeToString,
+            taihu_dot_protos_dot_coordinator__pb2.SeatResponse.FromString,
             options,
             channel_credentials,
             insecure,

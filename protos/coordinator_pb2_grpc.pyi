@@ -63,6 +63,8 @@ class CoordinatorServiceStub:
     """The costs that the present plan was computed from."""
     Attend: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendResponse]
     """An agent says which workers it runs, and is told which it is to run: soon, or as soon as these are others."""
+    Seat: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.SeatRequest, _coordinator_pb2.SeatResponse]
+    """A server without a rank is there; answered when it gets a place in the run, or another one."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
     """The state of every member."""
     FixLastStep: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]
@@ -107,6 +109,8 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """The costs that the present plan was computed from."""
     Attend: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.AttendRequest, _coordinator_pb2.AttendResponse]  # type: ignore[assignment]
     """An agent says which workers it runs, and is told which it is to run: soon, or as soon as these are others."""
+    Seat: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SeatRequest, _coordinator_pb2.SeatResponse]  # type: ignore[assignment]
+    """A server without a rank is there; answered when it gets a place in the run, or another one."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
     """The state of every member."""
     FixLastStep: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.FixLastStepRequest, _coordinator_pb2.FixLastStepResponse]  # type: ignore[assignment]
@@ -226,6 +230,14 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.AttendResponse, _abc.Awaitable[_coordinator_pb2.AttendResponse]]:
         """An agent says which workers it runs, and is told which it is to run: soon, or as soon as these are others."""
+
+    @_abc_1.abstractmethod
+    def Seat(
+        self,
+        request: _coordinator_pb2.SeatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.SeatResponse, _abc.Awaitable[_coordinator_pb2.SeatResponse]]:
+        """A server without a rank is there; answered when it gets a place in the run, or another one."""
 
     @_abc_1.abstractmethod
     def GetStatus(

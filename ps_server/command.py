@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from taihu.core.base.errors import FinishedError
+from taihu.core.base.errors import ConfigError, FinishedError
 from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
-from taihu.core.process.options import DaemonOptions, supervised_by
+from taihu.core.process.options import DaemonOptions, refuse, supervised_by
 from taihu.core.process.programs.preparation import importing_much
 from taihu.core.process.results import check_writable, write_json
 from taihu.core.process.streams import outlive_output
+from taihu.core.system.signals import SIGINT, SIGTERM
+from taihu.core.system.sockets import gethostname
 
 
 @takes_options
@@ -25,6 +27,12 @@ def server(
             "--rank", "--index", metavar="R|dns:NAME", help="Rank of this server, from 0; 0 coordinates the run."
         ),
     ] = None,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join", help="Join a run that goes on, beside its servers; SIGTERM or Ctrl-C has this one leave it."
+        ),
+    ] = False,
     hold: Annotated[
         bool,
         typer.Option("--hold", envvar="TAIHU_HOLD", help="After a run that finished, stay until SIGTERM."),
@@ -38,10 +46,14 @@ def server(
     this process at once. All processes of a run that was stopped exit with 130. With --on-term leave, where the run
     keeps checkpoints, SIGTERM has it kept and this process end alone, with 130, too: the others wait for another one.
 
+    With --join, at any time, it takes part without a rank, as one more server: shards are divided anew behind the
+    next steps, as they are when it leaves, or dies. The run's bits stay the same. It needs the same checkpoint.dir.
+
     \b
     Examples:
       taihu server job.toml --rank 0 --coordinator 10.0.0.1:7070
       taihu server job.toml --rank 1 --coordinator 10.0.0.1:7070
+      taihu server job.toml --join --coordinator 10.0.0.1:7070                   # one more, while the run goes on
       taihu server job.toml --rank dns:server --coordinator dns:server:7070      # one of the addresses of a name
     """  # noqa: D301
     interrupts = Interrupts()
@@ -51,18 +63,26 @@ def server(
         from taihu.core.checkpoint.keepers import recovers, tell_finished
         from taihu.core.coordination.discovery import find_coordinator, find_rank
         from taihu.core.coordination.membership.members import RunState
+        from taihu.core.coordination.servers.answering import NEEDED_TO_JOIN
         from taihu.core.job.chaos import chaos_of
         from taihu.core.process.notices import Notices
         from taihu.core.wire.base.clock import WallClock
         from taihu.core.wire.base.log import configure_logs
-        from taihu.ps_server.daemon import ServerDaemon, ServerOptions
+        from taihu.ps_server.daemon import ServerOptions
+        from taihu.ps_server.living import serve, serve_joined
 
     own: dict[str, dict[str, object]] = {
         "cluster": {"coordinator": process.coordinator},
         "checkpoint": {"resume": process.resume},
     }
     job = flags.resolve(process.job_file, own, launched=True)
-    interrupts.install(leaves=process.on_term == "leave" and recovers(job))
+    if join:
+        refuse({"--rank": rank}, "is for a server that starts the run; one that joins is told its place")
+        if not recovers(job):
+            raise ConfigError(NEEDED_TO_JOIN)
+        interrupts.install(leaves=True, leaves_by=(SIGTERM, SIGINT))
+    else:
+        interrupts.install(leaves=process.on_term == "leave" and recovers(job))
     interrupts.are_heard()
     if tell_finished(job):
         if hold:
@@ -70,11 +90,13 @@ def server(
         return 0
     check_writable(process.json_file, process.trace)
     job = find_coordinator(job)
-    place = find_rank(rank, os.environ, "server", job) or 0
+    name = f"{gethostname()}:{os.getpid()}"
+    place = None if join else find_rank(rank, os.environ, "server", job) or 0
     wall = WallClock()
-    configure_logs(process.log_format, verbose=process.verbose, wall=wall, role="server", rank=place)
+    who = name if place is None else place
+    configure_logs(process.log_format, verbose=process.verbose, wall=wall, role="server", rank=who)
     options = ServerOptions(
-        index=place,
+        index=place or 0,
         bind=process.bind,
         advertise=process.advertise,
         direct_port=process.direct_port,
@@ -84,18 +106,16 @@ def server(
         trace=process.trace,
         tracer=process.tracer(),
         interrupts=interrupts,
-        chaos=chaos_of(job, f"server {place}", wall),
+        chaos=chaos_of(job, name if place is None else f"server {place}", wall),
         notices=Notices(are_read=process.supervisor is not None),
     )
-    with ServerDaemon(job, options) as daemon:
-        typer.echo(f"listening on {daemon.address}, metrics on port {daemon.metrics_port}")
-        try:
-            state = daemon.run()
-        except FinishedError as error:
-            typer.echo(str(error))
-            return 0
-        if process.json_file is not None:
-            write_json(process.json_file, daemon.results())
+    try:
+        state, results = serve(job, options) if place is not None else serve_joined(job, options, name)
+    except FinishedError as error:
+        typer.echo(str(error))
+        return 0
+    if process.json_file is not None:
+        write_json(process.json_file, results)
     return EXIT_INTERRUPTED if state is RunState.STOPPED else 0
 
 

@@ -27,6 +27,7 @@ from taihu.core.wire.base.address import host_of
 from taihu.core.wire.serving.metrics import MetricsPage, RefusedCalls, ServerMetrics
 from taihu.core.wire.serving.server import RpcServer
 from taihu.ps_server.participation import Participation
+from taihu.ps_server.seat import MovedError, OwnSeat
 
 # Calls of a generation that is over are answered with an error: nobody needs long to hear it.
 _GRACE_S = 0.2
@@ -42,7 +43,7 @@ class ServerOptions:
     which are served for `linger_s` after the end; with `hold` a server that has finished stays,
     healthy but not ready, until it is told to end; `trace` is where this process's part of the trace is written at
     the end. While this server serves, it takes the first of the `interrupts` as a wish that the run ends in order.
-    `chaos` is asked at each point. `notices` get what cannot be written.
+    `chaos` is asked at each point. `notices` get what cannot be written. One that joined has its place by `seat`.
     """
 
     index: int
@@ -57,6 +58,7 @@ class ServerOptions:
     interrupts: Interrupts = field(default_factory=Interrupts)
     chaos: Chaos = field(default_factory=NoChaos)
     notices: Notices = field(default_factory=Notices)
+    seat: OwnSeat | None = None
 
 
 class ServerDaemon:
@@ -66,7 +68,7 @@ class ServerDaemon:
         servers = job.servers
         if not servers:
             raise ConfigError("exchange.kind 'ring' has no servers: start workers only, worker 0 is the coordinator")
-        if not 0 <= options.index < servers:
+        if options.seat is None and not 0 <= options.index < servers:
             raise ConfigError(
                 f"server {options.index}: outside the world of {counted(servers, 'server')}; "
                 f"expected --rank 0 to {servers - 1}, or raise cluster.servers"
@@ -116,7 +118,9 @@ class ServerDaemon:
             if self._page is not None:
                 self._page.close()
         elif self._page is not None:
-            self._page.lingers = self._part.outcome[0] is not RunState.STOPPED and not self._part.stop_is_expected
+            goes_on = isinstance(value, MovedError)
+            has_stopped = self._part.outcome[0] is RunState.STOPPED or self._part.stop_is_expected
+            self._page.lingers = not (goes_on or has_stopped)
             self._page.__exit__(kind, value, trace)
         self._listener.close()
 
@@ -136,11 +140,15 @@ class ServerDaemon:
         Raises:
             RunError: the run failed.
             ConfigError, PeerUnreachableError: this server could not join.
+            MovedError: this server, that joined, has another place in the run now.
             BaseException: what interrupted this; all others of the run have been told.
         """
         self._options.chaos.passes(Point.START_UP)
         try:
-            in_generations(self._job, self._member, self._live, self._between)
+            if (seat := self._options.seat) is None:
+                in_generations(self._job, self._member, self._live, self._between)
+            else:
+                in_generations(self._job, self._member, self._live, self._between, agent=seat.life, check=seat.check)
         finally:
             self._write_trace()
         if self._options.hold and not self._options.interrupts.reason:

@@ -15,6 +15,7 @@ from taihu.core.checkpoint.places import Place, place_of, setting_of
 from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
+from taihu.core.job.sizes import are_of_one_run
 
 _NONE: Final = Path("none")
 _COMPRESSION: Final = "compression."
@@ -86,7 +87,11 @@ def finished(job: Job) -> Checkpoint | None:
     for step in CheckpointStore(folder).steps()[:1]:
         newest = CheckpointStore(folder).open(step)
         manifest = newest.manifest
-        return newest if step >= manifest.total_steps and manifest.settings == dict(job.shared_settings) else None
+        return (
+            newest
+            if step >= manifest.total_steps and are_of_one_run(manifest.settings, job.shared_settings)
+            else None
+        )
     return None
 
 
@@ -102,7 +107,7 @@ def ended_run(job: Job) -> EndedRun | None:
     """The end of a run of this job, of which not all members may have heard; None where none is kept."""
     folder = checkpoint_folder(job)
     ended = None if folder is None or not recovers(job) else kept_end(folder)
-    return ended if ended is not None and ended.settings == dict(job.shared_settings) else None
+    return ended if ended is not None and are_of_one_run(ended.settings, job.shared_settings) else None
 
 
 def kept_compression(job: Job) -> Mapping[str, str]:
@@ -117,7 +122,7 @@ def kept_compression(job: Job) -> Mapping[str, str]:
     resumed = job.checkpoint.resume is not None
     own = _without_compression(job.shared_settings)
     for settings in _kept_settings(job):
-        if resumed or _without_compression(settings) == own:
+        if resumed or are_of_one_run(_without_compression(settings), own):
             return {key.removeprefix(_COMPRESSION): settings[key] for key in settings if key.startswith(_COMPRESSION)}
     return {}
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -24,6 +25,9 @@ from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.job import Job
+from taihu.core.job.sizes import are_of_one_run
+
+_FIRST: Final = "server 0"
 
 
 def newest_held(job: Job) -> int:
@@ -31,6 +35,15 @@ def newest_held(job: Job) -> int:
     memory = memory_of(job)
     labels = [] if memory is None else _held_by_all(memory, keepers(job))
     return labels[0].step if labels else 0
+
+
+def servers_held(job: Job) -> int:
+    """The number of servers of the newest step that server 0 holds on this host, or held; 0 where it holds none."""
+    memory = memory_of(job)
+    if memory is not None and (labels := labels_of(memory, _FIRST)):
+        with suppress(CheckpointError):  # it has just been overwritten, or is damaged
+            return read_run(memory, _FIRST, max(labels, key=attrgetter("step"))).servers
+    return 0
 
 
 def are_all_here(job: Job) -> bool:
@@ -51,7 +64,8 @@ def salvage(job: Job) -> int | None:
     for label in _held_by_all(memory, members):
         try:
             run = read_run(memory, members[0], label)
-            if _is_newest(store, label.step, run) and run.settings == dict(job.shared_settings):
+            is_ours = run.servers == job.servers and are_of_one_run(run.settings, job.shared_settings)
+            if is_ours and _is_newest(store, label.step, run):
                 commit(job, run, label.step, _write(store, memory, members, label))
                 return label.step
         except (OSError, TaihuError) as error:

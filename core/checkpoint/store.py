@@ -11,6 +11,7 @@ from taihu.core.base.errors import CheckpointError
 from taihu.core.checkpoint.manifest import MANIFEST, Manifest
 from taihu.core.checkpoint.places import Place, inside, remove_folder, write_durably
 from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
+from taihu.core.job.sizes import are_of_one_run
 
 _STEP: Final = re.compile(r"step-([0-9]{1,15})")
 
@@ -111,7 +112,7 @@ class CheckpointStore:
         for step in self.steps():
             try:
                 checkpoint = self.open(step)
-                if checkpoint.manifest.settings != dict(settings):
+                if not are_of_one_run(checkpoint.manifest.settings, settings):
                     problems.append(f"{checkpoint.folder} is of a job with other settings")
                 elif step < checkpoint.manifest.total_steps:
                     checkpoint.verify()
@@ -128,7 +129,7 @@ class CheckpointStore:
         for step in self.steps():
             with suppress(CheckpointError):
                 checkpoint = self.open(step)
-                if step > newer_than and checkpoint.manifest.settings == dict(settings):
+                if step > newer_than and are_of_one_run(checkpoint.manifest.settings, settings):
                     checkpoint.verify()
                     found.add(step)
         return frozenset(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -136,11 +136,12 @@ class CoordinatorClient:
     ) -> None:
         self._control.close()
 
-    def begin(self, own: OwnSteps | None = None, agent: int = 0) -> Begun:
+    def begin(self, own: OwnSteps | None = None, agent: int = 0, check: Callable[[], None] = lambda: None) -> Begun:
         """Ask until this member may join; the generation to be joined.
 
         Where others need what its place holds, `own` steps, this member writes its part of a checkpoint. `agent` is
-        the life of that one which runs this process.
+        the life of that one which runs this process, or of this server where it joined; `check` raises where its
+        place has become another one.
 
         Raises:
             PeerUnreachableError: the coordinator did not answer, or the last generation did not end, in time.
@@ -163,6 +164,7 @@ class CoordinatorClient:
             )
             if isinstance(answer, Begun):
                 return answer
+            check()
             if own is not None and answer.wanted is not None:
                 ask = replace(ask, part=_written(own, answer.wanted))
                 until_s = self._clock.now() + timeout_s

@@ -20,6 +20,8 @@ from taihu.core.coordination.control.looking import AgentStatus, GetStatus, Memb
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
 from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.servers.answering import NEEDED_TO_JOIN, seat
+from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.wire.frames.format import FORM
 from taihu.core.wire.serving.refusal_log import RefusalLog
 
@@ -36,7 +38,7 @@ class Desk:
     """Answers by `coordinator`; any thread may ask, and is held where the answer is.
 
     Those who ask to begin are told what has `begun` or, while steps that members hold are `gathered`, to ask again.
-    `agents` are told what to run; None where a lost worker ends the run.
+    `agents` are told what to run, servers that `joined` their places; None where a lost worker ends the run.
     """
 
     def __init__(
@@ -46,9 +48,11 @@ class Desk:
         *,
         gathered: Gathering | None = None,
         agents: Agents | None = None,
+        joined: JoinedServers | None = None,
     ) -> None:
         self.coordinator = coordinator
         self._agents = agents
+        self._joined = joined
         self._begun = begun
         self._gathered = gathered
         self._refusals = RefusalLog()
@@ -69,6 +73,7 @@ class Desk:
                 asks.Finish: self._finish,
                 asks.GetProfile: self._get_profile,
                 asks.Attend: self._attend,
+                asks.Seat: self._seat,
                 GetStatus: self._get_status,
                 Stop: self._stop,
             }
@@ -93,6 +98,9 @@ class Desk:
 
     def _takes_place(self, member: MemberId, ask: asks.Begin) -> bool:
         """Whether a process is that one which runs as `member`: of a worker, its agent says so."""
+        if self._joined is not None and member.role is Role.SERVER:
+            with self._joined.changing() as seats:
+                return seats.takes_place(member.rank, ask.agent)
         if self._agents is None or member.role is not Role.WORKER:
             return True
         is_known = ask.settings_digest == self._agents.digest
@@ -103,6 +111,11 @@ class Desk:
         if self._agents is None:
             raise ConfigError(f"a lost worker ends this run; {NEEDED_BY_AGENTS}")
         return attend(self.coordinator, self._agents, ask, call)
+
+    def _seat(self, ask: asks.Seat, call: Call) -> asks.Seated:
+        if self._joined is None:
+            raise ConfigError(f"a lost server ends this run; {NEEDED_TO_JOIN}")
+        return seat(self.coordinator, self._joined, ask, call)
 
     def _join(self, ask: asks.Join, call: Call) -> asks.Peers:
         """Admit the member, and hold a worker until everybody is there whom it exchanges with."""
@@ -165,6 +178,8 @@ class Desk:
             if member.role is Role.WORKER:
                 stop.learnt(member.rank, ask.known_last_step or 0)
             if ask.wants_stop:
+                if self._joined is not None and ask.leaves and member.role is Role.SERVER:
+                    self._joined.leaves(member.rank)
                 outcome.ask_to_stop(f"{member}: {ask.wants_stop}", goes_on=ask.leaves)
             return asks.Heard(outcome.state, outcome.reason, now, stop.reason, stop.last_step, stop.goes_on)
 

@@ -31,11 +31,14 @@ from taihu.core.coordination.client import CoordinatorClient, coordinator_addres
 from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
 from taihu.core.coordination.membership.stopping import PendingStop
+from taihu.core.coordination.parties import Parties
 from taihu.core.coordination.plans.choosing import Choosing, trial
 from taihu.core.coordination.restarts import Restarts
+from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.job.chosen import table_of, with_compression
+from taihu.core.job.sizes import with_servers
 from taihu.core.process.entry import LeavingError
 from taihu.core.system.clocks import monotonic, sleep
 from taihu.core.system.memory import collect_garbage
@@ -56,15 +59,25 @@ class Generation:
         begun: the generation, as those who ask are told of it.
         recovers: whether another one may follow; for the member that hosts the coordinator.
         choosing: chooses, in a trial of the member that hosts the coordinator.
-        agents: of the run, for the member that hosts the coordinator.
+        parties: agents of the run, and servers that join it, for the member that hosts the coordinator.
         pending: the stop that an earlier generation was asked for; for that member, too.
     """
 
     begun: Begun = field(default_factory=lambda: Begun(0))
     recovers: bool = False
     choosing: Choosing | None = None
-    agents: Agents | None = None
+    parties: Parties | None = None
     pending: PendingStop | None = None
+
+    @property
+    def agents(self) -> Agents | None:
+        """Those of the run, for the member that hosts the coordinator."""
+        return None if self.parties is None else self.parties.agents
+
+    @property
+    def joined(self) -> JoinedServers | None:
+        """The servers that joined the run, for the member that hosts the coordinator."""
+        return None if self.parties is None else self.parties.joined
 
     @property
     def number(self) -> int:
@@ -88,12 +101,14 @@ def in_generations(
     between: Callable[[], AbstractContextManager[RpcServer]],
     *,
     agent: int = 0,
+    check: Callable[[], None] = lambda: None,
 ) -> T:
     """Call `live` for one generation after another; returns its result of the one in which the run ends.
 
     It is given the job as it goes on from the generation's checkpoint. A job that chooses its compression begins with
     a generation whose steps are measured. `between` generations the member that hosts the coordinator has a server at
-    its address, too. `agent` is the life of that one which runs this process, 0 where none does.
+    its address, too. `agent` is the life of that one which runs this process, or of this server where it joined, and
+    else 0; `check` raises where this server's place in the run has become another one.
 
     Raises:
         TaihuError: what ended the run otherwise.
@@ -104,14 +119,16 @@ def in_generations(
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     choosing = Choosing(job) if chooses else None
-    agents, pending = Agents.of(job), PendingStop()
+    parties, pending = Parties.of(job), PendingStop()
 
-    def prepare(own: Job) -> None:
+    def prepare(own: Job) -> int:
         may_be_held = prepare_memory(own)
+        own = with_servers(own, parties.joined.servers)
         salvage(own)
         if may_be_held and not are_all_here(own):
             with between() as rpc:
-                gather(own, str(member), rpc, agents, pending)
+                gather(own, str(member), rpc, parties, pending)
+        return parties.joined.settle()
 
     while True:
         if hosts and choosing is not None:
@@ -119,9 +136,10 @@ def in_generations(
         elif hosts:
             own, generation = _next_hosted(job, restarts, prepare)
         else:
-            own, generation = _asked_for(job, member, agent)
+            own, generation = _asked_for(job, member, agent, check)
         if hosts:
-            generation = replace(generation, agents=agents, pending=pending)
+            generation = replace(generation, parties=parties, pending=pending)
+        own = with_servers(own, generation.begun.servers)
         memory = have_memory(own)
         try:
             result = live(going_on(own, generation.step), generation)
@@ -140,13 +158,13 @@ def in_generations(
         # Arenas and shared memory of the last generation hang in cycles: they go before as much is taken again.
         collect_garbage()
         # Machines that join, leave or are lost are no failures that come again.
-        have_changed = agents.settle()
+        have_changed = parties.settle()
         if hosts and not generation.begun.is_trial and not have_changed:
             sleep(restarts.pause_s(monotonic(), generation.step) or 0.0)
 
 
 def _next_chosen(
-    job: Job, restarts: Restarts, choosing: Choosing, prepare: Callable[[Job], None]
+    job: Job, restarts: Restarts, choosing: Choosing, prepare: Callable[[Job], int]
 ) -> tuple[Job, Generation]:
     """The next generation of a run that chooses its compression: a trial as long as there is no choice.
 
@@ -167,11 +185,11 @@ def _next_chosen(
     return own, replace(generation, begun=begun)
 
 
-def _next_hosted(job: Job, restarts: Restarts, prepare: Callable[[Job], None]) -> tuple[Job, Generation]:
+def _next_hosted(job: Job, restarts: Restarts, prepare: Callable[[Job], int]) -> tuple[Job, Generation]:
     """The job, and its generation that begins from the newest checkpoint that is whole and has steps left.
 
     Where the run goes on by itself, that is the newest that is whole: this process decides for all. What members held
-    is one when `prepare` returns.
+    is one when `prepare` returns, with the number of servers that take part from there on.
 
     Raises:
         CheckpointError: there are some, damaged or of another job: to begin anew would lose them.
@@ -179,7 +197,7 @@ def _next_hosted(job: Job, restarts: Restarts, prepare: Callable[[Job], None]) -
     """
     if (ended := ended_run(job)) is not None:
         raise FinishedError(told_of(ended, job))
-    prepare(job)
+    servers = prepare(job)
     folder, found = checkpoint_folder(job), None
     if job.checkpoint.resumes_auto:
         found = newest_of(job)
@@ -194,17 +212,17 @@ def _next_hosted(job: Job, restarts: Restarts, prepare: Callable[[Job], None]) -
             if job.checkpoint.resume is None:
                 raise
     step = 0 if found is None else found.step
-    return job, Generation(Begun(new_incarnation(), step), restarts.left(monotonic()) > 0)
+    return job, Generation(Begun(new_incarnation(), step, servers=servers), restarts.left(monotonic()) > 0)
 
 
-def _asked_for(job: Job, member: MemberId, agent: int) -> tuple[Job, Generation]:
+def _asked_for(job: Job, member: MemberId, agent: int, check: Callable[[], None]) -> tuple[Job, Generation]:
     """The job, with the compression that was chosen for it, and the generation that the coordinator tells of."""
     if job.compression.method.is_chosen:
         job = with_compression(job, kept_compression(job))
     with CoordinatorClient.at(coordinator_address(job), job, member, new_incarnation()) as client:
         memory = memory_of(job)
         try:
-            begun = client.begin(OwnSteps(job, str(member)), agent)
+            begun = client.begin(OwnSteps(job, str(member)), agent, check)
         except FinishedError:
             leave_memory(memory)
             raise

@@ -12,7 +12,6 @@ import structlog
 from taihu.core.base.errors import ModelError
 from taihu.core.checkpoint.ended import EndedRun, keep_end
 from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
-from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.checkpointing import Checkpointing
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.desk import Desk
@@ -61,11 +60,11 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         partial(_keep_end, job, generation.number),
         choosing=generation.choosing,
     )
-    agents = generation.agents
-    desk = Desk(coordinator, generation.begun, agents=agents)
+    parties = generation.parties
+    desk = Desk(coordinator, generation.begun, agents=generation.agents, joined=generation.joined)
     CoordinatorServicer(desk).register(rpc.grpc_server)
     closed = Event()
-    watch = spawn("membership", _let_time_pass, coordinator, agents, closed)
+    watch = spawn("membership", _let_time_pass, coordinator, generation, closed)
     try:
         yield desk
     finally:
@@ -77,8 +76,8 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
             # Nobody finds the end of this run anywhere else: who was cut off begins again, and asks for as long.
             coordinator.wait_for(lambda m: m.outcome.over() or m.outcome.end_is_kept, cluster.connect_timeout_s)
         coordinator.close(cluster.lost_after_s)
-        if agents is not None:
-            agents.closes()
+        if parties is not None:
+            parties.closes()
         closed.set()
         watch.join()
 
@@ -122,15 +121,15 @@ def _on_one_host(membership: Membership) -> bool:
     return addresses is not None and all(map(is_loopback, addresses))
 
 
-def _let_time_pass(coordinator: Coordinator, agents: Agents | None, closed: Event) -> None:
-    said = ""
-    if agents is not None:
-        agents.opens(coordinator)
+def _let_time_pass(coordinator: Coordinator, generation: Generation, closed: Event) -> None:
+    said, parties = "", generation.parties
+    if parties is not None:
+        parties.opens(coordinator)
     while not closed.wait(TICK_S):
         with coordinator.changing() as (members, now):
             members.liveness.look(now)
-            if agents is not None:
-                agents.look(members, now)
+            if parties is not None:
+                parties.look(members, now, is_trial=generation.begun.is_trial)
             stall = members.liveness.stall
         if stall and not said:
             structlog.get_logger().warning("stall", seen=stall)

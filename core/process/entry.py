@@ -67,6 +67,7 @@ class Interrupts:
         self.number = SIGINT
         self._tells_signal = tells_signal
         self.leaves = False
+        self._leaves_by: Sequence[int] = ()
         self._raised = ""
         self._take: Callable[[str], bool] | None = None
         self._taken_s = -_ECHO_S
@@ -74,13 +75,13 @@ class Interrupts:
         self._ends: SimpleQueue[int] | None = None
         self._pid = os.getpid()
 
-    def install(self, *, leaves: bool = False) -> None:
+    def install(self, *, leaves: bool = False, leaves_by: Sequence[int] = (SIGTERM,)) -> None:
         """Handle both signals from now on; called by the main thread.
 
-        Where SIGTERM `leaves`, it asks for the end of this process alone: it is a `LeavingError` then. Children that
-        the user's code forks are ended by both, as those of any program are.
+        Where it `leaves` by a signal, that asks for the end of this process alone: it is a `LeavingError` then.
+        Children that the user's code forks are ended by both, as those of any program are.
         """
-        self.leaves = leaves
+        self.leaves, self._leaves_by = leaves, leaves_by
         for number in _NUMBERS:
             set_handler(number, self.arrived)
 
@@ -134,7 +135,7 @@ class Interrupts:
             return
         self.number = Signals(number)
         reason = f"interrupted by {self.number.name}"
-        self.leaves = self.leaves and number == SIGTERM
+        self.leaves = self.leaves and number in self._leaves_by
         if self._ends is not None:
             self._ends.put(number)  # a handler may do that: it waits for no lock
             return

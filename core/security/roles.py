@@ -41,6 +41,7 @@ RULES: Final[Mapping[str, Rule]] = dict(
             "taihu.v1.CoordinatorService",
             {
                 "Attend": Rule(_WORKER),
+                "Seat": Rule(frozenset(("server",))),
                 "Begin": Rule(_MEMBERS, "member"),
                 "Join": Rule(_MEMBERS, "member"),
                 "Vouch": Rule(_MEMBERS, "member"),

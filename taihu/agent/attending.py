@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
-from taihu.core.base.errors import ConfigError, PeerUnreachableError, StaleError, TaihuError
+from taihu.core.base.errors import PeerUnreachableError, TaihuError
+from taihu.core.coordination.asking import answer_of, keep_asking
 from taihu.core.coordination.client import coordinator_address, remote_control
 from taihu.core.coordination.control.asks import Attend
 from taihu.core.coordination.control.control import Control
@@ -15,8 +15,6 @@ from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.job import Job
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event
-
-_PAUSE_S: Final = 0.05
 
 
 @dataclass(frozen=True)
@@ -61,20 +59,20 @@ class Attending:
 
     def work(self, over: Event) -> None:
         """Ask until it is `over`."""
-        while not over.is_set():
-            try:
-                with self._control() as control:
-                    while not over.wait(_PAUSE_S):
-                        self.answer = self._ask(control)
-            except TaihuError as error:
-                known = self.answer
-                self.answer = Answer(known.ranks, known.state, known.reason, known.awaited, error, known.heard_s)
+        keep_asking(over, self._control, self._hear, self._fail)
 
     @property
     def is_refused(self) -> bool:
         """Whether asking again is of no use: the run is another one, or takes no agents."""
         error = self.answer.error
         return error is not None and not isinstance(error, PeerUnreachableError)
+
+    def _hear(self, control: Control) -> None:
+        self.answer = self._ask(control)
+
+    def _fail(self, error: TaihuError) -> None:
+        known = self.answer
+        self.answer = Answer(known.ranks, known.state, known.reason, known.awaited, error, known.heard_s)
 
     def _control(self) -> RemoteControl:
         # Worker 0 may have a machine of its own, whose certificate no other one has.
@@ -83,11 +81,5 @@ class Attending:
     def _ask(self, control: Control) -> Answer:
         name, life, digest = self._job.name, self._life, self._job.digest
         ask = Attend(name, life, self._name, digest, tuple(self.runs), self.leaves)
-        try:
-            told = control.call(ask, self._job.patience.answer_s)
-        except TaihuError as error:
-            # Between two generations nobody answers for a moment, and calls that were held break off.
-            if isinstance(error, StaleError | ConfigError) and not isinstance(error, PeerUnreachableError):
-                raise
-            raise PeerUnreachableError(str(error)) from None
+        told = answer_of(control, ask, self._job.patience.answer_s)
         return Answer(told.ranks, told.state, told.reason, told.awaited, None, monotonic())

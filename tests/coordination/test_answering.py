@@ -31,6 +31,8 @@ from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Life, MemberId, MemberRecord, Role
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
+from taihu.core.coordination.parties import Parties
+from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.job import Job
 from taihu.core.wire.serving.server import RpcServer
 from taihu.protos import coordinator_pb2 as pb
@@ -92,7 +94,7 @@ def test_an_agent_whose_call_breaks_off_is_gone_soon() -> None:
     with (
         coordinated(agents, "grpc") as run,
         ThreadPoolExecutor(2) as pool,
-        agents.watched(run.coordinator),
+        Parties(agents, JoinedServers.of(JOB)).watched(run.coordinator),
     ):
         run.attend(ANNA, timeout_s=0.5)
         held = pool.submit(run.attend, BERT, 1, timeout_s=60.0)
@@ -222,7 +224,7 @@ def test_a_step_is_gathered_whose_worker_has_lost_its_host(tmp_path: Path, monke
         return lambda: stub.Begin(pb.BeginRequest(job=job.name, member=member), timeout=60, wait_for_ready=True)
 
     with ThreadPoolExecutor(1) as pool:
-        gathered = pool.submit(gather, job, "server 0", rpc, agents, PendingStop())
+        gathered = pool.submit(gather, job, "server 0", rpc, Parties(agents, JoinedServers.of(job)), PendingStop())
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             assert ask(CoordinatorServiceStub(channel))().again
         gathered.result(timeout=120)

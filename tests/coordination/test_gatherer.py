@@ -21,7 +21,6 @@ from taihu.core.checkpoint.places import Place
 from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.salvage import OwnSteps
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.client import CoordinatorClient
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.desk import Desk
@@ -30,6 +29,7 @@ from taihu.core.coordination.membership.members import Begun, MemberId, Role, Ru
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
+from taihu.core.coordination.parties import Parties
 from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.coordination.status import stop_run
 from taihu.core.job import Job
@@ -95,7 +95,7 @@ class Hosts:
 
             asking = [pool.submit(ask, member) for member in members]
             try:
-                gather(self.job, "server 0", self.rpc, Agents.of(self.job), self.pending)
+                gather(self.job, "server 0", self.rpc, Parties.of(self.job), self.pending)
             finally:
                 self.rpc.stop(0.0)
             again = RpcServer.create(threads=16)

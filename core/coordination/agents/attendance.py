@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
 from taihu.core.coordination.agents.assignment import balanced, filled, longest_s
+from taihu.core.coordination.presence import Presence
 
 MOST_AGENTS: Final = 1024
 """The most agents that may be there at a time."""
@@ -46,17 +47,11 @@ class Attending(NamedTuple):
 
 @dataclass
 class _Agent:
-    """An agent that is there.
-
-    `calls` counts what it has said, the last at `seen_s`; `hung_up_s` is when that broke off. `has_run` any rank yet.
-    """
+    """An agent that is there; `has_run` any rank yet."""
 
     name: str
     came_s: float
-    seen_s: float
-    calls: int = 0
     leaves: bool = False
-    hung_up_s: float | None = None
     has_run: bool = False
 
 
@@ -71,10 +66,9 @@ class Attendance:
     """
 
     def __init__(self, ranks: Iterable[int], *, least: int, silent_after_s: float, gone_after_s: float) -> None:
-        self._gone_after_s = gone_after_s
         self._ranks = set(ranks)
         self._least = least
-        self._silent_after_s = silent_after_s
+        self._presence = Presence(silent_after_s=silent_after_s, gone_after_s=gone_after_s)
         self._agents: dict[int, _Agent] = {}
         self._held: dict[int, int] = {}
         self._measured_s: dict[int, float] = {}
@@ -82,7 +76,6 @@ class Attendance:
         self._moved_at = 0
         self._has_begun = False
         self._first_s: float | None = None
-        self._is_open = True
         self._has_changed = False
 
     def attends(self, life: int, name: str, runs: Iterable[int] = (), *, leaves: bool = False, now: float) -> int:
@@ -97,36 +90,30 @@ class Attendance:
         if agent is None:
             if len(self._agents) >= MOST_AGENTS:
                 raise ConfigError(f"agent {name}: {MOST_AGENTS:,} agents are there, and no more may come")
-            agent = self._agents[life] = _Agent(name, now, now)
+            agent = self._agents[life] = _Agent(name, now)
         self._first_s = now if self._first_s is None else self._first_s
-        agent.calls += 1
-        agent.seen_s, agent.hung_up_s, agent.leaves = now, None, leaves
+        agent.leaves = leaves
         for rank in runs:
             if rank in self._ranks and rank not in self._held:
                 self._hold(self._held | {rank: life})
                 self._has_begun = True
-        return agent.calls
+        return self._presence.calls(life, now)
 
     def hung_up(self, life: int, call: int, now: float) -> None:
         """A call of an agent has broken off; if it makes no other one, it is gone."""
-        agent = self._agents.get(life)
-        if agent is not None and agent.calls == call and self._is_open:
-            agent.hung_up_s = now
+        self._presence.hung_up(life, call, now)
 
     def closes(self) -> None:
         """Nobody can be heard until it `opens`: calls that break off tell nothing."""
-        self._is_open = False
+        self._presence.closes()
 
     def opens(self, now: float) -> None:
         """Whoever was there when it closed calls soon, or is gone: nobody may have heard of that."""
-        self._is_open = True
-        for agent in self._agents.values():
-            agent.seen_s = now
-            agent.hung_up_s = now if agent.hung_up_s is None else agent.hung_up_s
+        self._presence.opens(now)
 
     def look(self, now: float) -> list[Lost]:
         """Give up agents that are gone, and find others for ranks that have none; the ranks of those given up."""
-        gone = {life: agent.name for life, agent in self._agents.items() if self._is_gone(agent, now)}
+        gone = {life: self._agents[life].name for life in self._presence.gone(now)}
         lost = sorted(Lost(rank, gone[life]) for rank, life in self._held.items() if life in gone)
         for life in gone:
             del self._agents[life]
@@ -211,7 +198,7 @@ class Attendance:
     def agents(self, now: float) -> list[Attending]:
         """All that are there, the longest there first."""
         return [
-            Attending(agent.name, self.ranks_of(life), now - agent.seen_s, agent.leaves)
+            Attending(agent.name, self.ranks_of(life), self._presence.seconds_since(life, now), agent.leaves)
             for life, agent in self._agents.items()
         ]
 
@@ -247,10 +234,6 @@ class Attendance:
         self._held = held
         for life in held.values():
             self._agents[life].has_run = True
-
-    def _is_gone(self, agent: _Agent, now: float) -> bool:
-        hung_up = agent.hung_up_s is not None and now - agent.hung_up_s > self._gone_after_s
-        return hung_up or now - agent.seen_s > self._silent_after_s
 
     def _may_fill(self, now: float) -> bool:
         able = self._able

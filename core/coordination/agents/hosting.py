@@ -10,12 +10,11 @@ import structlog
 
 from taihu.core.checkpoint.copies import Copies
 from taihu.core.coordination.agents.attendance import Attendance, Attending
-from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.job import Job
-from taihu.core.system.threads import Event, Lock, spawn
+from taihu.core.system.threads import Lock
 
 
 class Agents:
@@ -62,25 +61,6 @@ class Agents:
         """The coordinator of a generation answers no more."""
         with self.changing() as attendance:
             attendance.closes()
-
-    @contextmanager
-    def watched(self, coordinator: SharedMembership) -> Iterator[None]:
-        """Look at them during the block, in which no generation goes on."""
-        closed = Event()
-
-        def let_time_pass() -> None:
-            self.opens(coordinator)
-            while not closed.wait(TICK_S):
-                with coordinator.changing() as (membership, now):
-                    self.look(membership, now)
-
-        watch = spawn("agents", let_time_pass)
-        try:
-            yield
-        finally:
-            self.closes()
-            closed.set()
-            watch.join()
 
     def seen(self, coordinator: SharedMembership) -> list[Attending]:
         """All that are there now."""

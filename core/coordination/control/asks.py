@@ -306,8 +306,38 @@ class Attend(Ask[Assigned]):
     leaves: bool = False
 
 
+@dataclass(frozen=True)
+class Seated:
+    """The place of a server that joined, 0 for none, and how the run is."""
+
+    index: int
+    state: RunState
+    reason: Line
+
+
+@dataclass(frozen=True)
+class Seat(Ask[Seated]):
+    """A server without a rank is there, in the place `index` of the run; answered when it has another one.
+
+    Where nothing changes it is answered in a while. Refused with StaleError of another job, and ConfigError where it
+    has other settings, where no servers may join, or no more of them.
+
+    Attributes:
+        life: of its process.
+        name: as people know it.
+        settings_digest: SHA-256 over the settings that all members must share.
+        index: its place; 0 for none.
+    """
+
+    job: str
+    life: int
+    name: Line
+    settings_digest: str
+    index: int = 0
+
+
 ALL: Final = (
     *(Begin, Join, Vouch, BringLayout, Heartbeat, GetPlan, ReportSteps, FixLastStep, DecideCheckpoint),
-    *(Stored, Copy, Compare, Finish, GetProfile, Attend),
+    *(Stored, Copy, Compare, Finish, GetProfile, Attend, Seat),
 )
 """Asks of members and agents."""

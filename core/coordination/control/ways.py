@@ -116,7 +116,9 @@ def _begun_to(answer: Begun | asks.Again) -> pb.BeginResponse:
 def _begun_of(found: pb.BeginResponse) -> Begun | asks.Again:
     if found.again:
         return asks.Again(LABEL.of(found.wanted) if found.HasField("wanted") else None)
-    return Begun(found.generation, found.step, dict(found.compression), found.is_trial, told(found.because))
+    return Begun(
+        found.generation, found.step, dict(found.compression), found.is_trial, told(found.because), found.servers
+    )
 
 
 def _profile_to(profile: Profile | None) -> Mapping[str, str]:

@@ -65,6 +65,7 @@ class Begun:
         compression: settings of it by key, each value as JSON, where the run has chosen them.
         is_trial: whether its steps are made to choose them.
         because: the reason of the choice, in one line; "" where an earlier life of the run has made it.
+        servers: their number in it; 0 for that of the job.
     """
 
     generation: int
@@ -72,6 +73,7 @@ class Begun:
     compression: Mapping[str, str] = field(default_factory=dict)
     is_trial: bool = False
     because: Line = ""
+    servers: int = 0
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,11 @@ class Outcome:
         return error_of(self.state, self.reason)
 
     @property
+    def recovers(self) -> bool:
+        """Whether a member that is lost ends no more than this generation."""
+        return self._terms.recovers
+
+    @property
     def goes_on(self) -> bool:
         """Whether it runs, and not all workers have done their part."""
         return self.state is RunState.RUNNING and self.conclusion is None

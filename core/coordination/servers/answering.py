@@ -1,0 +1,58 @@
+"""Answers to servers that join, by the coordinator."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from taihu.core.base.errors import ConfigError, StaleError
+from taihu.core.coordination.control.asks import Seat, Seated
+from taihu.core.coordination.control.control import Call
+from taihu.core.coordination.membership.members import Role
+from taihu.core.coordination.membership.membership import Membership
+from taihu.core.coordination.membership.shared import SharedMembership
+from taihu.core.coordination.servers.hosting import JoinedServers
+
+NEEDED_TO_JOIN: Final = (
+    "servers that join need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
+)
+
+# An answer that tells nothing new comes in this share of the caller's patience.
+_SHARE: Final = 0.5
+
+
+def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, caller: Call) -> Seated:
+    """Note that a server is there; answer as soon as it has another place or the run has ended, or in a while.
+
+    Raises:
+        StaleError: it belongs to another job.
+        ConfigError: it has other settings, the run has no servers, or as many have joined as may.
+    """
+    life = ask.life
+    with coordinator.changing() as (membership, now):
+        if ask.job != membership.roster.job:
+            raise StaleError(f"this is job {membership.roster.job!r}, not {ask.job!r}; check the address")
+        if not membership.roster.sizes[Role.SERVER]:
+            raise ConfigError("exchange.kind 'ring' has no servers: nobody joins as one")
+        if ask.settings_digest != servers.digest:
+            raise ConfigError(f"server {ask.name}: its job has other settings than the run's; give it the same")
+        with servers.changing() as seats:
+            call = seats.attends(life, ask.name, ask.index, now)
+        servers.look(membership, now)
+    is_answered = False
+
+    def ended() -> None:
+        if not is_answered:
+            with coordinator.changing() as (_, now), servers.changing() as seats:
+                seats.hung_up(life, call, now)
+
+    caller.when_ended(ended)
+
+    def has_news(membership: Membership) -> bool:
+        with servers.changing() as seats:
+            return seats.index_of(life) != ask.index or membership.outcome.state.is_final
+
+    coordinator.wait_for(has_news, min(servers.held_s, _SHARE * caller.left_s()))
+    with coordinator.changing() as (membership, _), servers.changing() as seats:
+        is_answered = True
+        outcome = membership.outcome
+        return Seated(seats.index_of(life), outcome.state, outcome.reason)

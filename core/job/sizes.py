@@ -1,0 +1,26 @@
+"""A job as a generation of its members has it, in which more or fewer servers may take part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from taihu.core.job.job import Job
+
+_SERVERS: Final = "cluster.servers"
+
+
+def with_servers(job: Job, servers: int) -> Job:
+    """`job` with so many servers; 0 for as many as it has."""
+    if servers in (0, job.servers):
+        return job
+    return job.model_copy(update={"cluster": job.cluster.model_copy(update={"servers": servers})})
+
+
+def are_of_one_run(some: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether settings, as `Job.shared_settings` has them, are those of one run: its servers come and go."""
+    return _without_servers(some) == _without_servers(others)
+
+
+def _without_servers(settings: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in settings.items() if key != _SERVERS}
