@@ -87,7 +87,9 @@ class Desk:
         """Whether a process may join, and where the run goes on from."""
         member, incarnation = ask.member.member, ask.member.incarnation
         with self._refusals_told(call), self.coordinator.changing() as (membership, now):
-            membership.roster.check_place(member, ask.job)
+            if member.role is Role.WORKER or not ask.agent:
+                membership.roster.check_place(member, ask.job)
+            # A server without a rank may not have heard yet that its place is another one.
             if not self._takes_place(member, ask):
                 return asks.Again()
             if not membership.admission.admits(member, incarnation, job=ask.job, now=now):

@@ -1,4 +1,4 @@
-"""A run whose workers agents run: real processes on this machine, which come, go and die."""
+"""A run of agents, or of servers that join: real processes on this machine, which come, go and die."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from support.daemons import Process, daemons, listening, ring_address, wait_for
-from taihu.core.coordination.status import stop_run
+from taihu.core.coordination.status import fetch_status, stop_run
 
-__all__ = ["Machines", "come_go_and_die"]
+__all__ = ["Machines", "come_go_and_die", "ends_as_undisturbed"]
 
 Taihu = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -29,13 +29,13 @@ ENDLESS = ("--steps", "1000000")
 
 
 class Machines:
-    """The processes of a run: `members` by rank, and agents, which come and go."""
+    """The processes of a run: `members` by rank, and agents and servers, which come and go."""
 
     def __init__(self, folder: Path, flags: tuple[str, ...], members: tuple[str, ...]) -> None:
         self._folder = folder
         self._flags = (*JOB, *ENDLESS, *flags, "--set", f"checkpoint.dir={folder}/kept")
         self._members = members
-        self._agents: list[Process] = []
+        self._comers: list[Process] = []
         self._hosts: list[Process] = []
 
     @contextmanager
@@ -59,15 +59,21 @@ class Machines:
     def come(self) -> int:
         """Another agent; its number."""
         outputs = () if "worker 0" in self._members else self._outputs("worker 0")
-        process = self._start("taihu", "agent", "--coordinator", self._address, *outputs, *self._flags)
-        self._agents.append(process)
-        return len(self._agents) - 1
+        return self._comes("taihu", "agent", *outputs)
 
-    def signal(self, agent: int, number: signal.Signals) -> None:
-        os.kill(self._agents[agent].pid, number)
+    def join(self) -> int:
+        """Another server; its number."""
+        return self._comes("taihu.ps_server", "--join")
 
-    def code(self, agent: int) -> int:
-        return int(self._agents[agent].wait(timeout=120))
+    def _comes(self, module: str, *words: str) -> int:
+        self._comers.append(self._start(module, *words, "--coordinator", self._address, *self._flags))
+        return len(self._comers) - 1
+
+    def signal(self, comer: int, number: signal.Signals) -> None:
+        os.kill(self._comers[comer].pid, number)
+
+    def code(self, comer: int) -> int:
+        return int(self._comers[comer].wait(timeout=120))
 
     def stop(self) -> dict[str, Any]:
         """Stop the run; its results."""
@@ -81,6 +87,11 @@ class Machines:
         """The last lines of all processes."""
         logs = sorted(self._folder.glob("*.log"))
         return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs)
+
+    @property
+    def servers(self) -> int:
+        """The number of servers that take part."""
+        return fetch_status(self._address, 60.0).servers
 
     @property
     def steps(self) -> int:
@@ -97,6 +108,12 @@ class Machines:
         """Return when steps have been made behind so many changes."""
         before = self.steps
         wait_for(lambda: len(self.resumed) >= times and self.steps > before + 10, f"{self.resumed}, {self.steps}")
+
+    def goes_on_with(self, servers: int) -> None:
+        """Return when steps have been made through so many servers."""
+        wait_for(lambda: self.servers == servers, f"{servers} servers: {self.said()}")
+        before = self.steps
+        wait_for(lambda: self.steps > before + 10, f"{self.resumed}, {self.steps}")
 
 
 def come_go_and_die(flags: tuple[str, ...], members: tuple[str, ...], folder: Path, taihu: Taihu) -> None:
@@ -119,6 +136,11 @@ def come_go_and_die(flags: tuple[str, ...], members: tuple[str, ...], folder: Pa
         assert machines.code(third) == 130
     assert len(machines.resumed) == 3
     assert sum(each.get("made_again", 0) for each in machines.resumed) <= 1, machines.said()
+    ends_as_undisturbed(disturbed, flags, folder, taihu)
+
+
+def ends_as_undisturbed(disturbed: dict[str, Any], flags: tuple[str, ...], folder: Path, taihu: Taihu) -> None:
+    """`taihu train` ends with the same parameters behind as many steps."""
     steps = ("--steps", str(disturbed["steps"]))
     ended = taihu("train", *JOB, *flags, *steps, "--json", str(folder / "local.json"), "--run-dir", "none")
     assert ended.returncode == 0, ended.stderr

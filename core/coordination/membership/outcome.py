@@ -105,8 +105,8 @@ class Outcome:
         Raises:
             StaleError: no such member with this incarnation has joined.
         """
-        self._roster.check_place(member, job)
         if failure and (member, incarnation) in self._roster.withdrawn:
+            self._roster.check_place(member, job)
             self.fail(f"{member}: {failure}")  # it was faster to hang up than to say why
             return
         record = self._roster.record(member, incarnation, job=job)

@@ -41,8 +41,7 @@ class Roster:
 
     def check_place(self, member: MemberId, job: str) -> None:
         """Raise StaleError for a member of another job, ConfigError for one that the world has no place for."""
-        if job != self.job:
-            raise StaleError(f"{member} belongs to job {job!r}, this is job {self.job!r}; check the address")
+        self._check_job(member, job)
         size = self.sizes[member.role]
         if not 0 <= member.rank < size:
             raise ConfigError(
@@ -56,11 +55,15 @@ class Roster:
         Raises:
             StaleError: no such member with this incarnation has.
         """
-        self.check_place(member, job)
+        self._check_job(member, job)
         record = self.members.get(member)
         if record is None or record.incarnation != incarnation:
             raise StaleError(f"{member} with incarnation {incarnation} has not joined job {self.job!r}")
         return record
+
+    def _check_job(self, member: MemberId, job: str) -> None:
+        if job != self.job:
+            raise StaleError(f"{member} belongs to job {job!r}, this is job {self.job!r}; check the address")
 
     def missing(self) -> list[MemberId]:
         """Members that have not joined, servers first."""

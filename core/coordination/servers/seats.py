@@ -132,7 +132,9 @@ class Seats:
 
     def settle(self) -> None:
         """No generation goes on: those who wait get seats, and seats of those who leave or are gone are closed up."""
-        self._seats = [None if life in self._leaving else life for life in self._seats]
+        # Whoever has hung up, and lives, comes again: nobody waits for others.
+        goes = {*self._leaving, *(life for life in self._servers if self._presence.has_hung_up(life))}
+        self._seats = [None if life in goes else life for life in self._seats]
         self._fill()
         self._seats += self._waiting
         while None in self._seats:
@@ -179,8 +181,9 @@ class Seats:
 
     @property
     def _waiting(self) -> list[int]:
-        """Those that have no seat, nor leave."""
-        return [life for life in self._servers if life not in self._seats and life not in self._leaving]
+        """Those that have no seat, and want one."""
+        away = {*self._seats, *self._leaving}
+        return [life for life in self._servers if life not in away and not self._presence.has_hung_up(life)]
 
     def _fill(self) -> None:
         for life in self._waiting:
