@@ -77,6 +77,7 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
             coordinator.wait_for(lambda m: m.outcome.over() or m.outcome.end_is_kept, cluster.connect_timeout_s)
         coordinator.close(cluster.lost_after_s)
         if parties is not None:
+            parties.joined.ends(coordinator)
             parties.closes()
         closed.set()
         watch.join()

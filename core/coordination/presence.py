@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass
 class _Seen:
-    """The words of one process: their number, the time of the last, and the time at which the last broke off."""
+    """The words of one process: their number, the time of the last, and the time at which the last broke off.
+
+    That is a guess, unless it is `certain`: nobody could be heard.
+    """
 
     calls: int
     seen_s: float
     hung_up_s: float | None = None
+    certain: bool = False
 
 
 class Presence:
@@ -33,14 +37,14 @@ class Presence:
         """A process says that it is there; the number of this call."""
         seen = self._there.setdefault(life, _Seen(0, now))
         seen.calls += 1
-        seen.seen_s, seen.hung_up_s = now, None
+        seen.seen_s, seen.hung_up_s, seen.certain = now, None, False
         return seen.calls
 
     def hung_up(self, life: int, call: int, now: float) -> None:
         """A call has broken off; if its process makes no other one, it is gone."""
         seen = self._there.get(life)
         if seen is not None and seen.calls == call and self._is_open:
-            seen.hung_up_s = now
+            seen.hung_up_s, seen.certain = now, True
 
     def closes(self) -> None:
         """Nobody can be heard until it `opens`: calls that break off tell nothing."""
@@ -61,9 +65,9 @@ class Presence:
         return gone
 
     def has_hung_up(self, life: int) -> bool:
-        """Whether the last call of a process has broken off."""
+        """Whether the last call of a process has broken off, with nobody else being the reason."""
         seen = self._there.get(life)
-        return seen is not None and seen.hung_up_s is not None
+        return seen is None or seen.certain
 
     def seconds_since(self, life: int, now: float) -> float:
         """The seconds since the last call of a process that is there."""

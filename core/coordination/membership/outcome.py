@@ -74,6 +74,11 @@ class Outcome:
         return self._terms.recovers
 
     @property
+    def makes_steps(self) -> bool:
+        """Whether it runs, and has made some in this generation."""
+        return self.state is RunState.RUNNING and self._makes_steps
+
+    @property
     def goes_on(self) -> bool:
         """Whether it runs, and not all workers have done their part."""
         return self.state is RunState.RUNNING and self.conclusion is None
@@ -162,7 +167,7 @@ class Outcome:
         leaves = goes_on and self._terms.recovers
         if not leaves and self._has_steps:
             self._pending.ask(reason)
-        if self.state is RunState.RUNNING and self._makes_steps:
+        if self.makes_steps:
             self.stop.ask(reason, goes_on=leaves)
         elif goes_on:
             self.end_generation(reason)

@@ -7,7 +7,7 @@ from typing import Final
 from taihu.core.base.errors import ConfigError, StaleError
 from taihu.core.coordination.control.asks import Seat, Seated
 from taihu.core.coordination.control.control import Call
-from taihu.core.coordination.membership.members import Role
+from taihu.core.coordination.membership.members import Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.coordination.servers.hosting import JoinedServers
@@ -49,7 +49,10 @@ def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, calle
 
     def has_news(membership: Membership) -> bool:
         with servers.changing() as seats:
-            return seats.index_of(life) != ask.index or membership.outcome.state.is_final
+            state = membership.outcome.state
+            # Until all is over in a generation that is, a call stays held: whoever dies then hangs up.
+            ends = state.is_final and state is not RunState.RECOVERING
+            return seats.index_of(life) != ask.index or seats.is_over or ends
 
     coordinator.wait_for(has_news, min(servers.held_s, _SHARE * caller.left_s()))
     with coordinator.changing() as (membership, _), servers.changing() as seats:

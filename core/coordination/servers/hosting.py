@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Final, Self
 
 import structlog
 
@@ -15,6 +15,9 @@ from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.coordination.servers.seats import Joined, Seats
 from taihu.core.job import Job
 from taihu.core.system.threads import Lock
+
+# Who is killed hangs up as soon as others lose it, who have told of that.
+_HANGS_UP_S: Final = 0.1
 
 
 class JoinedServers:
@@ -54,6 +57,20 @@ class JoinedServers:
         with coordinator.changing() as (_, now), self.changing() as seats:
             seats.opens(now)
 
+    def ends(self, coordinator: SharedMembership) -> None:
+        """The generation is over: where it did not end in order, wait a moment for those that hang up."""
+        with coordinator.changing() as (membership, _):
+            is_in_order = bool(membership.outcome.stop.reason)
+        if not is_in_order and self.are_seated:
+            coordinator.wait_for(lambda _: self._has_lost, _HANGS_UP_S)
+        with coordinator.changing(), self._lock:
+            self._seats.ends()
+
+    @property
+    def _has_lost(self) -> bool:
+        with self._lock:
+            return self._seats.has_lost
+
     def closes(self) -> None:
         """The coordinator of a generation answers no more."""
         with self.changing() as seats:
@@ -75,6 +92,12 @@ class JoinedServers:
         """The number of servers of the last generation or, before one, of that which had left its steps here."""
         with self._lock:
             return self._seats.servers
+
+    @property
+    def are_seated(self) -> bool:
+        """Whether a server that joined has a place."""
+        with self._lock:
+            return self._seats.are_taken
 
     @property
     def are_about_to_change(self) -> bool:
@@ -105,6 +128,7 @@ class JoinedServers:
             return
         if is_vacant and outcome.state is RunState.WAITING:
             outcome.end_generation("a server that joined is gone: all go on without it")
-        if moves and move and outcome.state is RunState.RUNNING and not outcome.stop.reason:
+        # Some step is made before others are asked to take part: a run gets on, however often servers come.
+        if moves and move and outcome.makes_steps and not outcome.stop.reason:
             structlog.get_logger().info("moving shards", reason=move)
             outcome.ask_to_stop(move, goes_on=True)

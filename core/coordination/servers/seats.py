@@ -7,6 +7,7 @@ next one that comes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -59,6 +60,9 @@ class Seats:
         silent_after_s: see `Presence`.
         gone_after_s: see `Presence`.
         awaited_s: who is gone has so long to come back, where nobody can go on without what it holds.
+
+    Attributes:
+        is_over: the generation is, and calls are answered at once.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Seats:
         self._leaving: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
         self._now = 0.0
+        self.is_over = False
 
     def attends(self, life: int, name: str, index: int, now: float) -> int:
         """A server says that it is there, and its place, 0 for none; the number of this call.
@@ -100,6 +105,7 @@ class Seats:
 
     def opens(self, now: float) -> None:
         """See `Presence`."""
+        self.is_over = False
         self._presence.opens(now)
 
     def look(self, now: float) -> list[LostServer]:
@@ -112,7 +118,7 @@ class Seats:
             if index:
                 lost.append(LostServer(index, name))
                 self._seats[index - self._first] = None
-        self._fill()
+        self._fill(self._waiting)
         empty = {seat for seat, life in enumerate(self._seats) if life is None}
         self._empty_since_s = {seat: self._empty_since_s.get(seat, now) for seat in empty}
         return sorted(lost)
@@ -132,22 +138,34 @@ class Seats:
 
     def settle(self) -> None:
         """No generation goes on: those who wait get seats, and seats of those who leave or are gone are closed up."""
-        # Whoever has hung up, and lives, comes again: nobody waits for others.
-        goes = {*self._leaving, *(life for life in self._servers if self._presence.has_hung_up(life))}
-        self._seats = [None if life in goes else life for life in self._seats]
-        self._fill()
-        self._seats += self._waiting
+        waiting = self._waiting
+        self._seats = [life if self._stays(life) else None for life in self._seats]
+        self._seats += waiting[self._fill(waiting) :]
         while None in self._seats:
             last = self._seats.pop()
             if last is not None:
                 self._seats[self._seats.index(None)] = last
         self._empty_since_s = {}
 
+    def ends(self) -> None:
+        """The generation is over, and whoever hung up is known: the others are answered, and heard again later."""
+        self.is_over = True
+        self._presence.closes()
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether anybody has a seat."""
+        return any(life is not None for life in self._seats)
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether somebody with a seat has hung up."""
+        return any(life is not None and self._presence.has_hung_up(life) for life in self._seats)
+
     @property
     def is_about_to_change(self) -> bool:
         """Whether the next generation will have other servers, as far as is known: that is no failure."""
-        unsure = any(life is None or self._presence.has_hung_up(life) for life in self._seats)
-        return unsure or bool(self._leaving) or bool(self._waiting)
+        return not all(map(self._stays, self._seats)) or bool(self._waiting)
 
     @property
     def is_vacant(self) -> bool:
@@ -170,7 +188,7 @@ class Seats:
 
     def takes_place(self, index: int, life: int) -> bool:
         """Whether a process may be the server `index` now; `life` is its own, 0 where it has a rank."""
-        return self.index_of(life) == index if life else index < self._first
+        return life in self._seats and self.index_of(life) == index if life else index < self._first
 
     def joined(self, now: float) -> list[Joined]:
         """All that are there, the longest there first."""
@@ -185,7 +203,13 @@ class Seats:
         away = {*self._seats, *self._leaving}
         return [life for life in self._servers if life not in away and not self._presence.has_hung_up(life)]
 
-    def _fill(self) -> None:
-        for life in self._waiting:
-            if None in self._seats:
-                self._seats[self._seats.index(None)] = life
+    def _stays(self, life: int | None) -> bool:
+        """Whether the server of a seat has one in the next generation; who hangs up, and lives, joins again."""
+        return life is not None and life not in self._leaving and not self._presence.has_hung_up(life)
+
+    def _fill(self, waiting: Sequence[int]) -> int:
+        """Give vacant seats to those who wait; so many have got one."""
+        vacant = [seat for seat, life in enumerate(self._seats) if life is None]
+        for seat, life in zip(vacant, waiting, strict=False):
+            self._seats[seat] = life
+        return min(len(vacant), len(waiting))
