@@ -493,6 +493,8 @@ class BeginResponse(_message.Message):
     IS_TRIAL_FIELD_NUMBER: _builtins.int
     BECAUSE_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    SHARED_OUT_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     again: _builtins.bool
     """The last generation is not over yet, or the place is taken by one that may be gone: to be asked again soon."""
@@ -504,6 +506,10 @@ class BeginResponse(_message.Message):
     """Steps are made to choose it, and the run begins anew behind them."""
     because: _builtins.str
     """Why that was chosen, in one line; empty where an earlier life of the run has."""
+    follows: _builtins.str
+    """Why the generation before it ended, in one line; empty for the first one."""
+    shared_out: _builtins.str
+    """Which agent runs which workers, in one line; empty where none does."""
     servers: _builtins.int
     """The number of servers in the generation; 0 for that of the job."""
     @_builtins.property
@@ -524,11 +530,13 @@ class BeginResponse(_message.Message):
         is_trial: _builtins.bool = ...,
         because: _builtins.str = ...,
         wanted: Global___HeldStep | None = ...,
+        follows: _builtins.str = ...,
+        shared_out: _builtins.str = ...,
         servers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "because", b"because", "compression", b"compression", "generation", b"generation", "is_trial", b"is_trial", "servers", b"servers", "step", b"step", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["again", b"again", "because", b"because", "compression", b"compression", "follows", b"follows", "generation", b"generation", "is_trial", b"is_trial", "servers", b"servers", "shared_out", b"shared_out", "step", b"step", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1543,6 +1551,8 @@ class GetStatusResponse(_message.Message):
     CHECKPOINT_PROBLEM_FIELD_NUMBER: _builtins.int
     STALL_FIELD_NUMBER: _builtins.int
     AGENTS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: Global___RunState.ValueType
     reason: _builtins.str
@@ -1554,10 +1564,16 @@ class GetStatusResponse(_message.Message):
     """Why the newest checkpoint is not complete, in one line; empty if it is, or may be yet."""
     stall: _builtins.str
     """Which step takes unusually long, and who waits for what, in one line; empty if none does."""
+    generations: _builtins.int
+    """The generations of members so far, this one among them; 1 where all have begun once."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
     @_builtins.property
     def agents(self) -> _containers.RepeatedCompositeFieldContainer[Global___AgentStatus]: ...
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
+        """Why the last of those that are over ended, the oldest first."""
+
     def __init__(
         self,
         *,
@@ -1571,14 +1587,41 @@ class GetStatusResponse(_message.Message):
         checkpoint_problem: _builtins.str = ...,
         stall: _builtins.str = ...,
         agents: _abc.Iterable[Global___AgentStatus] | None = ...,
+        generations: _builtins.int = ...,
+        changes: _abc.Iterable[Global___Change] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "checkpoint_problem", b"checkpoint_problem", "job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "stall", b"stall", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "changes", b"changes", "checkpoint_problem", b"checkpoint_problem", "generations", b"generations", "job", b"job", "members", b"members", "reason", b"reason", "servers", b"servers", "stall", b"stall", "state", b"state", "waiting_seconds", b"waiting_seconds", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class Change(_message.Message):
+    """The end of a generation of members."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    AFTER_STEP_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    after_step: _builtins.int
+    """The step behind which the next one began."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        after_step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_step", b"after_step", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Change: _TypeAlias = Change  # noqa: Y015
 
 @_typing.final
 class AgentStatus(_message.Message):
@@ -1588,9 +1631,12 @@ class AgentStatus(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     SECONDS_SINCE_CALL_FIELD_NUMBER: _builtins.int
     LEAVES_FIELD_NUMBER: _builtins.int
+    WORK_SECONDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     seconds_since_call: _builtins.float
     leaves: _builtins.bool
+    work_seconds: _builtins.float
+    """The work of one of its workers in a step, if it ran that one alone; 0 as long as that is not measured."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ranks of the workers that it runs, or is to run."""
@@ -1602,10 +1648,11 @@ class AgentStatus(_message.Message):
         ranks: _abc.Iterable[_builtins.int] | None = ...,
         seconds_since_call: _builtins.float = ...,
         leaves: _builtins.bool = ...,
+        work_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaves", b"leaves", "name", b"name", "ranks", b"ranks", "seconds_since_call", b"seconds_since_call"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaves", b"leaves", "name", b"name", "ranks", b"ranks", "seconds_since_call", b"seconds_since_call", "work_seconds", b"work_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

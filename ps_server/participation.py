@@ -114,7 +114,7 @@ class Participation:
         """Server 0: be the coordinator too."""
         with hosted_coordinator(self._job, self._listener.rpc, self._generation) as desk:
             coordinator = desk.coordinator
-            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member, self._generation.agents))
+            self._metrics.exported.put(CoordinatorMetrics(coordinator, self._member, self._generation))
 
             def lost(rank: int, how: str) -> None:
                 with coordinator.changing() as (members, _):

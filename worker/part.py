@@ -229,7 +229,22 @@ class Participant:
 
     def _hosting(self, coordinator: Coordinator) -> None:
         host = MemberId(Role.WORKER, self._options.rank)
-        self._metrics.exported.put(CoordinatorMetrics(coordinator, host, self._generation.agents))
+        self._metrics.exported.put(CoordinatorMetrics(coordinator, host, self._generation))
+
+    def _note_resumption(self) -> None:
+        """Keep why this generation began, where there was one before it, and which agents run its workers."""
+        begun, agents, run_log = self._generation.begun, self._generation.agents, self._opened.run_log
+        if not self._opened.begun_after and not begun.follows:
+            return
+        shared_out = begun.shared_out if agents is None else agents.shared_out
+        told = {"because": begun.follows, "agents": shared_out}
+        run_log.happened(
+            "resumed",
+            after_step=self._opened.begun_after,
+            made_again=run_log.made_again,
+            **{key: words for key, words in told.items() if words},
+        )
+        run_log.flush()
 
     def _prepare(self, communicator: Communicator, model: Model, uses: Uses) -> Replica:
         # Sharded layers are updated here, by the same schedule as the servers' shards.
@@ -310,10 +325,8 @@ class Participant:
                 made.modelled.enter(record, self._options.tracer)
             follower.observe(record)
             observer.stepped(record)
-            if record.step == self._opened.begun_after + 1 and self._opened.begun_after:
-                made_again = self._opened.run_log.made_again
-                self._opened.run_log.happened("resumed", after_step=self._opened.begun_after, made_again=made_again)
-                self._opened.run_log.flush()
+            if record.step == self._opened.begun_after + 1:
+                self._note_resumption()
             observer.travels(session.exchange.path)
 
         trainer = Trainer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
@@ -19,6 +20,7 @@ from taihu.core.coordination.control.control import Ask, Call
 from taihu.core.coordination.control.looking import AgentStatus, GetStatus, MemberStatus, RunStatus, Stop
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
+from taihu.core.coordination.past import Past
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.servers.answering import NEEDED_TO_JOIN, seat
 from taihu.core.coordination.servers.hosting import JoinedServers
@@ -38,7 +40,8 @@ class Desk:
     """Answers by `coordinator`; any thread may ask, and is held where the answer is.
 
     Those who ask to begin are told what has `begun` or, while steps that members hold are `gathered`, to ask again.
-    `agents` are told what to run, servers that `joined` their places; None where a lost worker ends the run.
+    `agents` are told what to run, servers that `joined` their places; None where a lost worker ends the run. `past` is
+    told to those who look on.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class Desk:
         gathered: Gathering | None = None,
         agents: Agents | None = None,
         joined: JoinedServers | None = None,
+        past: Past = Past(1),  # noqa: B008 - it cannot be changed
     ) -> None:
         self.coordinator = coordinator
+        self._past = past
         self._agents = agents
         self._joined = joined
         self._begun = begun
@@ -96,7 +101,8 @@ class Desk:
                 return asks.Again()
             if self._gathered is not None:
                 return _gather(self._gathered, ask, now)
-            return self._begun or Begun(membership.admission.generation)
+            begun = self._begun or Begun(membership.admission.generation)
+            return begun if self._agents is None else replace(begun, shared_out=self._agents.shared_out)
 
     def _takes_place(self, member: MemberId, ask: asks.Begin) -> bool:
         """Whether a process is that one which runs as `member`: of a worker, its agent says so."""
@@ -253,6 +259,8 @@ class Desk:
                 checkpoint_problem=self.coordinator.checkpoint_problem,
                 stall=membership.liveness.stall,
                 agents=tuple(AgentStatus(*each) for each in agents),
+                generations=self._past.generations,
+                changes=self._past.changes,
             )
 
     def _finish(self, ask: asks.Finish, call: Call) -> asks.End:

@@ -32,6 +32,7 @@ from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
 from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.parties import Parties
+from taihu.core.coordination.past import Past
 from taihu.core.coordination.plans.choosing import Choosing, trial
 from taihu.core.coordination.restarts import Restarts
 from taihu.core.coordination.servers.hosting import JoinedServers
@@ -61,6 +62,7 @@ class Generation:
         choosing: chooses, in a trial of the member that hosts the coordinator.
         parties: agents of the run, and servers that join it, for the member that hosts the coordinator.
         pending: the stop that an earlier generation was asked for; for that member, too.
+        past: the generations before it; for that member, too.
     """
 
     begun: Begun = field(default_factory=lambda: Begun(0))
@@ -68,6 +70,7 @@ class Generation:
     choosing: Choosing | None = None
     parties: Parties | None = None
     pending: PendingStop | None = None
+    past: Past = Past(1)  # noqa: RUF009 - it cannot be changed
 
     @property
     def agents(self) -> Agents | None:
@@ -119,7 +122,7 @@ def in_generations(
     hosts = member == MemberId(Role.SERVER if job.servers else Role.WORKER, 0)
     restarts = Restarts(job.checkpoint.restarts, first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
     choosing = Choosing(job) if chooses else None
-    parties, pending = Parties.of(job), PendingStop()
+    parties, pending, past = Parties.of(job), PendingStop(), Past()
 
     def prepare(own: Job) -> int:
         may_be_held = prepare_memory(own)
@@ -138,13 +141,16 @@ def in_generations(
         else:
             own, generation = _asked_for(job, member, agent, check)
         if hosts:
-            generation = replace(generation, parties=parties, pending=pending)
+            past = past.began(generation.step)
+            begun = replace(generation.begun, follows=past.follows)
+            generation = replace(generation, begun=begun, parties=parties, pending=pending, past=past)
         own = with_servers(own, generation.begun.servers)
         memory = have_memory(own)
         try:
             result = live(going_on(own, generation.step), generation)
         except RecoveringError as error:
             structlog.get_logger().warning("all members begin again", reason=str(error))
+            past = past.ended(str(error))
         except TaihuError as error:
             # In the place of one that leaves another one comes.
             if hosts and not isinstance(error, LeavingError):

@@ -61,7 +61,9 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         choosing=generation.choosing,
     )
     parties = generation.parties
-    desk = Desk(coordinator, generation.begun, agents=generation.agents, joined=generation.joined)
+    desk = Desk(
+        coordinator, generation.begun, agents=generation.agents, joined=generation.joined, past=generation.past
+    )
     CoordinatorServicer(desk).register(rpc.grpc_server)
     closed = Event()
     watch = spawn("membership", _let_time_pass, coordinator, generation, closed)

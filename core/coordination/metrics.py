@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 
@@ -16,11 +16,12 @@ from taihu.core.coordination.membership.membership import Membership
 class CoordinatorMetrics(Collector):
     """Gauges of a `Membership`, labelled with the host's role and rank, and with the member that they are of.
 
-    `agents` are those of the run; None where it has none.
+    `generation` is the present one.
     """
 
-    def __init__(self, coordinator: Coordinator, host: MemberId, agents: Agents | None = None) -> None:
-        self._agents = agents
+    def __init__(self, coordinator: Coordinator, host: MemberId, generation: Generation = ONLY) -> None:
+        self._agents = generation.agents
+        self._generations = generation.past.generations
         self._coordinator = coordinator
         self._labels = {"role": host.role.value, "rank": str(host.rank)}
 
@@ -33,8 +34,12 @@ class CoordinatorMetrics(Collector):
         families = self._families()
         with self._coordinator.changing() as (members, now):
             self._fill(families, members, now)
+        families["generations"].add_metric(list(self._labels.values()), self._generations)
         for agent in () if self._agents is None else self._agents.seen(self._coordinator):
-            families["agent"].add_metric([*self._labels.values(), agent.name], len(agent.ranks))
+            labels = [*self._labels.values(), agent.name]
+            families["agent"].add_metric(labels, len(agent.ranks))
+            if agent.work_s:
+                families["work"].add_metric(labels, agent.work_s)
         yield from families.values()
 
     def _fill(self, families: dict[str, GaugeMetricFamily], members: Membership, now: float) -> None:
@@ -59,5 +64,9 @@ class CoordinatorMetrics(Collector):
             "lost": family("taihu_member_lost", "1 for a member that was gone before it had finished.", "member"),
             "heartbeat": family("taihu_member_heartbeat_age_seconds", "Time since a member was heard of.", "member"),
             "agent": family("taihu_agent_workers", "Workers that an agent runs; 0 of one that stands by.", "agent"),
+            "work": family(
+                "taihu_agent_work_seconds", "Work of a worker in a step, if its agent ran that one alone.", "agent"
+            ),
+            "generations": family("taihu_generations", "Generations of members so far; 1 in an undisturbed run."),
             "step": family("taihu_member_step", "Last completed step that a worker told.", "member"),
         }

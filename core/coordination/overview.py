@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Final
 
-from taihu.core.coordination.control.looking import RunStatus
+from taihu.core.coordination.control.looking import AgentStatus, Change, RunStatus
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.model.scores import score_text
 
@@ -16,8 +16,8 @@ COLUMNS: Final = (
     *("up-B/s", "down-B/s", "density", "drift", "skew", "update"),
 )
 
-# As much slower than the median is what the alert calls slow.
-_SLOW = 1.5
+SLOW: Final = 1.5
+"""The share of the median above which a time is slow, for the alert as well."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class MemberView:
 class Overview:
     """Means over the workers that train; the slowest one's step, sums of bytes and samples per second.
 
-    `skew` is the longest compute time over the median of all.
+    `skew` is the longest compute time over the median of all; `agents`, `generations` and `changes` are those of the
+    status.
     """
 
     job: str
@@ -62,6 +63,9 @@ class Overview:
     update_seconds: float = 0.0
     test_metric: str = ""
     test_value: float = 0.0
+    agents: tuple[AgentStatus, ...] = ()
+    generations: int = 1
+    changes: tuple[Change, ...] = ()
 
     @property
     def score(self) -> str:
@@ -129,16 +133,23 @@ def overview_of(status: RunStatus) -> Overview:
     """Put together what the coordinator told; members that have not trained yet count for nothing."""
     workers, servers = _members(status, Role.WORKER), _members(status, Role.SERVER)
     training = [member.progress for member in workers if member.progress.step]
+    world = Overview(
+        status.job,
+        status.state,
+        status.reason,
+        workers,
+        servers,
+        agents=status.agents,
+        generations=status.generations,
+        changes=status.changes,
+    )
     if not training:
-        return Overview(status.job, status.state, status.reason, workers, servers)
+        return world
     tester = max(training, key=lambda progress: bool(progress.test_metric))
     usual = median(progress.compute_seconds for progress in training)
-    return Overview(
-        job=status.job,
-        state=status.state,
-        reason=status.reason,
+    return replace(
+        world,
         workers=tuple(_marked(member, usual) for member in workers),
-        servers=servers,
         step=min(progress.step for progress in training),
         total_steps=max(progress.total_steps for progress in training),
         loss=fmean(progress.loss for progress in training),
@@ -170,7 +181,7 @@ def _members(status: RunStatus, role: Role) -> tuple[MemberView, ...]:
 
 
 def _marked(member: MemberView, usual_seconds: float) -> MemberView:
-    slow = member.progress.compute_seconds > _SLOW * usual_seconds > 0
+    slow = member.progress.compute_seconds > SLOW * usual_seconds > 0
     return MemberView(
         member.rank, member.address, member.progress, member.silent_seconds, member.finished, is_slow=slow
     )

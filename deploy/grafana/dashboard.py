@@ -147,6 +147,21 @@ PANELS = (
         (Query(f"taihu_member_heartbeat_age_seconds{{{_JOB}}}", "{{member}}"),),
     ),
     Panel(
+        "Agents",
+        "Workers that each agent runs, and how often members have begun; taihu top says why they began again.",
+        "short",
+        (
+            Query(f"taihu_agent_workers{{{_JOB}}}", "{{agent}}"),
+            Query(f"max(taihu_generations{{{_JOB}}})", "generations"),
+        ),
+    ),
+    Panel(
+        "Work of a worker by agent",
+        "Seconds of a step that one worker would take alone on an agent's machine: slow ones give workers away.",
+        "s",
+        (Query(f"taihu_agent_work_seconds{{{_JOB}}}", "{{agent}}"),),
+    ),
+    Panel(
         "Memory",
         "Resident memory as a share of what the process may take.",
         "percentunit",

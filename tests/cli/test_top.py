@@ -6,6 +6,8 @@ import json
 import subprocess
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict, replace
+from io import StringIO
 from statistics import fmean
 
 import pytest
@@ -15,7 +17,7 @@ from rich.console import Console
 from support.daemons import Start, listening, wait_for
 
 from taihu.cli.runs.top import render
-from taihu.core.coordination.control.looking import MemberStatus, RunStatus
+from taihu.core.coordination.control.looking import AgentStatus, Change, MemberStatus, RunStatus
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.overview import COLUMNS, overview_of
 from taihu.core.coordination.status import fetch_status
@@ -57,6 +59,26 @@ def test_the_overview_is_of_all_workers(workers: list[Progress]) -> None:
     assert [member.is_slow for member in view.workers] == [each.compute_seconds > 1.5 * middle for each in workers]
     console = Console(width=160, record=True, quiet=True)
     console.print(render(view, deque([view.loss])))
+
+
+def test_agents_and_why_members_began_again_are_shown() -> None:
+    agents = (
+        AgentStatus("anna", (0, 2), 0.5, leaves=False, work_seconds=0.25),
+        AgentStatus("bert", (), 1.0, leaves=True),
+    )
+    changes = tuple(Change(f"agent carl{step} leaves", step) for step in (3, 5, 8, 13))
+    status = replace(status_of([Progress(step=14)]), agents=agents, generations=5, changes=changes)
+    screen = StringIO()
+    Console(file=screen, width=100).print(render(overview_of(status), deque()))
+    lines = [line.split() for line in screen.getvalue().splitlines()]
+    assert ["anna", "0,", "2", "250.0", "0.5", "s", "ago"] in lines
+    assert ["bert", "-", "-", "1.0", "s", "ago", "leaves"] in lines
+    shown = [" ".join(line) for line in lines]
+    assert shown[-4:] == [
+        "members have begun 5 times",
+        *(f"agent carl{step} leaves" for step in (5, 8, 13)),
+    ]
+    assert overview_of(status).to_json()["changes"] == tuple(map(asdict, changes))
 
 
 def test_members_that_have_not_trained_are_shown_and_count_for_nothing() -> None:

@@ -23,15 +23,16 @@ from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.agents.hosting import Agents
-from taihu.core.coordination.control.asks import Assigned, Attend, Copy
-from taihu.core.coordination.control.looking import AgentStatus, GetStatus
+from taihu.core.coordination.control.asks import Assigned, Attend, Begin, Copy
+from taihu.core.coordination.control.looking import AgentStatus, Change, GetStatus
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.desk import Desk
 from taihu.core.coordination.gatherer import gather
-from taihu.core.coordination.membership.members import Life, MemberId, MemberRecord, Role
+from taihu.core.coordination.membership.members import Begun, Life, MemberId, MemberRecord, Role
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.parties import Parties
+from taihu.core.coordination.past import Past
 from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.job import Job
 from taihu.core.wire.serving.server import RpcServer
@@ -40,6 +41,7 @@ from taihu.protos.coordinator_pb2_grpc import CoordinatorServiceStub
 
 JOB = Job.model_validate({"cluster": {"servers": 1, "workers": 2, "heartbeat_s": 0.5}})
 ANNA, BERT = 71, 72
+ONCE = Past(1)
 GENERATION = 5
 
 
@@ -61,10 +63,12 @@ class Coordinated:
 
 
 @contextmanager
-def coordinated(agents: Agents | None, kind: str = "memory") -> Iterator[Coordinated]:
+def coordinated(
+    agents: Agents | None, kind: str = "memory", begun: Begun | None = None, past: Past = ONCE
+) -> Iterator[Coordinated]:
     coordinator = coordinator_of(JOB, Terms(recovers=True), GENERATION)
     with place(kind) as where:
-        where.opens(Desk(coordinator, agents=agents))
+        where.opens(Desk(coordinator, begun, agents=agents, past=past))
         run = Coordinated(where, coordinator)
         yield run
         run.control.close()
@@ -80,6 +84,28 @@ def test_an_agent_is_answered_as_soon_as_it_is_to_run_others() -> None:
             (f"agent {ANNA}", (0,), False),
             (f"agent {BERT}", (1,), False),
         ]
+
+
+@pytest.mark.parametrize("kind", ["memory", "grpc"])
+def test_who_begins_is_told_why_and_where_the_workers_run(kind: str) -> None:
+    agents, worker = Agents.of(JOB), Life(MemberId(Role.WORKER, 0), 9)
+    past = Past().began(0).ended("agent bert leaves").began(7)
+    with coordinated(agents, kind, begun=Begun(GENERATION, 7, follows=past.follows), past=past) as run:
+        assert run.attend(ANNA, 0, 1).ranks == (0, 1)
+        begun = run.control.call(Begin(JOB.name, worker, JOB.digest, frozenset(), agent=ANNA), 30.0)
+        assert begun == Begun(GENERATION, 7, follows="agent bert leaves", shared_out=f"agent {ANNA} 0, 1")
+        status = run.control.call(GetStatus(), 30.0)
+        assert (status.generations, status.changes) == (2, (Change("agent bert leaves", 7),))
+
+
+def test_the_past_keeps_the_last_ends_and_the_number_of_all() -> None:
+    past = Past().began(0)
+    assert (past.generations, past.changes, past.follows) == (1, (), "")
+    for step in range(1, 101):
+        past = past.ended(f"the {step}th").began(step)
+    assert past.generations == 101
+    assert past.changes == tuple(Change(f"the {step}th", step) for step in range(81, 101))
+    assert past.follows == "the 100th"
 
 
 def test_an_agent_that_hears_nothing_new_is_answered_before_it_gives_up() -> None:

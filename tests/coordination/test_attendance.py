@@ -226,6 +226,15 @@ def test_times_count_again_soon_behind_a_step_that_all_have_gone_back_to() -> No
     assert machines.attendance.move(machines.now) == "workers move to faster machines"
 
 
+def test_who_looks_on_sees_the_ranks_of_each_agent_and_how_long_one_takes_it() -> None:
+    machines = begun(3, ANNA, BERT)
+    assert machines.attendance.shared_out == "anna 0, 2; bert 1"
+    assert [each.work_s for each in machines.attendance.agents(machines.now)] == [0.0, 0.0]
+    # Two of them share a machine, so that either takes twice as long as it would alone.
+    machines.attendance.measured({0: 8.0, 2: 8.0, 1: 0.5}, 60)
+    assert [each.work_s for each in machines.attendance.agents(machines.now)] == [4.0, 0.5]
+
+
 def test_no_agent_gets_a_rank_that_has_a_process_without_one() -> None:
     machines = Machines()
     assert machines.attendance.takes_place(0, 0)

@@ -28,15 +28,17 @@ _FROM_PROMETHEUS = {"job", "instance", "app"}
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
-    """Names of samples, each with its labels, of a server and a worker that train with compression."""
+    """Names of samples, each with its labels, of a server, a worker and an agent that train with compression."""
     folder = tmp_path_factory.mktemp("daemons")
-    sets = ("train.steps=1000000", "cluster.threads=1", "compression.method=dlgs", "compression.refresh_every=2")
-    flags = [text for each in sets for text in ("--set", each)] + ["--servers", "1", "--workers", "1"]
+    sets = [f"checkpoint.dir={folder / 'checkpoints'}", "train.steps=1000000", "cluster.threads=1"]
+    sets += ["compression.method=dlgs", "compression.refresh_every=2"]
+    flags = [text for each in sets for text in ("--set", each)] + ["--servers", "1", "--workers", "2"]
     with daemons(folder) as start:
         server = start("taihu.ps_server", *flags, "--bind", "127.0.0.1:0")
         address, server_port = listening(server)
         port = free_port()
         start("taihu.worker", *flags, "--rank", "0", "--coordinator", address, "--metrics-port", str(port))
+        start("taihu", "agent", *flags, "--coordinator", address)
         seen: Exported = {}
 
         def complete() -> bool:
@@ -45,6 +47,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exported]:
                 "taihu_layer_threshold_drift_ratio",
                 "taihu_threshold_drift_ratio_bucket",
                 "taihu_member_step",
+                "taihu_agent_work_seconds",
             } <= seen.keys()
 
         wait_for(complete, "the daemons did not train")

@@ -37,12 +37,16 @@ class Lost(NamedTuple):
 
 
 class Attending(NamedTuple):
-    """An agent, as those who look on see it; `seconds_since` its last call."""
+    """An agent, as those who look on see it; `seconds_since` its last call.
+
+    `work_s` is the work of one rank in a step, if it ran that one alone; 0.0 as long as that is not measured.
+    """
 
     name: str
     ranks: tuple[int, ...]
     seconds_since: float
     leaves: bool
+    work_s: float
 
 
 @dataclass
@@ -198,9 +202,21 @@ class Attendance:
     def agents(self, now: float) -> list[Attending]:
         """All that are there, the longest there first."""
         return [
-            Attending(agent.name, self.ranks_of(life), self._presence.seconds_since(life, now), agent.leaves)
+            Attending(
+                agent.name,
+                self.ranks_of(life),
+                self._presence.seconds_since(life, now),
+                agent.leaves,
+                self._measured_s.get(life, 0.0),
+            )
             for life, agent in self._agents.items()
         ]
+
+    @property
+    def shared_out(self) -> str:
+        """The ranks of each agent that has some, in one line: `anna 0, 2; bert 1, 3`."""
+        found = ((agent.name, self.ranks_of(life)) for life, agent in self._agents.items())
+        return "; ".join(f"{name} {', '.join(map(str, ranks))}" for name, ranks in found if ranks)
 
     @property
     def _able(self) -> list[int]:

@@ -67,6 +67,12 @@ class Agents:
         with coordinator.changing() as (_, now), self.changing() as attendance:
             return attendance.agents(now)
 
+    @property
+    def shared_out(self) -> str:
+        """The workers of each agent that has some, in one line."""
+        with self._lock:
+            return self._attendance.shared_out
+
     def settle(self) -> bool:
         """Have ranks change their agents, no generation going on; whether some do, or did since the last time."""
         with self._lock:

@@ -22,12 +22,25 @@ class MemberStatus:
 
 @dataclass(frozen=True)
 class AgentStatus:
-    """One agent: the ranks of the workers that it runs, or is to run, and the seconds since its last call."""
+    """One agent: the ranks of the workers that it runs, or is to run, and the seconds since its last call.
+
+    `work_seconds` is the work of one of its workers in a step, if it ran that one alone; 0 as long as that is not
+    measured.
+    """
 
     name: Line
     ranks: tuple[int, ...]
     seconds_since_call: float
     leaves: bool
+    work_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """The end of a generation of members: its reason, and the step behind which the next one began."""
+
+    reason: Line
+    after_step: int
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,8 @@ class RunStatus:
         checkpoint_problem: why the newest checkpoint is not complete; "" if it is, or may be yet.
         stall: the step that takes unusually long, and who waits for what; "" where none does.
         agents: those that are there.
+        generations: of members so far, this one among them.
+        changes: the ends of the last ones, the oldest first.
     """
 
     job: Line
@@ -57,6 +72,8 @@ class RunStatus:
     checkpoint_problem: Line = ""
     stall: Line = ""
     agents: tuple[AgentStatus, ...] = ()
+    generations: int = 1
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -116,9 +116,8 @@ def _begun_to(answer: Begun | asks.Again) -> pb.BeginResponse:
 def _begun_of(found: pb.BeginResponse) -> Begun | asks.Again:
     if found.again:
         return asks.Again(LABEL.of(found.wanted) if found.HasField("wanted") else None)
-    return Begun(
-        found.generation, found.step, dict(found.compression), found.is_trial, told(found.because), found.servers
-    )
+    lines = (told(found.because), told(found.follows), told(found.shared_out))
+    return Begun(found.generation, found.step, dict(found.compression), found.is_trial, *lines, found.servers)
 
 
 def _profile_to(profile: Profile | None) -> Mapping[str, str]:

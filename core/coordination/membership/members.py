@@ -65,6 +65,8 @@ class Begun:
         compression: settings of it by key, each value as JSON, where the run has chosen them.
         is_trial: whether its steps are made to choose them.
         because: the reason of the choice, in one line; "" where an earlier life of the run has made it.
+        follows: the reason for which the generation before it ended, in one line; "" of the first one.
+        shared_out: the workers of each agent, in one line; "" where no agent runs any.
         servers: their number in it; 0 for that of the job.
     """
 
@@ -73,6 +75,8 @@ class Begun:
     compression: Mapping[str, str] = field(default_factory=dict)
     is_trial: bool = False
     because: Line = ""
+    follows: Line = ""
+    shared_out: Line = ""
     servers: int = 0
 
 

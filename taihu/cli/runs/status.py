@@ -54,6 +54,8 @@ def status(
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     for agent in answer.agents:
         console.print(_of_agent(agent), markup=False, highlight=False, soft_wrap=True)
+    for change in answer.changes:
+        console.print(f"begun again: {change.reason}", markup=False, highlight=False, soft_wrap=True)
     if json_file is not None:
         write_json(json_file, _as_json(answer))
 
@@ -114,9 +116,12 @@ def _as_json(answer: RunStatus) -> dict[str, object]:
                 "workers": list(agent.ranks),
                 "leaves": agent.leaves,
                 "seconds_since_call": agent.seconds_since_call,
+                "work_seconds": agent.work_seconds,
             }
             for agent in answer.agents
         ],
+        "generations": answer.generations,
+        "changes": [asdict(change) for change in answer.changes],
         "seconds_waiting": answer.waiting_seconds,
         "members": [
             {

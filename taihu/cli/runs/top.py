@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from taihu.core.base.errors import PeerUnreachableError
 from taihu.core.coordination.membership.members import RunState
-from taihu.core.coordination.overview import COLUMNS, MemberView, Overview, overview_of
+from taihu.core.coordination.overview import COLUMNS, SLOW, MemberView, Overview, overview_of
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job.environment import resolve_job
 from taihu.core.job.security import security_of_onlooker
@@ -30,6 +31,7 @@ from taihu.local.display.display import human_bytes
 _BAR = 30
 _COLUMN = 13
 _HISTORY = 60
+_CHANGES = 3
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -132,6 +134,10 @@ def render(view: Overview, losses: deque[float]) -> RenderableType:
         parts += [Text(), _workers(view)]
     if view.servers:
         parts += [Text(), _servers(view)]
+    if view.agents:
+        parts += [Text(), _agents(view)]
+    if view.changes:
+        parts += [Text(), _changes(view)]
     return Group(*parts)
 
 
@@ -216,6 +222,29 @@ def _servers(view: Overview) -> Table:
         update = f"{member.progress.update_seconds * 1e3:.2f}"
         table.add_row(str(member.rank), Text(member.address), update, _heard_of(member))
     return table
+
+
+def _agents(view: Overview) -> Table:
+    """The machines, those that are slow marked."""
+    measured = [agent.work_seconds for agent in view.agents if agent.work_seconds]
+    table = Table("agent", "workers", "ms/worker", "heard of", "", box=None, pad_edge=False, header_style="bold")
+    for agent in view.agents:
+        table.add_row(
+            Text(agent.name),
+            ", ".join(map(str, agent.ranks)) or "-",
+            f"{agent.work_seconds * 1e3:.1f}" if agent.work_seconds else "-",
+            f"{agent.seconds_since_call:.1f} s ago",
+            "leaves" if agent.leaves else "" if agent.ranks else "stands by",
+            style="yellow" if measured and agent.work_seconds > SLOW * median(measured) else None,
+        )
+    return table
+
+
+def _changes(view: Overview) -> Text:
+    """The last reasons for which members began again."""
+    lines = [f"members have begun {view.generations} times"]
+    lines += [f"  {change.reason}" for change in view.changes[-_CHANGES:]]
+    return Text("\n".join(lines))
 
 
 def _heard_of(member: MemberView) -> str:
