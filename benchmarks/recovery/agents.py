@@ -86,13 +86,14 @@ class Machines:
         self._hosts = hosts
         self._least, self._most = agents
         self._address = f"{hosts.address(0)}:{_PORT}"
-        ring = "ring" in flags
-        self._members = ["worker 0"] if ring else ["server 0", "server 1"]
+        servers = int(flags[flags.index("--servers") + 1]) if "--servers" in flags else 0
+        self._members = [f"server {index}" for index in range(servers)] or ["worker 0"]
         self._flags = (*_WORLD, *flags, "--set", f"checkpoint.dir={folder}/kept", "--coordinator", self._address)
         self._steps = ("--steps", "1000000", "--set", "checkpoint.restarts=10000")
         self._logs = (folder / "log").open("ab")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self.joined: dict[int, subprocess.Popen[bytes]] = {}
         for name in self._members:
             self._start(name)
 
@@ -108,11 +109,22 @@ class Machines:
 
     def come(self) -> int:
         """An agent on a host that has none."""
-        free = next(host for host in range(len(self._members), self._hosts.count) if host not in self.agents)
+        free = self._free()
         words = [sys.executable, "-P", "-m", "taihu", "agent", *self._flags, *self._steps]
         words += [] if "worker 0" in self._members else self._outputs
         self.agents[free] = self._hosts.start(free, words, self._logs)
         return free
+
+    def join(self, host: int | None = None) -> int:
+        """Another server, on a host that has none."""
+        free = self._free() if host is None else host
+        words = [sys.executable, "-P", "-m", "taihu", "server", "--join", *self._flags, *self._steps]
+        self.joined[free] = self._hosts.start(free, words, self._logs)
+        return free
+
+    def _free(self) -> int:
+        taken = {*range(len(self._members)), *self.agents, *self.joined}
+        return next(host for host in range(self._hosts.count) if host not in taken)
 
     def happens(self, event: str, generator: np.random.Generator) -> bool:
         """Have it happen, if it can."""
@@ -124,9 +136,7 @@ class Machines:
             name = str(generator.choice(self._members))
             if name == "worker 0":
                 return False
-            self._processes[name].kill()
-            self._processes[name].wait()
-            self._start(name)
+            self.replace(name)
             return True
         host = int(generator.choice(sorted(self.agents)))
         if event == "worker killed":
@@ -140,6 +150,12 @@ class Machines:
         elif has_others:
             self.lose(event, host)
         return has_others
+
+    def replace(self, name: str) -> None:
+        """A member is killed, and started again."""
+        self._processes[name].kill()
+        self._processes[name].wait()
+        self._start(name)
 
     def lose(self, event: str, host: int) -> None:
         """A host loses its power, or its link before that."""

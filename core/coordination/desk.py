@@ -40,8 +40,8 @@ class Desk:
     """Answers by `coordinator`; any thread may ask, and is held where the answer is.
 
     Those who ask to begin are told what has `begun` or, while steps that members hold are `gathered`, to ask again.
-    `agents` are told what to run, servers that `joined` their places; None where a lost worker ends the run. `past` is
-    told to those who look on.
+    `agents` are told what to run, servers that `joined` their places; None where a lost worker ends the run. Those who
+    look on are told the `past`.
     """
 
     def __init__(

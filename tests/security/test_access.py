@@ -20,6 +20,7 @@ TABLE = {
     for service, methods in {
         "CoordinatorService": {
             "Attend": "w",
+            "Seat": "s",
             "Begin": "sw",
             "Join": "sw",
             "Vouch": "sw",

@@ -1,0 +1,222 @@
+"""A run whose machines and servers come, go and are killed: `python -m benchmarks changing_world --help`.
+
+Each server and each agent has a host of its own, with a link and memory that nobody else sees. Six workers of one job
+run on two machines, then six, then three; its servers are one, then three, then two; in between a worker, a machine
+with all that it held, a server that joined, and the server that coordinates are killed. What counts is how long nobody
+makes a step at each of these, how many completed steps are made again, and whether the run ends with the parameters of
+`taihu train`, which has one server and no disturbance, to the bit. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.recovery.agents import Machines
+from benchmarks.recovery.hosts import Hosts
+
+__all__ = ["SCHEDULE", "table"]
+
+_PAGE: Final = "measured by benchmarks.recovery.changing_world"
+_JOB: Final = ("--servers", "1", "--data", "synthetic:3x32x32:samples=2048", "--momentum", "0.9")
+_MODELS: Final = MappingProxyType(
+    {
+        "cifar10_quick": ("--model", "cifar10_quick", "--batch", "4"),
+        "vgg16_cifar": ("--model", "vgg16_cifar", "--batch", "2"),
+    }
+)
+_RATE_BITS: Final = 1e9
+_HOSTS: Final = 10
+_STEPS: Final = 40
+_LONGEST_S: Final = 300.0
+_LOOK_S: Final = 0.1
+
+
+class World:
+    """The machines of a run, and the numbers of those that are there."""
+
+    def __init__(self, machines: Machines) -> None:
+        self.machines = machines
+        self._generator = np.random.default_rng(0)
+
+    def agents_come(self, count: int) -> None:
+        """So many more."""
+        for _ in range(count):
+            self.machines.come()
+
+    def servers_join(self, count: int) -> None:
+        """So many more."""
+        for _ in range(count):
+            self.machines.join()
+
+    def worker_killed(self) -> None:
+        """One of an agent's, which starts another one."""
+        while not self.machines.happens("worker killed", self._generator):
+            time.sleep(_LOOK_S)
+
+    def joined_killed(self) -> None:
+        """A server that joined is killed, and its launcher starts another one on its host."""
+        host = min(self.machines.joined)
+        self.machines.joined[host].kill()
+        self.machines.joined[host].wait()
+        self.machines.join(host)
+
+    def agent_killed(self) -> None:
+        """With all that its host held in memory."""
+        self.machines.lose("agent killed", max(self.machines.agents))
+
+    def agents_leave(self, count: int) -> None:
+        """By SIGTERM."""
+        for host in sorted(self.machines.agents)[-count:]:
+            self.machines.agents.pop(host).send_signal(signal.SIGTERM)
+
+    def server_leaves(self) -> None:
+        """By SIGTERM; the last one then takes its place."""
+        self.machines.joined.pop(min(self.machines.joined)).send_signal(signal.SIGTERM)
+
+    def coordinator_killed(self) -> None:
+        """Server 0, which its launcher starts again."""
+        self.machines.replace("server 0")
+
+
+class Event(NamedTuple):
+    """One line of the schedule: its words, what happens, and the servers and agents that are there behind it."""
+
+    words: str
+    happens: Callable[[World], None]
+    servers: int
+    agents: int
+
+
+SCHEDULE: Final = (
+    Event("4 agents join", lambda world: world.agents_come(4), 1, 6),
+    Event("a worker is killed", World.worker_killed, 1, 6),
+    Event("2 servers join", lambda world: world.servers_join(2), 3, 6),
+    Event("a server that joined is killed, another one is started there", World.joined_killed, 3, 6),
+    Event("a machine is killed, nobody comes", World.agent_killed, 3, 5),
+    Event("2 agents leave", lambda world: world.agents_leave(2), 3, 3),
+    Event("server 0 is killed, and started again", World.coordinator_killed, 3, 3),
+    Event("a server leaves", World.server_leaves, 2, 3),
+)
+"""Everything that happens, behind a beginning with one server and two agents."""
+
+
+def _await(machines: Machines, changes: int) -> None:
+    """Return when the run has gone on behind so many changes, and has made steps since; the last of them is enough."""
+    deadline = time.monotonic() + _LONGEST_S
+    while len(machines.resumed()) < changes:
+        _check(deadline)
+    until = machines.steps + _STEPS
+    while machines.steps < until:
+        _check(deadline)
+
+
+def _check(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise SystemExit(f"error: the run does not go on within {_LONGEST_S:g} s")
+    time.sleep(_LOOK_S)
+
+
+def _pauses(events: Sequence[dict[str, Any]], starts: Sequence[float]) -> list[dict[str, Any]]:
+    """Of each start, until the next one: seconds without steps, the times that all began again, and steps made again."""
+    rows = []
+    for start, following in zip(starts, [*starts[1:], float("inf")], strict=True):
+        own = [(at, each) for each in events if start <= (at := _time_of(each)) < following]
+        pause_s, since_s, changes, again = 0.0, None, 0, 0
+        for at, each in own:
+            if each["event"] == "recovering" and since_s is None:
+                since_s = at
+            if each["event"] == "resumed":
+                pause_s += at - (start if since_s is None else since_s)
+                since_s, changes, again = None, changes + 1, again + each.get("made_again", 0)
+        rows.append({"pause_s": round(pause_s, 2), "changes": changes, "made_again": again})
+    return rows
+
+
+def _time_of(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def measure(model: str) -> dict[str, Any]:
+    """The schedule once, and whether the undisturbed run ends with the same parameters."""
+    flags = (*_JOB, *_MODELS[model])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Hosts(_HOSTS, _RATE_BITS) as hosts:
+            try:
+                machines = Machines(folder, flags, hosts, (1, 6))
+                world, starts = World(machines), []
+                world.agents_come(2)
+                _await(machines, 0)
+                for event in SCHEDULE:
+                    starts.append(time.time())
+                    before = len(machines.resumed())
+                    event.happens(world)
+                    _await(machines, before + 1)
+                    print(f"  {event.words}: {time.time() - starts[-1]:.1f} s", flush=True)
+                results, events = machines.stop(), machines.events
+                held = sum(path.stat().st_size for path in max((folder / "kept").glob("step-*")).iterdir())
+            except BaseException:
+                sys.stderr.write((folder / "log").read_text()[-20_000:])
+                raise
+        command = [sys.executable, "-P", "-m", "taihu", "train", "--workers", "6", "--set", "cluster.threads=1"]
+        command += [*flags, "--set", "train.evaluate=false", "--steps", str(results["steps"])]
+        command += ["--run-dir", "none", "--json", str(folder / "results.json"), "--quiet"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        undisturbed = json.loads((folder / "results.json").read_text())["parameters_sha256"]
+    lines = [
+        {"event": event.words, "servers": event.servers, "agents": event.agents, **pause}
+        for event, pause in zip(SCHEDULE, _pauses(events, starts), strict=True)
+    ]
+    same = undisturbed == results["parameters_sha256"]
+    return {"model": model, "bytes": held, "steps": results["steps"], "events": lines, "same": same}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown, an event on each line."""
+    lines = [
+        "| model | what happens | servers, agents then | no step is made for, s | made again | parameters at the end |",
+        "|" + "---|" * 6,
+    ]
+    for row in rows:
+        same = "the same bits" if row["same"] else "**differ**"
+        for number, event in enumerate(row["events"]):
+            head = f"{row['model']}, {row['bytes'] / 1e6:.1f} MB, {row['steps']} steps" if not number else ""
+            times = f" in {event['changes']} times" if event["changes"] > 1 else ""
+            lines.append(
+                f"| {head} | {event['event']} | {event['servers']}, {event['agents']} "
+                f"| {event['pause_s']:.2f}{times} | {event['made_again']} | {same if not number else ''} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is asked for, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(_MODELS), help="separated by commas")
+    parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    options = parser.parse_args()
+    rows = load_rows(options.json)
+    for model in options.models.split(","):
+        if model not in [row["model"] for row in rows]:
+            rows.append(measure(model))
+            save_rows(options.json, rows)
+    publish(table(rows), _PAGE, options.docs)
+
+
+if __name__ == "__main__":
+    main()
