@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from taihu.core.base.errors import ConfigError, FinishedError
+from taihu.core.base.errors import FinishedError
 from taihu.core.job.flags import JobFlags, takes_options
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.core.process.options import DaemonOptions, refuse, supervised_by
@@ -63,7 +63,7 @@ def server(
         from taihu.core.checkpoint.keepers import recovers, tell_finished
         from taihu.core.coordination.discovery import find_coordinator, find_rank
         from taihu.core.coordination.membership.members import RunState
-        from taihu.core.coordination.servers.answering import NEEDED_TO_JOIN
+        from taihu.core.coordination.servers.answering import check_joins
         from taihu.core.job.chaos import chaos_of
         from taihu.core.process.notices import Notices
         from taihu.core.wire.base.clock import WallClock
@@ -78,8 +78,7 @@ def server(
     job = flags.resolve(process.job_file, own, launched=True)
     if join:
         refuse({"--rank": rank}, "is for a server that starts the run; one that joins is told its place")
-        if not recovers(job):
-            raise ConfigError(NEEDED_TO_JOIN)
+        check_joins(job)
         interrupts.install(leaves=True, leaves_by=(SIGTERM, SIGINT))
     else:
         interrupts.install(leaves=process.on_term == "leave" and recovers(job))

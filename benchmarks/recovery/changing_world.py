@@ -1,10 +1,10 @@
 """A run whose machines and servers come, go and are killed: `python -m benchmarks changing_world --help`.
 
-Each server and each agent has a host of its own, with a link and memory that nobody else sees. Six workers of one job
-run on two machines, then six, then three; its servers are one, then three, then two; in between a worker, a machine
-with all that it held, a server that joined, and the server that coordinates are killed. What counts is how long nobody
-makes a step at each of these, how many completed steps are made again, and whether the run ends with the parameters of
-`taihu train`, which has one server and no disturbance, to the bit. Needs root and iproute2.
+Each server and each agent has a host of its own, with a link and memory that nobody else sees. Six workers of one
+job run on two machines, then six, then three; its servers are one, then three, then two; in between a worker, a
+machine with all that it held, a server that joined, and the server that coordinates are killed. What counts is how
+long nobody makes a step at each of these, how many completed steps are made again, and whether the run ends with the
+parameters of `taihu train`, which has one server and no disturbance, to the bit. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ SCHEDULE: Final = (
 
 
 def _await(machines: Machines, changes: int) -> None:
-    """Return when the run has gone on behind so many changes, and has made steps since; the last of them is enough."""
+    """Return when the run has gone on behind so many changes, and has made steps since."""
     deadline = time.monotonic() + _LONGEST_S
     while len(machines.resumed()) < changes:
         _check(deadline)
@@ -131,7 +131,7 @@ def _check(deadline: float) -> None:
 
 
 def _pauses(events: Sequence[dict[str, Any]], starts: Sequence[float]) -> list[dict[str, Any]]:
-    """Of each start, until the next one: seconds without steps, the times that all began again, and steps made again."""
+    """Of each start, until the next: seconds without steps, times that all began again, and steps made again."""
     rows = []
     for start, following in zip(starts, [*starts[1:], float("inf")], strict=True):
         own = [(at, each) for each in events if start <= (at := _time_of(each)) < following]
@@ -188,7 +188,7 @@ def measure(model: str) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown, an event on each line."""
     lines = [
-        "| model | what happens | servers, agents then | no step is made for, s | made again | parameters at the end |",
+        "| model | what happens | servers, agents then | no step is made for, s | made again | parameters |",
         "|" + "---|" * 6,
     ]
     for row in rows:

@@ -22,7 +22,7 @@ from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
 from taihu.core.coordination.past import Past
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.coordination.servers.answering import NEEDED_TO_JOIN, seat
+from taihu.core.coordination.servers.answering import NO_RUN_TO_JOIN, seat
 from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.wire.frames.format import FORM
 from taihu.core.wire.serving.refusal_log import RefusalLog
@@ -40,8 +40,8 @@ class Desk:
     """Answers by `coordinator`; any thread may ask, and is held where the answer is.
 
     Those who ask to begin are told what has `begun` or, while steps that members hold are `gathered`, to ask again.
-    `agents` are told what to run, servers that `joined` their places; None where a lost worker ends the run. Those who
-    look on are told the `past`.
+    `agents` are told what to run, servers that `joined` their places; None where a lost worker ends the run. Those
+    who look on are told the `past`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Desk:
 
     def _seat(self, ask: asks.Seat, call: Call) -> asks.Seated:
         if self._joined is None:
-            raise ConfigError(f"a lost server ends this run; {NEEDED_TO_JOIN}")
+            raise ConfigError(NO_RUN_TO_JOIN)
         return seat(self.coordinator, self._joined, ask, call)
 
     def _join(self, ask: asks.Join, call: Call) -> asks.Peers:

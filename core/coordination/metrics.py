@@ -20,7 +20,7 @@ class CoordinatorMetrics(Collector):
     """
 
     def __init__(self, coordinator: Coordinator, host: MemberId, generation: Generation = ONLY) -> None:
-        self._agents = generation.agents
+        self._agents, self._joined = generation.agents, generation.joined
         self._generations = generation.past.generations
         self._coordinator = coordinator
         self._labels = {"role": host.role.value, "rank": str(host.rank)}
@@ -40,6 +40,8 @@ class CoordinatorMetrics(Collector):
             families["agent"].add_metric(labels, len(agent.ranks))
             if agent.work_s:
                 families["work"].add_metric(labels, agent.work_s)
+        waiting = () if self._joined is None else self._joined.seen(self._coordinator)
+        families["waiting"].add_metric(list(self._labels.values()), sum(not each.place for each in waiting))
         yield from families.values()
 
     def _fill(self, families: dict[str, GaugeMetricFamily], members: Membership, now: float) -> None:
@@ -47,6 +49,7 @@ class CoordinatorMetrics(Collector):
         for state in RunState:
             families["state"].add_metric([*own, state.value], float(members.outcome.state is state))
         families["missing"].add_metric(own, len(members.roster.missing()))
+        families["servers"].add_metric(own, members.roster.sizes[Role.SERVER])
         for member, record in members.roster.members.items():
             labels = [*own, str(member)]
             families["lost"].add_metric(labels, float(members.outcome.is_lost(member)))
@@ -61,6 +64,8 @@ class CoordinatorMetrics(Collector):
         return {
             "state": family("taihu_run_state", "1 for the state that the run is in.", "state"),
             "missing": family("taihu_missing_members", "Servers and workers that have not joined."),
+            "servers": family("taihu_servers", "Servers that take part, those that joined among them."),
+            "waiting": family("taihu_waiting_servers", "Servers that joined, and have no place yet."),
             "lost": family("taihu_member_lost", "1 for a member that was gone before it had finished.", "member"),
             "heartbeat": family("taihu_member_heartbeat_age_seconds", "Time since a member was heard of.", "member"),
             "agent": family("taihu_agent_workers", "Workers that an agent runs; 0 of one that stands by.", "agent"),

@@ -5,19 +5,36 @@ from __future__ import annotations
 from typing import Final
 
 from taihu.core.base.errors import ConfigError, StaleError
+from taihu.core.checkpoint.keepers import recovers
 from taihu.core.coordination.control.asks import Seat, Seated
 from taihu.core.coordination.control.control import Call
-from taihu.core.coordination.membership.members import Role, RunState
+from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.coordination.servers.hosting import JoinedServers
+from taihu.core.job import Job
+from taihu.core.job.sizes import tied_to_servers
 
-NEEDED_TO_JOIN: Final = (
-    "servers that join need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
-)
+_NEEDED: Final = "servers that join need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
+
+NO_RUN_TO_JOIN: Final = f"a lost server ends this run; {_NEEDED}"
 
 # An answer that tells nothing new comes in this share of the caller's patience.
 _SHARE: Final = 0.5
+
+
+def check_joins(job: Job) -> None:
+    """Accept a job whose servers may come and go.
+
+    Raises:
+        ConfigError: it has none, its bits depend on their number, or a lost one ends the run.
+    """
+    if not job.servers:
+        raise ConfigError("exchange.kind 'ring' has no servers: nobody joins as one")
+    if why := tied_to_servers(job):
+        raise ConfigError(f"the bits of this job depend on the number of its servers, so that none joins: {why}")
+    if not recovers(job):
+        raise ConfigError(_NEEDED)
 
 
 def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, caller: Call) -> Seated:
@@ -25,15 +42,14 @@ def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, calle
 
     Raises:
         StaleError: it belongs to another job.
-        ConfigError: it has other settings, the run has no servers, or as many have joined as may.
+        ConfigError: it has other settings, no server may join, or as many have as may.
     """
     life = ask.life
+    check_joins(servers.job)
     with coordinator.changing() as (membership, now):
         if ask.job != membership.roster.job:
             raise StaleError(f"this is job {membership.roster.job!r}, not {ask.job!r}; check the address")
-        if not membership.roster.sizes[Role.SERVER]:
-            raise ConfigError("exchange.kind 'ring' has no servers: nobody joins as one")
-        if ask.settings_digest != servers.digest:
+        if ask.settings_digest != servers.job.digest:
             raise ConfigError(f"server {ask.name}: its job has other settings than the run's; give it the same")
         with servers.changing() as seats:
             call = seats.attends(life, ask.name, ask.index, now)

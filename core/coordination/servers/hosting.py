@@ -24,13 +24,13 @@ class JoinedServers:
     """`Seats` that threads share: those of a generation that is over may still answer.
 
     Attributes:
-        digest: of the job's settings, which servers that join must share.
+        job: of the run, whose settings servers that join must share.
         held_s: the longest time that a call of one is held: who is not answered cannot call again.
     """
 
-    def __init__(self, seats: Seats, digest: str, held_s: float) -> None:
-        self.digest = digest
-        self.held_s = held_s
+    def __init__(self, seats: Seats, job: Job) -> None:
+        self.job = job
+        self.held_s = job.cluster.heartbeat_s
         self._seats = seats
         self._lock = Lock()
 
@@ -44,7 +44,7 @@ class JoinedServers:
             gone_after_s=job.cluster.heartbeat_s,
             awaited_s=job.cluster.lost_after_s,
         )
-        return cls(seats, job.digest, job.cluster.heartbeat_s)
+        return cls(seats, job)
 
     @contextmanager
     def changing(self) -> Iterator[Seats]:
