@@ -31,7 +31,7 @@ from benchmarks.recovery.hosts import Hosts
 __all__ = ["SCHEDULE", "table"]
 
 _PAGE: Final = "measured by benchmarks.recovery.changing_world"
-_JOB: Final = ("--servers", "1", "--data", "synthetic:3x32x32:samples=2048", "--momentum", "0.9")
+_JOB: Final = ("--servers", "1", "--data", "synthetic:3x32x32:samples=2048", "--set", "optimizer.momentum=0.9")
 _MODELS: Final = MappingProxyType(
     {
         "cifar10_quick": ("--model", "cifar10_quick", "--batch", "4"),

@@ -144,7 +144,7 @@ def in_generations(
             past = past.began(generation.step)
             begun = replace(generation.begun, follows=past.follows)
             generation = replace(generation, begun=begun, parties=parties, pending=pending, past=past)
-        own = with_servers(own, generation.begun.servers)
+        own = parties.joined.chosen = with_servers(own, generation.begun.servers)
         memory = have_memory(own)
         try:
             result = live(going_on(own, generation.step), generation)

@@ -45,7 +45,7 @@ def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, calle
         ConfigError: it has other settings, no server may join, or as many have as may.
     """
     life = ask.life
-    check_joins(servers.job)
+    check_joins(servers.chosen)
     with coordinator.changing() as (membership, now):
         if ask.job != membership.roster.job:
             raise StaleError(f"this is job {membership.roster.job!r}, not {ask.job!r}; check the address")

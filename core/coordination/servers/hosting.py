@@ -25,11 +25,12 @@ class JoinedServers:
 
     Attributes:
         job: of the run, whose settings servers that join must share.
+        chosen: the same as the present generation has it, with the compression that the run has chosen.
         held_s: the longest time that a call of one is held: who is not answered cannot call again.
     """
 
     def __init__(self, seats: Seats, job: Job) -> None:
-        self.job = job
+        self.job = self.chosen = job
         self.held_s = job.cluster.heartbeat_s
         self._seats = seats
         self._lock = Lock()
