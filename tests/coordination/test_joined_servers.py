@@ -16,15 +16,19 @@ from support.held import hold, job_in, memory_in
 from taihu.core.base.errors import ConfigError, MemberLostError, StaleError
 from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.salvage import salvage, servers_held
+from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.control.asks import Again, Begin, Seat, Seated
 from taihu.core.coordination.coordinator import Coordinator
 from taihu.core.coordination.desk import Desk
+from taihu.core.coordination.gatherer import gather
 from taihu.core.coordination.membership.members import Begun, Life, MemberId, Role, RunState
 from taihu.core.coordination.membership.outcome import Terms
+from taihu.core.coordination.membership.stopping import PendingStop
 from taihu.core.coordination.parties import Parties
 from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.job import Job
 from taihu.core.job.sizes import are_of_one_run, tied_to_servers, with_servers
+from taihu.core.wire.serving.server import RpcServer
 
 ANNA, BERT = 71, 72
 JOB: Mapping[str, Any] = {
@@ -169,3 +173,23 @@ def test_steps_count_with_all_servers_of_their_generation_alone(
     assert servers_held(job) == 2
     assert salvage(with_servers(job, 1)) is None
     assert salvage(job) == 4
+
+
+def test_nobody_waits_for_ever_for_what_a_server_held_that_joined_and_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither it nor another one in its place comes to its host within `cluster.lost_after_s`."""
+    memory_in(tmp_path, monkeypatch)
+    rpc = RpcServer.create(threads=4)
+    address = f"127.0.0.1:{rpc.listen('127.0.0.1:0')}"
+    cluster = {"servers": 1, "workers": 2, "coordinator": address, "lost_after_s": 1.0, "connect_timeout_s": 3600.0}
+    job = job_in(tmp_path / "kept", cluster=cluster)
+    prepare_memory(job)
+    hold(job, 3, 4, members=("server 0",))
+    parties = Parties.of(job)
+    assert parties.joined.servers == 2
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(gather, with_servers(job, 2), "server 0", rpc, parties, PendingStop()).result(timeout=600)
+    rpc.stop(0.0)
+    assert CheckpointStore(tmp_path / "kept").steps() == []
+    assert parties.joined.settle() == 1
