@@ -132,7 +132,7 @@ def _let_time_pass(coordinator: Coordinator, generation: Generation, closed: Eve
         with coordinator.changing() as (members, now):
             members.liveness.look(now)
             if parties is not None:
-                parties.look(members, now, is_trial=generation.begun.is_trial)
+                parties.look(members, now, moves=not generation.begun.is_trial)
             stall = members.liveness.stall
         if stall and not said:
             structlog.get_logger().warning("stall", seen=stall)

@@ -43,10 +43,10 @@ class Parties:
         self.agents.closes()
         self.joined.closes()
 
-    def look(self, membership: Membership, now: float, *, is_trial: bool = False) -> None:
-        """Give up those that are gone, and have others take their part; in a trial no server moves."""
+    def look(self, membership: Membership, now: float, *, moves: bool) -> None:
+        """Give up those that are gone, and have others take their part, of servers where it `moves`."""
         self.agents.look(membership, now)
-        self.joined.look(membership, now, moves=not is_trial)
+        self.joined.look(membership, now, moves=moves)
 
     @contextmanager
     def watched(self, coordinator: SharedMembership) -> Iterator[None]:
@@ -57,7 +57,7 @@ class Parties:
             self.opens(coordinator)
             while not closed.wait(TICK_S):
                 with coordinator.changing() as (membership, now):
-                    self.look(membership, now)
+                    self.look(membership, now, moves=False)
 
         watch = spawn("parties", let_time_pass)
         try:

@@ -25,11 +25,14 @@ class Presence:
         silent_after_s: a process that says nothing for so long is gone.
         gone_after_s: a process whose call has broken off is, if it makes no other one for so long: who lives calls at
             once.
+        unheard_after_s: a process whose call may have broken off is, if it makes no other one for so long; None for
+            `gone_after_s`.
     """
 
-    def __init__(self, *, silent_after_s: float, gone_after_s: float) -> None:
+    def __init__(self, *, silent_after_s: float, gone_after_s: float, unheard_after_s: float | None = None) -> None:
         self._silent_after_s = silent_after_s
         self._gone_after_s = gone_after_s
+        self._unheard_after_s = gone_after_s if unheard_after_s is None else unheard_after_s
         self._there: dict[int, _Seen] = {}
         self._is_open = True
 
@@ -74,5 +77,6 @@ class Presence:
         return now - self._there[life].seen_s
 
     def _is_gone(self, seen: _Seen, now: float) -> bool:
-        hung_up = seen.hung_up_s is not None and now - seen.hung_up_s > self._gone_after_s
+        longest_s = self._gone_after_s if seen.certain else self._unheard_after_s
+        hung_up = seen.hung_up_s is not None and now - seen.hung_up_s > longest_s
         return hung_up or now - seen.seen_s > self._silent_after_s

@@ -18,7 +18,7 @@ class Run:
     """A run with two servers of its own, those that join it, and the time."""
 
     def __init__(self, taken: int = 0) -> None:
-        self.seats = Seats(2, taken=taken, silent_after_s=5.0, gone_after_s=1.0, awaited_s=15.0)
+        self.seats = Seats(2, taken=taken, silent_after_s=5.0, gone_after_s=1.0, unheard_after_s=3.0, awaited_s=15.0)
         self.now = 100.0
         self._calls: dict[int, int] = {}
 
@@ -130,6 +130,13 @@ def test_who_is_only_slow_keeps_its_place() -> None:
     assert run.begin_again(ANNA) == 4
     run.pass_(0.5, BERT)
     assert run.begin_again(ANNA, BERT) == 4
+
+
+def test_who_has_not_been_heard_yet_in_a_generation_has_longer() -> None:
+    run = joined(ANNA, BERT)
+    run.begin_again()
+    assert run.pass_(2.8, BERT) == []
+    assert run.pass_(0.5, BERT) == [LostServer(2, "anna")]
 
 
 def test_silence_is_an_end_too() -> None:

@@ -53,7 +53,7 @@ def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, calle
             raise ConfigError(f"server {ask.name}: its job has other settings than the run's; give it the same")
         with servers.changing() as seats:
             call = seats.attends(life, ask.name, ask.index, now)
-        servers.look(membership, now)
+        servers.look(membership, now, moves=False)
     is_answered = False
 
     def ended() -> None:

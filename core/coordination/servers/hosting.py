@@ -43,6 +43,7 @@ class JoinedServers:
             taken=max(0, servers_held(job) - job.servers),
             silent_after_s=job.patience.answer_s,
             gone_after_s=job.cluster.heartbeat_s,
+            unheard_after_s=job.patience.answer_s,
             awaited_s=job.cluster.lost_after_s,
         )
         return cls(seats, job)
@@ -117,19 +118,19 @@ class JoinedServers:
         with coordinator.changing() as (_, now), self.changing() as seats:
             return seats.joined(now)
 
-    def look(self, membership: Membership, now: float, *, moves: bool = True) -> None:
-        """Give up those that are gone: the generation ends. Where it `moves`, it ends in order for one that came."""
+    def look(self, membership: Membership, now: float, *, moves: bool) -> None:
+        """Give up those that are gone: the generation ends. Where it `moves`, one that came ends it in order."""
         outcome = membership.outcome
         with self._lock:
             lost, move, is_vacant = self._seats.look(now), self._seats.move(now), self._seats.is_vacant
         for index, name in lost:
             structlog.get_logger().warning("server lost", server=index, name=name)
             outcome.lost(MemberId(Role.SERVER, index), f"server {name} is gone")
-        if not outcome.recovers:
+        if not outcome.recovers or not moves:
             return
         if is_vacant and outcome.state is RunState.WAITING:
             outcome.end_generation("a server that joined is gone: all go on without it")
         # Some step is made before others are asked to take part: a run gets on, however often servers come.
-        if moves and move and outcome.makes_steps and not outcome.stop.reason:
+        if move and outcome.makes_steps and not outcome.stop.reason:
             structlog.get_logger().info("moving shards", reason=move)
             outcome.ask_to_stop(move, goes_on=True)

@@ -59,6 +59,7 @@ class Seats:
         taken: seats that were given away before this was made: their servers, if they live, say so.
         silent_after_s: see `Presence`.
         gone_after_s: see `Presence`.
+        unheard_after_s: see `Presence`.
         awaited_s: who is gone has so long to come back, where nobody can go on without what it holds.
 
     Attributes:
@@ -66,11 +67,20 @@ class Seats:
     """
 
     def __init__(
-        self, first: int, *, taken: int = 0, silent_after_s: float, gone_after_s: float, awaited_s: float
+        self,
+        first: int,
+        *,
+        taken: int = 0,
+        silent_after_s: float,
+        gone_after_s: float,
+        unheard_after_s: float,
+        awaited_s: float,
     ) -> None:
         self._first = first
         self._awaited_s = awaited_s
-        self._presence = Presence(silent_after_s=silent_after_s, gone_after_s=gone_after_s)
+        self._presence = Presence(
+            silent_after_s=silent_after_s, gone_after_s=gone_after_s, unheard_after_s=unheard_after_s
+        )
         self._servers: dict[int, _Server] = {}
         self._seats: list[int | None] = [None] * taken
         self._leaving: set[int] = set()
