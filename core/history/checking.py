@@ -96,18 +96,25 @@ def _check(generations: Sequence[Generation]) -> Iterator[Finding]:
 
 def _check_members(generations: Sequence[Generation]) -> Iterator[Finding]:
     """Every member of the world has a history, and nobody else; those of generations that count are whole."""
-    begin = generations[-1].begin
-    world = {f"server {index}" for index in range(begin.servers)} | {f"worker {r}" for r in range(begin.workers)}
     known = {member for generation in generations for member in generation.lives}
-    for member in sorted(world - known):
+    unknown = _world(generations[-1].begin) - known
+    for member in sorted(unknown):
         yield Finding(0, member, "it has no history; put the files of all processes into one folder")
-    for member in sorted(known - world):
+    strangers: dict[str, Begin] = {}
+    for generation in generations:
+        strangers |= dict.fromkeys(generation.lives.keys() - _world(generation.begin), generation.begin)
+    for member, begin in sorted(strangers.items()):
         yield Finding(0, member, f"outside the world of {begin.servers} servers and {begin.workers} workers")
     for generation in generations:
-        missing = sorted(world - generation.lives.keys()) if generation.upto > generation.after else []
-        for member in missing if not world - known else []:
+        world = _world(generation.begin) if generation.upto > generation.after else set()
+        for member in sorted(world - generation.lives.keys()) if not unknown else []:
             text = "it has no history of a generation whose steps count"
             yield Finding(generation.after + 1, member, text, generation=generation.place)
+
+
+def _world(begin: Begin) -> set[str]:
+    """All members of a generation, which may have more or fewer servers than another one."""
+    return {f"server {index}" for index in range(begin.servers)} | {f"worker {r}" for r in range(begin.workers)}
 
 
 def _check_generation(generation: Generation) -> Iterator[Finding]:

@@ -55,6 +55,9 @@ class Roster:
         Raises:
             StaleError: no such member with this incarnation has.
         """
+        if member.role is _WORKER:
+            self.check_place(member, job)
+        # A server that joined may have had a place in the last generation that this one does not have.
         self._check_job(member, job)
         record = self.members.get(member)
         if record is None or record.incarnation != incarnation:
