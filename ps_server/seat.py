@@ -20,6 +20,7 @@ from taihu.core.coordination.membership.members import MemberId, Role, RunState,
 from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.process.background import in_background
+from taihu.core.process.entry import InterruptedRunError
 from taihu.core.system.clocks import monotonic, sleep
 from taihu.core.system.threads import Event
 
@@ -72,7 +73,8 @@ class OwnSeat:
 
         Raises:
             FinishedError: the run has finished.
-            RunError: it has ended otherwise.
+            InterruptedRunError: it was stopped.
+            RunError: it has failed.
             StaleError, ConfigError: it is another one, or takes no servers.
             PeerUnreachableError: nobody answers for `cluster.connect_timeout_s`.
         """
@@ -100,8 +102,10 @@ class OwnSeat:
             if is_refusal(heard.error) or now - heard.at_s > self._job.cluster.connect_timeout_s:
                 raise heard.error
             return 0
-        if heard.state in (RunState.FINISHED, RunState.STOPPED):
-            raise FinishedError(f"the run has {heard.state.value}, nothing is left to do")
+        if heard.state is RunState.FINISHED:
+            raise FinishedError("the run has finished, nothing is left to do")
+        if heard.state is RunState.STOPPED:
+            raise InterruptedRunError(f"the run has stopped: {heard.reason}")
         if heard.state is RunState.FAILED and (error := error_of(heard.state, heard.reason)) is not None:
             raise error
         return heard.index
