@@ -53,17 +53,17 @@ class World:
         self._generator = np.random.default_rng(0)
 
     def agents_come(self, count: int) -> None:
-        """So many more."""
+        """Agents join."""
         for _ in range(count):
             self.machines.come()
 
     def servers_join(self, count: int) -> None:
-        """So many more."""
+        """Servers join."""
         for _ in range(count):
             self.machines.join()
 
     def worker_killed(self) -> None:
-        """One of an agent's, which starts another one."""
+        """A worker of an agent is killed, which starts another one."""
         while not self.machines.happens("worker killed", self._generator):
             time.sleep(_LOOK_S)
 
@@ -75,20 +75,20 @@ class World:
         self.machines.join(host)
 
     def agent_killed(self) -> None:
-        """With all that its host held in memory."""
+        """An agent is killed, with all that its host held in memory."""
         self.machines.lose("agent killed", max(self.machines.agents))
 
     def agents_leave(self, count: int) -> None:
-        """By SIGTERM."""
+        """Agents get SIGTERM."""
         for host in sorted(self.machines.agents)[-count:]:
             self.machines.agents.pop(host).send_signal(signal.SIGTERM)
 
     def server_leaves(self) -> None:
-        """By SIGTERM; the last one then takes its place."""
+        """The first server that joined gets SIGTERM; the last one takes its place."""
         self.machines.joined.pop(min(self.machines.joined)).send_signal(signal.SIGTERM)
 
     def coordinator_killed(self) -> None:
-        """Server 0, which its launcher starts again."""
+        """Server 0 is killed, and its launcher starts another one."""
         self.machines.replace("server 0")
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import counted
 from taihu.core.coordination.agents.assignment import balanced, filled, longest_s
-from taihu.core.coordination.presence import Presence
+from taihu.core.coordination.membership.presence import Presence
 
 MOST_AGENTS: Final = 1024
 """The most agents that may be there at a time."""

@@ -103,13 +103,13 @@ class JoinedServers:
 
     @property
     def are_about_to_change(self) -> bool:
-        """See `Seats`."""
+        """Whether the next generation will have other servers, as far as is known."""
         with self._lock:
             return self._seats.is_about_to_change
 
     @property
     def are_given_up(self) -> bool:
-        """See `Seats`."""
+        """Whether a seat has been vacant for so long that nobody waits for its server any more."""
         with self._lock:
             return self._seats.is_given_up
 

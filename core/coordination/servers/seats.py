@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.base.words import listed
-from taihu.core.coordination.presence import Presence
+from taihu.core.coordination.membership.presence import Presence
 
 MOST_JOINED: Final = 1024
 """The most servers that may have joined at a time."""
@@ -106,15 +106,15 @@ class Seats:
         return self._presence.calls(life, now)
 
     def hung_up(self, life: int, call: int, now: float) -> None:
-        """See `Presence`."""
+        """A call of a server has broken off; if it makes no other one, it is gone."""
         self._presence.hung_up(life, call, now)
 
     def closes(self) -> None:
-        """See `Presence`."""
+        """Nobody can be heard until it `opens`: calls that break off tell nothing."""
         self._presence.closes()
 
     def opens(self, now: float) -> None:
-        """See `Presence`."""
+        """Whoever was there when it closed calls soon, or is gone."""
         self.is_over = False
         self._presence.opens(now)
 
