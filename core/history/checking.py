@@ -161,7 +161,10 @@ def _check_seams(generations: Sequence[Generation]) -> Iterator[Finding]:
         if left_step is not None and after in (steps := steps_of(generation)):
             for finding in check_reads(left_step, steps[after].reads):
                 yield replace(finding, generation=generation.place)
+        is_divided_anew = owner.begin.servers != generation.begin.servers
         for member, life in generation.lives.items():
+            if is_divided_anew and member.startswith("server"):
+                continue  # it has another part of the parameters
             former = chains_of(owner.lives[member]) if member in owner.lives else {}
             for name, chain in chains_of(life).items():
                 left, found = former.get(name, {}).get(after), chain.get(after + 1)
