@@ -15,12 +15,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -43,6 +45,7 @@ _HOSTS: Final = 10
 _STEPS: Final = 40
 _LONGEST_S: Final = 300.0
 _LOOK_S: Final = 0.1
+_SAMPLE_S: Final = 0.02
 
 
 class World:
@@ -130,24 +133,64 @@ def _check(deadline: float) -> None:
     time.sleep(_LOOK_S)
 
 
-def _pauses(events: Sequence[dict[str, Any]], starts: Sequence[float]) -> list[dict[str, Any]]:
-    """Of each start, until the next: seconds without steps, times that all began again, and steps made again."""
+class Steps:
+    """The times at which rows of steps were there, looked for again and again beside everything else."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self._over = threading.Event()
+        self._seen: list[tuple[float, int]] = []
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(_SAMPLE_S):
+            steps = self._machines.steps
+            if not self._seen or steps != self._seen[-1][1]:
+                self._seen.append((time.time(), steps))
+
+    def longest_gap_s(self, start: float, end: float) -> float:
+        """The longest time without a new row that lies in an interval, at least in part."""
+        gaps = [later - before for (before, _), (later, _) in pairwise(self._seen) if start < later and before < end]
+        return max(gaps, default=0.0)
+
+
+def _pauses(steps: Steps, events: Sequence[dict[str, Any]], starts: Sequence[float]) -> list[dict[str, Any]]:
+    """Of each start, until the next: the longest time without steps, changes of generation, steps made again."""
     rows = []
-    for start, following in zip(starts, [*starts[1:], float("inf")], strict=True):
-        own = [(at, each) for each in events if start <= (at := _time_of(each)) < following]
-        pause_s, since_s, changes, again = 0.0, None, 0, 0
-        for at, each in own:
-            if each["event"] == "recovering" and since_s is None:
-                since_s = at
-            if each["event"] == "resumed":
-                pause_s += at - (start if since_s is None else since_s)
-                since_s, changes, again = None, changes + 1, again + each.get("made_again", 0)
-        rows.append({"pause_s": round(pause_s, 2), "changes": changes, "made_again": again})
+    for start, following in zip(starts, [*starts[1:], time.time()], strict=True):
+        own = [each for each in events if each["event"] == "resumed" and start <= _time_of(each) < following]
+        again = sum(each.get("made_again", 0) for each in own)
+        gap_s = round(steps.longest_gap_s(start, following), 2)
+        rows.append({"pause_s": gap_s, "changes": len(own), "made_again": again})
     return rows
 
 
 def _time_of(event: dict[str, Any]) -> float:
     return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def _happens(world: World) -> list[float]:
+    """Have all of the schedule happen; the times at which each began."""
+    world.agents_come(2)
+    _await(world.machines, 0)
+    starts = []
+    for event in SCHEDULE:
+        starts.append(time.time())
+        before = len(world.machines.resumed())
+        event.happens(world)
+        _await(world.machines, before + 1)
+        print(f"  {event.words}: {time.time() - starts[-1]:.1f} s", flush=True)
+    return starts
 
 
 def measure(model: str) -> dict[str, Any]:
@@ -158,16 +201,10 @@ def measure(model: str) -> dict[str, Any]:
         with Hosts(_HOSTS, _RATE_BITS) as hosts:
             try:
                 machines = Machines(folder, flags, hosts, (1, 6))
-                world, starts = World(machines), []
-                world.agents_come(2)
-                _await(machines, 0)
-                for event in SCHEDULE:
-                    starts.append(time.time())
-                    before = len(machines.resumed())
-                    event.happens(world)
-                    _await(machines, before + 1)
-                    print(f"  {event.words}: {time.time() - starts[-1]:.1f} s", flush=True)
-                results, events = machines.stop(), machines.events
+                with Steps(machines) as steps:
+                    starts = _happens(World(machines))
+                    pauses = _pauses(steps, machines.events, starts)
+                results = machines.stop()
                 held = sum(path.stat().st_size for path in max((folder / "kept").glob("step-*")).iterdir())
             except BaseException:
                 sys.stderr.write((folder / "log").read_text()[-20_000:])
@@ -179,7 +216,7 @@ def measure(model: str) -> dict[str, Any]:
         undisturbed = json.loads((folder / "results.json").read_text())["parameters_sha256"]
     lines = [
         {"event": event.words, "servers": event.servers, "agents": event.agents, **pause}
-        for event, pause in zip(SCHEDULE, _pauses(events, starts), strict=True)
+        for event, pause in zip(SCHEDULE, pauses, strict=True)
     ]
     same = undisturbed == results["parameters_sha256"]
     return {"model": model, "bytes": held, "steps": results["steps"], "events": lines, "same": same}
@@ -188,18 +225,17 @@ def measure(model: str) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown, an event on each line."""
     lines = [
-        "| model | what happens | servers, agents then | no step is made for, s | made again | parameters |",
-        "|" + "---|" * 6,
+        "| model | what happens | servers, agents then | longest without a step, s | begun again "
+        "| steps made again | parameters |",
+        "|" + "---|" * 7,
     ]
     for row in rows:
         same = "the same bits" if row["same"] else "**differ**"
         for number, event in enumerate(row["events"]):
             head = f"{row['model']}, {row['bytes'] / 1e6:.1f} MB, {row['steps']} steps" if not number else ""
-            times = f" in {event['changes']} times" if event["changes"] > 1 else ""
-            lines.append(
-                f"| {head} | {event['event']} | {event['servers']}, {event['agents']} "
-                f"| {event['pause_s']:.2f}{times} | {event['made_again']} | {same if not number else ''} |"
-            )
+            counts = f"{event['changes']} | {event['made_again']} | {same if not number else ''}"
+            there = f"{event['servers']}, {event['agents']}"
+            lines.append(f"| {head} | {event['event']} | {there} | {event['pause_s']:.2f} | {counts} |")
     return "\n".join(lines)
 
 
