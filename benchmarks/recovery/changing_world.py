@@ -44,6 +44,7 @@ _RATE_BITS: Final = 1e9
 _HOSTS: Final = 10
 _STEPS: Final = 40
 _LONGEST_S: Final = 300.0
+_CHANGES_S: Final = 40.0
 _LOOK_S: Final = 0.1
 _SAMPLE_S: Final = 0.02
 
@@ -118,9 +119,13 @@ SCHEDULE: Final = (
 
 
 def _await(machines: Machines, changes: int) -> None:
-    """Return when the run has gone on behind so many changes, and has made steps since."""
-    deadline = time.monotonic() + _LONGEST_S
-    while len(machines.resumed()) < changes:
+    """Return when the run has gone on behind so many changes, and has made steps since.
+
+    An agent that comes or goes may be one that runs no worker: nothing changes then.
+    """
+    start = time.monotonic()
+    deadline = start + _LONGEST_S
+    while len(machines.resumed()) < changes and time.monotonic() - start < _CHANGES_S:
         _check(deadline)
     until = machines.steps + _STEPS
     while machines.steps < until:

@@ -10,7 +10,7 @@ import structlog
 
 from taihu.core.checkpoint.copies import Copies
 from taihu.core.coordination.agents.attendance import Attendance, Attending
-from taihu.core.coordination.membership.members import MemberId, Role
+from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.job import Job
@@ -92,7 +92,7 @@ class Agents:
         for rank, agent in lost:
             structlog.get_logger().warning("agent lost", agent=agent, worker=rank)
             outcome.lost(MemberId(Role.WORKER, rank), f"agent {agent} is gone")
-        # Some step is made before they move: a run gets on, however often machines come.
-        if move and outcome.makes_steps and not outcome.stop.reason:
+        # Where no step is known yet, one may have been made that nobody would keep.
+        if move and outcome.state is RunState.RUNNING and outcome.makes_steps and not outcome.stop.reason:
             structlog.get_logger().info("moving workers", reason=move)
             outcome.ask_to_stop(move, goes_on=True)

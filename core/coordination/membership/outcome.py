@@ -74,11 +74,6 @@ class Outcome:
         return self._terms.recovers
 
     @property
-    def makes_steps(self) -> bool:
-        """Whether it runs, and has made some in this generation."""
-        return self.state is RunState.RUNNING and self._makes_steps
-
-    @property
     def goes_on(self) -> bool:
         """Whether it runs, and not all workers have done their part."""
         return self.state is RunState.RUNNING and self.conclusion is None
@@ -167,7 +162,7 @@ class Outcome:
         leaves = goes_on and self._terms.recovers
         if not leaves and self._has_steps:
             self._pending.ask(reason)
-        if self.makes_steps:
+        if self.state is RunState.RUNNING and self.makes_steps:
             self.stop.ask(reason, goes_on=leaves)
         elif goes_on:
             self.end_generation(reason)
@@ -233,14 +228,14 @@ class Outcome:
         )
 
     @property
-    def _makes_steps(self) -> bool:
-        """Whether this generation has made any."""
+    def makes_steps(self) -> bool:
+        """Whether a member of this generation has told of any step behind it."""
         return any(record.progress.step for record in self._roster.members.values())
 
     @property
     def _has_steps(self) -> bool:
         """Whether the run has made any."""
-        return self._terms.has_steps or self._makes_steps
+        return self._terms.has_steps or self.makes_steps
 
     @property
     def _has_ended(self) -> bool:

@@ -131,6 +131,6 @@ class JoinedServers:
         if is_vacant and outcome.state is RunState.WAITING:
             outcome.end_generation("a server that joined is gone: all go on without it")
         # Some step is made before others are asked to take part: a run gets on, however often servers come.
-        if move and outcome.makes_steps and not outcome.stop.reason:
+        if move and outcome.state is RunState.RUNNING and outcome.makes_steps and not outcome.stop.reason:
             structlog.get_logger().info("moving shards", reason=move)
             outcome.ask_to_stop(move, goes_on=True)
