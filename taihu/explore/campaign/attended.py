@@ -21,7 +21,7 @@ _HELD_BY_OTHERS: Final = _LOSSES | {
 
 
 def moves_of(case: Case) -> int:
-    """How often a run may begin again at most because its workers change machines, nobody being lost."""
+    """The times that a run may begin again at most because its workers change machines, nobody being lost."""
     return 0 if case.machines is None else sum(after_s > 0 for after_s in case.machines.arrivals)
 
 
