@@ -14,6 +14,7 @@ exclude_patterns = ["from_code"]
 # Decisions hang on adr/README.md alone; tests/site/test_page_links.py finds each page from the front page.
 suppress_warnings = ["toc.not_included"]
 myst_heading_anchors = 4
+highlight_language = "none"  # blocks without a language are output
 
 html_theme = "furo"
 html_title = "taihu"
