@@ -1,4 +1,4 @@
-"""The documentation site: `make docs` builds it from these pages into build/site (docs/adr/0097)."""
+"""The documentation site: `make docs` builds it from these pages into build/site (docs/adr/0095)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS on connections of sockets, by the certificates that gRPC shows (docs/adr/0098)."""
+"""TLS on connections of sockets, by the certificates that gRPC shows (docs/adr/0090)."""
 
 from __future__ import annotations
 
