@@ -43,6 +43,7 @@ _MEANINGS: Final = {
     "LOOK_AFTER": "`deploy/run-compose`: seconds until it looks at the run",
     "LOG": "file of a script's log lines; `taihu run` sets it",
     "LIVES": "number of earlier lives of a script; `taihu run` sets it",
+    "REPLACES": "1 where a lost process of a script is started again alone; `taihu run` sets it",
     "RUN_DIR_IS_MADE": "1 where the run's folder is there already; `taihu run` sets it",
     "RANK_OFFSET": "number that is added to the rank that a launcher tells",
     "RANK": "rank of a process, before what a launcher tells",
