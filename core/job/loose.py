@@ -35,7 +35,7 @@ def loose_mistake(job: Job) -> str:
         (job.exchange.transport != "same-host", "copies parameters: set exchange.transport = 'auto'"),
         (job.history_folder is None, "is recorded by run.order: leave run.history out"),
         (job.optimizer.rule.is_linear or not consistency.applies_each, one_by_one),
-        (consistency.spares < job.cluster.workers, "leaves no worker: raise cluster.workers"),
+        (consistency.spares < job.world.workers, "leaves no worker: raise cluster.workers"),
     )
     remedy = next((remedy for is_met, remedy in needs if not is_met), "")
     return remedy and f"exchange.consistency '{consistency}' {remedy}"

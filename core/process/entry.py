@@ -67,7 +67,7 @@ class Interrupts:
         self.number = SIGINT
         self._tells_signal = tells_signal
         self.leaves = False
-        self._leaves_by: Sequence[int] = ()
+        self._leaves_by: Sequence[int] = (SIGTERM,)
         self._raised = ""
         self._take: Callable[[str], bool] | None = None
         self._taken_s = -_ECHO_S

@@ -42,6 +42,7 @@ GIVEN: list[tuple[str, Any, str]] = [
     ("density", 0.5, "compression.density"),
     ("plan", "single", "exchange.plan"),
     ("fc", "auto", "exchange.fc"),
+    ("consistency", "async", "exchange.consistency"),
     ("zero", 1, "exchange.zero"),
     ("precision", "bf16", "train.precision"),
     ("compute", "sw26010", "cluster.compute"),

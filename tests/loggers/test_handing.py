@@ -258,6 +258,6 @@ def test_a_run_that_goes_on_in_another_folder_goes_on_with_the_same_loggers(tmp_
         handed.close()
     assert (tmp_path / "now" / "loggers" / "mine" / "id").read_text() == "1234"
     assert said == [
-        "run.loggers: mine: run.loggers: no logger is called 'mine'; known here: tensorboard, mlflow, wandb; "
-        "the run goes on without it"
+        "run.loggers: mine: run.loggers: no logger is called 'mine'; known here: tensorboard, mlflow, trackio, "
+        "wandb; the run goes on without it"
     ]

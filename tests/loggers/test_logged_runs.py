@@ -129,8 +129,8 @@ def test_tensorboard_drops_what_a_killed_process_has_left_behind_the_step_that_w
     [
         (
             "run.loggers=mlfow",
-            "error: run.loggers: no logger is called 'mlfow'; known here: tensorboard, mlflow, wandb, failing, "
-            "hanging, lines, number\n",
+            "error: run.loggers: no logger is called 'mlfow'; known here: tensorboard, mlflow, trackio, wandb, "
+            "failing, hanging, lines, number\n",
         ),
         ("run.events=tensorboard", "run.loggers now, which takes a list, each a name, for example 'mlflow'\n"),
         ("run.loggers=lines,lines", "expected each logger once, got lines, lines\n"),

@@ -78,7 +78,7 @@ class PlainConnection:
 
     def read_into(self, places: Sequence[memoryview]) -> bool:
         """As `Connection.read_into`."""
-        rest = [place for place in places if len(place)]
+        rest = list(filter(len, places))
         begun = False
         while rest:
             count = self._socket.recvmsg_into(rest[:MOST_PIECES], 0, MSG_WAITALL)[0]

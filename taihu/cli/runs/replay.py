@@ -17,7 +17,7 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, with the orders of its servers.")],
     json_file: JsonOption = None,
 ) -> None:
-    """Make a run that had no order of its own again, in one process, as its servers recorded it: to the same bits.
+    """Make a run of workers that did not wait for each other again, to the same bits, from what servers recorded.
 
     Its data have to be there. Ends with exit code 1 where the parameters differ from those that the run ended with.
 
