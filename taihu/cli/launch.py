@@ -48,7 +48,12 @@ def launch(
         str, typer.Option(metavar="COMMAND", envvar="TAIHU_SSH", help="OpenSSH's client with options of its own.")
     ] = "ssh",
     python: Annotated[
-        str, typer.Option(metavar="PATH", help="The Python of all hosts, in which taihu and PyTorch are.")
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="The Python of all hosts, in which taihu and PyTorch are.",
+            show_default="that of taihu",
+        ),
     ] = sys.executable,
     chdir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The working folder on all hosts, in place of this one.")
