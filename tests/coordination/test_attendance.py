@@ -279,3 +279,20 @@ def test_times_before_a_move_do_not_lead_to_another_one() -> None:
     machines.attendance.settle()
     machines.attendance.measured(dict.fromkeys(range(4), 100.0) | {0: 0.1}, 100)
     assert not machines.attendance.move(machines.now)
+
+
+def test_a_coordinator_that_is_new_waits_for_who_runs_what_nobody_has_said_yet() -> None:
+    """It has another agent than the one that runs a rank take it over else, and what that holds of a step is lost."""
+    machines = Machines(ranks=2)
+    machines.come(ANNA, runs=[0])
+    machines.come(BERT, runs=[])
+    assert machines.runs == {"anna": (0,), "bert": ()}
+    machines.come(CARL, runs=[1])
+    assert machines.runs == {"anna": (0,), "bert": (), "carl": (1,)}
+
+
+def test_a_rank_that_was_known_to_be_lost_is_waited_for_by_nobody() -> None:
+    machines = begun(2, ANNA, BERT)
+    machines.come(CARL)
+    assert machines.pass_(2.5, ANNA, CARL) == [Lost(1, "bert")]
+    assert machines.runs == {"anna": (0,), "carl": (1,)}

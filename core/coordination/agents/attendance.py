@@ -79,6 +79,7 @@ class Attendance:
         )
         self._agents: dict[int, _Agent] = {}
         self._held: dict[int, int] = {}
+        self._ever_held: set[int] = set()
         self._measured_s: dict[int, float] = {}
         self._step = 0
         self._moved_at = 0
@@ -252,6 +253,7 @@ class Attendance:
 
     def _hold(self, held: dict[int, int]) -> None:
         self._held = held
+        self._ever_held |= set(held)
         for life in held.values():
             self._agents[life].has_run = True
 
@@ -259,7 +261,9 @@ class Attendance:
         able = self._able
         if len(able) < self._least or self._ranks <= set(self._held):
             return False
-        if len(able) >= len(self._ranks):
+        # Where the coordinator was lost others may run what nobody has said yet, and say so soon.
+        is_known = not self._has_begun or self._ranks <= self._ever_held
+        if len(able) >= len(self._ranks) and is_known:
             return True
         # Behind a loss nobody is waited for, but where the coordinator was lost others have yet to say what they run.
         newest_s = max(self._agents[life].came_s for life in able)

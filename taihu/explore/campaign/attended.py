@@ -14,6 +14,7 @@ _KILLED: Final = -9
 _INTERRUPTED: Final = 130
 # A process is lost by each of them, and what it has sent of a step may not be held yet.
 _LOSSES: Final = frozenset({Kind.KILL, Kind.POWER_LOSS})
+_UNHEARD_BY: Final = frozenset({Kind.DROP, Kind.DROP_ONE})
 # Nothing else than a process, its memory, or a connection for a moment is gone: all others hold what they have made.
 _HELD_BY_OTHERS: Final = _LOSSES | {
     *(Kind.LEAVE, Kind.DROP, Kind.DROP_ONE, Kind.DELAY, Kind.DUPLICATE, Kind.CLOCK_JUMP),
@@ -34,6 +35,9 @@ def allowed_again(case: Case) -> int | None:
     lost = [fault for fault in case.faults if fault.kind in _LOSSES]
     if not (case.shape.holds_steps and kinds <= _HELD_BY_OTHERS):
         return None
+    # An agent that is not heard is given up as one that is dead.
+    unheard = [fault for fault in case.faults if fault.kind in _UNHEARD_BY and fault.member.startswith("agent")]
+    lost += unheard
     moves_away = [fault for fault in lost if fault.member.startswith("agent") or fault.kind is Kind.POWER_LOSS]
     of_hosts = [fault for fault in moves_away if not fault.member.startswith("agent")]
     if of_hosts or (moves_away and not _is_held_elsewhere(case.shape)):
