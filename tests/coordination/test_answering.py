@@ -124,10 +124,11 @@ def test_an_agent_whose_call_breaks_off_is_gone_soon() -> None:
         ThreadPoolExecutor(2) as pool,
         Parties(agents, JoinedServers.of(JOB)).watched(run.coordinator),
     ):
-        run.attend(ANNA, timeout_s=0.5)
-        held = pool.submit(run.attend, BERT, 1, timeout_s=60.0)
-        # The first has rank 0, the second said that it runs the other one.
+        # The first has rank 0, the second says that it runs the other one.
+        run.attend(BERT, 1, timeout_s=0.5)
         wait_for(lambda: run.attend(ANNA).ranks == (0,), "the first agent has nothing to run")
+        held = pool.submit(run.attend, BERT, 1, timeout_s=60.0)
+        wait_for(lambda: run.agents[0].seconds_since_call < 0.2, "the call has not come")
         run.control.renew(cuts=True)
         with pytest.raises(MemberLostError):
             held.result(timeout=60)
