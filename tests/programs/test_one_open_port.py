@@ -88,7 +88,7 @@ def test_a_ring_of_workers_with_one_open_port_each(hosts: ShapedNetwork, taihu: 
     assert all(hosts.dropped(host) for host in range(3))
 
 
-def test_under_tls_no_other_port_is_even_tried(hosts: ShapedNetwork, taihu: Taihu, tmp_path: Path) -> None:
+def test_under_tls_one_open_port_is_enough_too(hosts: ShapedNetwork, taihu: Taihu, tmp_path: Path) -> None:
     """Three hosts, each with the certificates of its own processes alone."""
     job = tmp_path / "job.toml"
     job.write_text("[cluster]\nservers = 2\nworkers = 3\n\n[train]\nsteps = 40\nevaluate = false\n")
