@@ -177,7 +177,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with self._world.attempt.losing():
                 steps.before_update(self._optimized)
             return None
-        mean = float(loss)
+        mean = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         with self._world.attempt.losing():
             steps.before_update(self._optimized)
             mean = steps.mean_of(mean)
