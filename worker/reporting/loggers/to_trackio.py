@@ -31,9 +31,10 @@ class TrackioRun:
         """Make the run, or go on with that of an earlier life, which has what was handed over."""
         kept = self._run.kept / "id"
         if not kept.exists():
-            write_text(kept, f"{random_hex(16)} {self._name}")
-            self._config = {**self._run.settings, **self._run.tags, "_Created": utc_now().isoformat()}
-        self._id, _, self._name = kept.read_text(encoding="utf-8").partition(" ")
+            write_text(kept, f"{random_hex(16)} {utc_now().isoformat()} {self._name}")
+        self._id, created, self._name = kept.read_text(encoding="utf-8").split(" ", 2)
+        # An earlier life may have been killed before its first rows, with which settings are written.
+        self._config = {**self._run.settings, **self._run.tags, "_Created": created}
         return handed
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
