@@ -1,4 +1,4 @@
-"""What programs import, by its docstrings: read from the source alone, so that nothing has to be installed for it."""
+"""The names that programs import, by their docstrings: read from the source alone, with nothing installed."""
 
 from __future__ import annotations
 

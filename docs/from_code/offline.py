@@ -18,7 +18,7 @@ _LOADED: Final = re.compile(
 
 
 def loaded_from_elsewhere(folder: Path) -> Iterator[str]:
-    """What pages and style sheets in `folder` would load by the network."""
+    """The addresses that pages and style sheets in `folder` would load by the network."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in {".html", ".css", ".svg"}:
             for found in _LOADED.findall(path.read_text(encoding="utf-8")):

@@ -292,3 +292,25 @@ def test_workers_move_behind_a_step_that_is_known() -> None:
     attend(ANNA, BERT, now=5.7)
     assert membership.outcome.state is RunState.RUNNING
     assert membership.outcome.stop.reason == f"agent agent {BERT} joins"
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_an_agent_that_joins_ends_no_run_that_could_not_begin_again(recovers: bool) -> None:
+    """A move would stop the run for good where `checkpoint.restarts` are used up."""
+    agents = Agents.of(JOB)
+    coordinator = coordinator_of(JOB, Terms(recovers=recovers), GENERATION)
+    with coordinator.changing() as (membership, now), agents.changing() as attendance:
+        attendance.attends(ANNA, "anna", (0, 1), now=now)
+        attendance.attends(BERT, "bert", (), now=now)
+        for rank in range(2):
+            member = MemberId(Role.WORKER, rank)
+            membership.roster.members[member] = MemberRecord(9, "", now, progress=Progress(step=7))
+        membership.outcome.begin()
+    with coordinator.changing() as (membership, now):
+        agents.look(membership, now + 1.5)
+        assert membership.outcome.stop.reason == ("agent bert joins" if recovers else "")
+    with coordinator.changing() as (membership, now), agents.changing() as attendance:
+        attendance.attends(ANNA, "anna", (0, 1), leaves=True, now=now)
+    with coordinator.changing() as (membership, now):
+        agents.look(membership, now + 1.5)
+        assert membership.outcome.stop.reason == ("agent bert joins" if recovers else "agent anna leaves")

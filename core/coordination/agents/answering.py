@@ -8,13 +8,11 @@ from taihu.core.base.errors import ConfigError, StaleError
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.control.asks import Assigned, Attend
 from taihu.core.coordination.control.control import Call
+from taihu.core.coordination.control.held_call import HeldCall
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 
 NEEDED_BY_AGENTS: Final = "agents need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
-
-# An answer that tells nothing new comes in this share of the caller's patience.
-_SHARE: Final = 0.5
 
 
 def attend(coordinator: SharedMembership, agents: Agents, ask: Attend, caller: Call) -> Assigned:
@@ -33,21 +31,17 @@ def attend(coordinator: SharedMembership, agents: Agents, ask: Attend, caller: C
         with agents.changing() as attendance:
             call = attendance.attends(life, ask.name, runs, leaves=ask.leaves, now=now)
         agents.look(membership, now)
-    is_answered = False
 
-    def ended() -> None:
-        if not is_answered:
-            with coordinator.changing() as (_, now), agents.changing() as attendance:
-                attendance.hung_up(life, call, now)
-
-    caller.when_ended(ended)
+    def hung_up(now: float) -> None:
+        with agents.changing() as attendance:
+            attendance.hung_up(life, call, now)
 
     def has_news(membership: Membership) -> bool:
         with agents.changing() as attendance:
             return attendance.ranks_of(life) != runs or membership.outcome.state.is_final
 
-    coordinator.wait_for(has_news, min(agents.held_s, _SHARE * caller.left_s()))
-    with coordinator.changing() as (membership, _), agents.changing() as attendance:
-        is_answered = True
+    held = HeldCall(coordinator, caller, hung_up)
+    held.hold(has_news, agents.held_s)
+    with held.answered() as membership, agents.changing() as attendance:
         outcome = membership.outcome
         return Assigned(attendance.ranks_of(life), outcome.state, outcome.reason, attendance.awaited)

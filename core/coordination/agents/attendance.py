@@ -167,15 +167,18 @@ class Attendance:
         """The ranks that an agent is to run."""
         return tuple(sorted(rank for rank, holder in self._held.items() if holder == life))
 
-    def move(self, now: float) -> str:
-        """The reason for which ranks are to change their agents behind the next steps; "" where they stay."""
+    def move(self, now: float, *, may_gain: bool = True) -> str:
+        """The reason for which ranks are to change their agents behind the next steps; "" where they stay.
+
+        Where a move ends the run, it is not one that `may_gain`: who leaves is the only reason then.
+        """
         if not self._has_begun:
             return ""
         leaving = {self._agents[life].name for life in self._held.values() if self._agents[life].leaves}
         if leaving:
             return f"agent {', '.join(sorted(leaving))} leaves"
         newest_s = max((agent.came_s for agent in self._agents.values()), default=0.0)
-        if now - newest_s < _MOVES_AFTER_S or not self._target_gains:
+        if now - newest_s < _MOVES_AFTER_S or not (may_gain and self._target_gains):
             return ""
         fresh = sorted(self._agents[life].name for life in self._target.values() if not self._agents[life].has_run)
         if fresh:

@@ -88,7 +88,7 @@ class Agents:
                 step = max(each.step for each in progress.values())
                 self._attendance.measured({rank: each.compute_seconds for rank, each in progress.items()}, step)
             lost = self._attendance.look(now)
-            move = self._attendance.move(now)
+            move = self._attendance.move(now, may_gain=outcome.recovers)
         for rank, agent in lost:
             structlog.get_logger().warning("agent lost", agent=agent, worker=rank)
             outcome.lost(MemberId(Role.WORKER, rank), f"agent {agent} is gone")

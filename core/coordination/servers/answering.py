@@ -8,6 +8,7 @@ from taihu.core.base.errors import ConfigError, StaleError
 from taihu.core.checkpoint.keepers import recovers
 from taihu.core.coordination.control.asks import Seat, Seated
 from taihu.core.coordination.control.control import Call
+from taihu.core.coordination.control.held_call import HeldCall
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
@@ -18,9 +19,6 @@ from taihu.core.job.sizes import tied_to_servers
 _NEEDED: Final = "servers that join need checkpoint.dir, a folder that all machines share, and checkpoint.restarts"
 
 NO_RUN_TO_JOIN: Final = f"a lost server ends this run; {_NEEDED}"
-
-# An answer that tells nothing new comes in this share of the caller's patience.
-_SHARE: Final = 0.5
 
 
 def check_joins(job: Job) -> None:
@@ -54,14 +52,10 @@ def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, calle
         with servers.changing() as seats:
             call = seats.attends(life, ask.name, ask.index, now)
         servers.look(membership, now, moves=False)
-    is_answered = False
 
-    def ended() -> None:
-        if not is_answered:
-            with coordinator.changing() as (_, now), servers.changing() as seats:
-                seats.hung_up(life, call, now)
-
-    caller.when_ended(ended)
+    def hung_up(now: float) -> None:
+        with servers.changing() as seats:
+            seats.hung_up(life, call, now)
 
     def has_news(membership: Membership) -> bool:
         with servers.changing() as seats:
@@ -70,8 +64,8 @@ def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, calle
             ends = state.is_final and state is not RunState.RECOVERING
             return seats.index_of(life) != ask.index or seats.is_over or ends
 
-    coordinator.wait_for(has_news, min(servers.held_s, _SHARE * caller.left_s()))
-    with coordinator.changing() as (membership, _), servers.changing() as seats:
-        is_answered = True
+    held = HeldCall(coordinator, caller, hung_up)
+    held.hold(has_news, servers.held_s)
+    with held.answered() as membership, servers.changing() as seats:
         outcome = membership.outcome
         return Seated(seats.index_of(life), outcome.state, outcome.reason)
