@@ -1,8 +1,7 @@
 """Rounds of the exchange under TLS beside rounds in plain text: `python -m benchmarks tls`.
 
 ResNet-50's gradients and parameters through one server, between hosts that are network namespaces (see
-`base.network`): under mutual TLS, which gRPC's streams carry, by plain gRPC, and by what `auto` takes in plain
-text. Root and iproute2 are needed. Starts of the three take turns, so that all meet the same disturbances. Prints one
+`base.network`): by what `auto` takes under mutual TLS, by plain gRPC, and by what `auto` takes in plain text. Root and iproute2 are needed. Starts of the three take turns, so that all meet the same disturbances. Prints one
 row for each link rate, about four minutes for both; --json writes what was measured, and rows that it holds are not
 measured again; --docs puts the table into a page, between its markers. --quick is one rate with few rounds.
 """
@@ -27,8 +26,8 @@ _SIZE: Final = (1, 3)
 _RATES: Final = "1gbit,10gbit"
 _STARTS: Final = 3
 _HEAD: Final = """\
-| links | TLS s | plain gRPC s | auto, plain s | auto took | TLS / gRPC | TLS / auto |
-|---|---|---|---|---|---|---|"""
+| links | TLS s | TLS took | plain gRPC s | auto, plain s | auto took | TLS / gRPC | TLS / auto |
+|---|---|---|---|---|---|---|---|"""
 _PAGE: Final = "measured by benchmarks.exchange.tls"
 
 
@@ -55,9 +54,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _row(row: dict[str, Any]) -> str:
     tls, grpc, auto = (statistics.median(row["seconds"][name]) for name in ("tls", "grpc", "auto"))
-    shown = " | ".join(_shown(row["seconds"][name]) for name in ("tls", "grpc", "auto"))
-    took = " and ".join(sorted({"direct" if path == "tcp" else "gRPC" for path in row["paths"]["auto"]}))
-    return f"| {row['rate']} | {shown} | {took} | {tls / grpc:.2f} | {tls / auto:.2f} |"
+    shown = {name: _shown(row["seconds"][name]) for name in ("tls", "grpc", "auto")}
+    sealed, plain = (_took(row["paths"][name]) for name in ("tls", "auto"))
+    cells = (row["rate"], shown["tls"], sealed, shown["grpc"], shown["auto"], plain)
+    return f"| {' | '.join(cells)} | {tls / grpc:.2f} | {tls / auto:.2f} |"
+
+
+def _took(paths: Sequence[str]) -> str:
+    return " and ".join(sorted({"direct" if path == "tcp" else "gRPC" for path in paths}))
 
 
 def _shown(seconds: Sequence[float]) -> str:
