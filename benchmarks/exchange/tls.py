@@ -1,9 +1,10 @@
 """Rounds of the exchange under TLS beside rounds in plain text: `python -m benchmarks tls`.
 
 ResNet-50's gradients and parameters through one server, between hosts that are network namespaces (see
-`base.network`): by what `auto` takes under mutual TLS, by plain gRPC, and by what `auto` takes in plain text. Root and iproute2 are needed. Starts of the three take turns, so that all meet the same disturbances. Prints one
-row for each link rate, about four minutes for both; --json writes what was measured, and rows that it holds are not
-measured again; --docs puts the table into a page, between its markers. --quick is one rate with few rounds.
+`base.network`): by what `auto` takes under mutual TLS, by plain gRPC, and by what `auto` takes in plain text. Root
+and iproute2 are needed. Starts of the three take turns, so that all meet the same disturbances. Prints one row for
+each link rate, about four minutes for both; --json writes what was measured, and rows that it holds are not measured
+again; --docs puts the table into a page, between its markers. --quick is one rate with few rounds.
 """
 
 from __future__ import annotations
