@@ -31,7 +31,8 @@ def test_the_ways_take_turns_and_their_medians_are_compared() -> None:
     # Each is the first, the second and the third one of a start.
     assert starts == ["tls", "grpc", "auto", "grpc", "auto", "tls", "auto", "tls", "grpc"]
     assert tls.table([row]).splitlines()[-1] == (
-        "| 10gbit | 4.000 (4.000 to 4.000) | 2.000 (2.000 to 2.000) | 1.000 (1.000 to 1.000) | direct | 2.00 | 4.00 |"
+        "| 10gbit | 4.000 (4.000 to 4.000) | gRPC | 2.000 (2.000 to 2.000) | 1.000 (1.000 to 1.000) | direct | 2.00 "
+        "| 4.00 |"
     )
 
 
@@ -46,13 +47,13 @@ def test_attempts_are_read_from_the_report_of_their_test() -> None:
     ]
 
 
-def test_runs_under_tls_are_held_to_the_hash_of_one_machine_and_to_grpc() -> None:
-    runs = {"here": Ended("a", "tcp"), "hosts": Ended("a", "grpc"), "pods": Ended("a", "grpc")}
+def test_runs_under_tls_are_held_to_the_hash_of_one_machine() -> None:
+    """Whatever carried their values: connections beside gRPC are under TLS as well."""
+    runs = {"here": Ended("a", "tcp"), "hosts": Ended("a", "grpc"), "pods": Ended("a", "tcp")}
     assert not list(complaints(runs))
     assert table(runs).splitlines()[2:] == [
         "| here | `tcp` | `a` |",
         "| hosts | `grpc` | `a` |",
-        "| pods | `grpc` | `a` |",
+        "| pods | `tcp` | `a` |",
     ]
     assert list(complaints({**runs, "pods": Ended("b", "grpc")})) == ["the hashes differ"]
-    assert list(complaints({**runs, "pods": Ended("a", "tcp")})) == ["pods: values went by tcp"]
