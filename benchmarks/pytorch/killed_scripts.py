@@ -183,13 +183,15 @@ def _measure(kind: str, kills: int, every: int, seed: int, folder: Path) -> dict
         run.await_steps(drawn.randint(every - 3, every + 3), before)
         time.sleep(drawn.uniform(0.0, 0.05))
         pids = run.pids()
-        killed_s = run.kill(drawn.randrange(_WORKERS))
+        victim = drawn.randrange(_WORKERS)
+        killed_s = run.kill(victim)
         time.sleep(_LOOK_S)
         made = run.losses()
         begun = [max(each.step for each in run.losses(rank)) for rank in range(_WORKERS)]
         last, completed = max(begun), min(begun) - 1
         deadline = time.monotonic() + _LONGEST_S
-        while not (new := [each.at_s for each in run.losses() if each.step > last and each.at_s > killed_s]):
+        # Others may have had all that they need of a step from the killed one: its successor has to make it.
+        while not (new := [each.at_s for each in run.losses(victim) if each.step > last and each.at_s > killed_s]):
             if time.monotonic() > deadline or run.process.poll() is not None:
                 run.process.kill()
                 raise SystemExit(f"error: the run does not go on: {run.process.communicate()[1]}")

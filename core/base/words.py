@@ -15,6 +15,7 @@ _BLAMED: Final = re.compile(
     r"(?:taihu\.errors\.\w+: |[\w.]*DistBackendError: )?(?:taihu group '[^']*', [^:]*: )?"
     r"(server|worker|rank) ([0-9]+)\b"
 )
+_CUT_OFF: Final = re.compile(_BLAMED.pattern + r".* was lost: its connection (?:broke|ended)$")
 _UNITS: Final = MappingProxyType({"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12})
 _MOST_TOLD: Final = 2000
 _RATES: Final = MappingProxyType({"k": 1e3, "m": 1e6, "g": 1e9})
@@ -76,6 +77,11 @@ def blamed(failure: str) -> str | None:
     """The member that an error begins with: the one that it is due to, `worker 1`; None where it names none."""
     found = _BLAMED.match(failure)
     return None if found is None else f"{'server' if found[1] == 'server' else 'worker'} {found[2]}"
+
+
+def cut_off(failure: str) -> str | None:
+    """The member whose connection broke or ended, where an error begins with that: `worker 1`; else None."""
+    return blamed(failure) if _CUT_OFF.match(failure) else None
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> Iterator[str]:

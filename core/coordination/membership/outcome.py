@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taihu.core.base.errors import RunError
+from taihu.core.base.words import cut_off
 from taihu.core.coordination.membership.hashes import HashBook, difference
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
 from taihu.core.coordination.membership.roster import Roster
@@ -60,7 +61,7 @@ class Outcome:
         self._terms = terms
         self._hashes = HashBook(roster.sizes[Role.WORKER])
         self._lost: set[MemberId] = set()
-        # Of those that await the end of the run, who is not waited for any more.
+        # Those that nobody waits for any more to hear of the end: they are silent, or others have lost them.
         self._silent: set[MemberId] = set()
 
     @property
@@ -120,6 +121,7 @@ class Outcome:
         if progress is not None:
             record.progress = progress
         if failure and has_lost:
+            self._forget(cut_off(failure))
             self.end_generation(f"{member}: {failure}")
         elif failure:
             self.fail(f"{member}: {failure}")
@@ -203,6 +205,11 @@ class Outcome:
         self.lost(member, how)
         if self._roster.members[member].awaits_end:
             self._silent.add(member)
+
+    def _forget(self, name: str | None) -> None:
+        """Nobody waits for a member to which a connection broke: it is dead, or hears of the end by that."""
+        members = self._roster.members.items()
+        self._silent |= {each for each, record in members if str(each) == name and not record.finished}
 
     def is_lost(self, member: MemberId) -> bool:
         """Whether a member was gone before it had finished."""
