@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from taihu.core.history.chains import chains_of, check_life, check_links
 from taihu.core.history.findings import Finding
-from taihu.core.history.generations import Generation, Life, generations_of, lives_of
-from taihu.core.history.records import Begin, End, Push, Record, Skip
+from taihu.core.history.generations import Generation, Life, begins, generations_of, lives_of
+from taihu.core.history.records import Begin, End, Push, Record
 from taihu.core.history.steps import Step, check_reads, check_step, steps_of
 
 
@@ -71,12 +70,14 @@ def check_histories(histories: Sequence[Sequence[Record]]) -> Verdict:
 
 
 def _made_again(generations: Sequence[Generation]) -> int:
-    """Completed steps that were made again: who pushes gradients of a step has read what the one before led to."""
-    again = 0
-    for generation, later in pairwise(generations):
+    """Completed steps that were begun again: who pushes gradients of a step has read what the one before led to."""
+    again = completed = 0
+    for generation in generations:
         first = generation.lives.get("worker 0")
         pushed = (each.step for each in first.records if isinstance(each, Push)) if first is not None else ()
-        again += max(0, max(pushed, default=0) - 1 - later.after)
+        last = max(pushed, default=0)
+        again += max(0, min(completed, last) - generation.after)
+        completed = max(completed, last - 1)
     return again
 
 
@@ -123,9 +124,7 @@ def _check_generation(generation: Generation) -> Iterator[Finding]:
     for step in _counted(generation):
         yield from check_step(step)
     for rank, life in generation.workers() if generation.has_ended else ():
-        last = max(
-            (record.step for record in life.records if isinstance(record, Push | Skip)), default=generation.upto
-        )
+        last = max((record.step for record in life.records if begins(record)), default=generation.upto)
         if life.end is not None and max(last, life.end.step) > min(life.end.step, generation.upto):
             text = f"it did step {last} and ended behind step {life.end.step}, the run behind step {generation.upto}"
             yield Finding(max(last, life.end.step), f"worker {rank}", text)

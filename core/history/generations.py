@@ -1,17 +1,19 @@
 """The generations of a recorded run, their order, and which of their steps count. Pure.
 
-A generation begins behind the step of a checkpoint. What an earlier one did behind that step was given up with it,
-and does not count; of the last one all steps do, once every process has told its end. A process that is started again
-behind that end begins another one, in which nobody does anything: it takes nothing back.
+A generation begins behind a step that an earlier one has made. Of the one that made it last, steps up to that one
+count; what was done behind it was given up. Of the last generation all steps count, once every process has told its
+end. A generation that is lost early takes nothing back: the next one may go on from what members still hold of an
+earlier one. Nor does one that a process begins which is started again behind the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from taihu.core.history.findings import Finding
-from taihu.core.history.records import Begin, End, Record
+from taihu.core.history.records import Begin, End, Push, Record, Skip
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Generation:
     def begin(self) -> Begin:
         """The beginning that all of its members were told alike."""
         return next(iter(self.lives.values())).begin
+
+    @property
+    def last_begun(self) -> int:
+        """The last step that any worker has begun; 0 for none."""
+        return max((each.step for _, life in self.workers() for each in life.records if begins(each)), default=0)
 
     def workers(self) -> list[tuple[int, Life]]:
         """Workers by rank."""
@@ -95,7 +102,7 @@ def generations_of(histories: Sequence[Sequence[Life]]) -> tuple[list[Generation
     ended = next((place for place, generation in enumerate(made, 1) if _has_ended(generation)), len(made))
     if not any(life.records or life.end for generation in made[ended:] for life in generation.lives.values()):
         made = made[:ended]
-    return [_counted(generation, made[generation.place :]) for generation in made], findings
+    return _counted(made), findings
 
 
 def _of_generation(histories: Sequence[Sequence[Life]], number: int) -> dict[str, Life]:
@@ -108,13 +115,25 @@ def _of_generation(histories: Sequence[Sequence[Life]], number: int) -> dict[str
     return lives
 
 
-def _counted(generation: Generation, later: Sequence[Generation]) -> Generation:
-    """The generation with the steps of it that count, which later ones did not do again."""
-    ended = _has_ended(generation)
-    if later:
-        return replace(generation, upto=max(generation.after, min(each.after for each in later)), has_ended=ended)
-    ends = [life.end.step for life in generation.lives.values() if life.end is not None]
-    return replace(generation, upto=max(ends) if ended else generation.after, has_ended=ended)
+def _counted(generations: Sequence[Generation]) -> list[Generation]:
+    """The generations with the steps of them that count: each step in one of them."""
+    if not generations:
+        return []
+    uptos = {each.place: each.after for each in generations}
+    last = generations[-1]
+    if _has_ended(last):
+        uptos[last.place] = max(life.end.step for life in last.lives.values() if life.end is not None)
+    earlier, after = generations[:-1], last.after
+    while behind := [each for each in earlier if each.after < after]:
+        owner = next((each for each in reversed(behind) if each.last_begun >= after), behind[-1])
+        uptos[owner.place] = after
+        earlier, after = [each for each in behind if each.place < owner.place], owner.after
+    return [replace(each, upto=uptos[each.place], has_ended=_has_ended(each)) for each in generations]
+
+
+def begins(record: Record) -> TypeGuard[Push | Skip]:
+    """Whether it tells that a worker has begun its step."""
+    return isinstance(record, Push | Skip)
 
 
 def _has_ended(generation: Generation) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -18,6 +19,7 @@ class End:
         traceback: of an error that is none of the project's.
         parameters: the hash of the parameters that a worker told; empty for none.
         was_stuck: whether it has ended itself because nothing moved in it any more (`taihu.core.process.last_will`).
+        at_s: virtual seconds from the run's beginning; infinity where it had not ended.
     """
 
     name: str
@@ -27,6 +29,7 @@ class End:
     traceback: str = ""
     parameters: str = ""
     was_stuck: bool = False
+    at_s: float = math.inf
 
     @property
     def is_of_agent(self) -> bool:

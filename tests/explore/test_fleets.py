@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from taihu.explore.campaign.attended import allowed_again, moves_of, problems_of_agents
+from taihu.explore.campaign.judging import may_fail
 from taihu.explore.campaign.work import Smaller, Work
 from taihu.explore.cases import AGENTS, Case, Machines, OrderDraw, Shape
 from taihu.explore.faults import fault_from
@@ -124,3 +125,21 @@ def test_an_agent_ends_with_its_run_or_as_it_was_made_to() -> None:
     assert list(problems_of_agents(case("stop worker 0 after 1 s for 100 s"), outcome(agent_0=2)))
     ring = case("stop worker 0 after 1 s for 100 s", shape=RING)
     assert not list(problems_of_agents(ring, outcome(agent_0=2)))
+
+
+def test_an_agent_that_was_held_up_as_the_run_ended_finds_nobody() -> None:
+    """Seed 1092: it was suspended until all others had ended, and looked for a coordinator that was gone."""
+    ended = {"worker 0": End("worker 0", 0, 0, parameters="c0ffee", at_s=5.0)}
+    told = outcome(agent_0=2)
+    away = replace(told, ends=told.ends | ended, done=("4.000000 suspend agent 0 after 4 s for 20 s",))
+    suspended = case("suspend agent 0 after 4 s for 20 s")
+    assert not list(problems_of_agents(suspended, away))
+    early = replace(away, done=("1.000000 suspend agent 0 after 4 s for 2 s",))
+    assert list(problems_of_agents(suspended, early)) == ["agent 0 ended with exit code 2, expected [0]: "]
+
+
+def test_a_run_fails_where_agents_look_for_its_coordinator_for_too_long() -> None:
+    """Seed 359: nobody starts agents again that have given up."""
+    assert may_fail(case("mute server 0 after 15 s for 100 s"))
+    assert not may_fail(case("mute server 0 after 15 s for 20 s"))
+    assert not may_fail(case("stop worker 1 after 15 s for 100 s"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.histories import Shape, histories_of, shapes
@@ -248,6 +249,23 @@ def test_a_member_without_a_history_and_a_stranger_are_named() -> None:
         for record in histories["worker 1"]
     ]
     assert "worker 7: outside the world of 1 servers and 2 workers" in found(histories)
+
+
+@pytest.mark.parametrize(("done", "again"), [(2, 0), (3, 1), (4, 2)])
+def test_a_generation_that_is_lost_early_takes_nothing_back(done: int, again: int) -> None:
+    """Seed 147: members fell back to a checkpoint, and held what they had made before when they began once more."""
+    verdict = check(histories_of(replace(SHAPE, lives=((0, 6), (2, done), (5, 7)))))
+    assert (verdict.findings, verdict.first, verdict.last, verdict.made_again) == ((), 1, 7, again)
+
+
+def test_steps_count_of_the_generation_that_made_them_last() -> None:
+    """The first one's step 4 is given up: the second made it again, and the third goes on from there."""
+    histories = histories_of(replace(SHAPE, lives=((0, 6), (2, 4), (4, 7))))
+    sums = [line for line, each in enumerate(histories["server 0"]) if isinstance(each, Sum) and each.step == 4]
+    del histories["server 0"][sums[0]]
+    assert found(histories) == []
+    del histories["server 0"][sums[-1] - 1]
+    assert found(histories)
 
 
 def test_a_run_without_an_end_counts_up_to_its_last_checkpoint() -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from taihu.explore.cases import Case, Shape
-from taihu.explore.faults import Fault, Kind
+from taihu.explore.faults import Fault, Kind, fault_from
 from taihu.explore.outcomes import Outcome
 
 _PATIENCE_S: Final = 60.0
 _KILLED: Final = -9
 _INTERRUPTED: Final = 130
+_FOUND_NOBODY: Final = 2
 # A process is lost by each of them, and what it has sent of a step may not be held yet.
 _LOSSES: Final = frozenset({Kind.KILL, Kind.POWER_LOSS})
 _UNHEARD_BY: Final = frozenset({Kind.DROP, Kind.DROP_ONE})
@@ -57,13 +58,34 @@ def _is_replaced(case: Case, fault: Fault) -> bool:
     return is_worker and fault.kind is Kind.STOP
 
 
+def outlasts_patience(case: Case) -> bool:
+    """Whether a fault lasts longer than who finds nobody goes on to ask: agents give up, and nobody starts others."""
+    lasting = (fault for fault in case.faults if fault.seconds > _PATIENCE_S)
+    return case.machines is not None and any(not _is_replaced(case, fault) for fault in lasting)
+
+
+def _absent_at_the_end(outcome: Outcome) -> Iterator[str]:
+    """Members that a fault held up as the run ended: they look for its coordinator in vain."""
+    over_s = min((end.at_s for end in outcome.ends.values() if end.parameters), default=0.0)
+    for begun_s, fault in map(_happened, outcome.done):
+        if fault.seconds and begun_s <= over_s <= begun_s + fault.seconds:
+            yield fault.member
+
+
+def _happened(told: str) -> tuple[float, Fault]:
+    begun_s, _, fault = told.partition(" ")
+    return float(begun_s), fault_from(fault)
+
+
 def problems_of_agents(case: Case, outcome: Outcome) -> Iterator[str]:
     """An agent ends with its run, or because it was to leave; nothing else but its own death ends it."""
     leave = {fault.member for fault in case.faults if fault.kind is Kind.LEAVE}
-    if any(fault.seconds > _PATIENCE_S and not _is_replaced(case, fault) for fault in case.faults):
-        return  # who finds nobody for so long gives up
+    if outlasts_patience(case):
+        return
     die = {fault.member for fault in case.faults if fault.kind in _LOSSES}
+    absent = set(_absent_at_the_end(outcome))
     for end in outcome.ends.values():
         expected = {0} | ({_INTERRUPTED} if end.name in leave else set()) | ({_KILLED} if end.name in die else set())
+        expected |= {_FOUND_NOBODY} if end.name in absent else set()
         if end.is_of_agent and end.code not in expected:
             yield f"{end.name} ended with exit code {end.code}, expected {sorted(expected)}: {end.words}"

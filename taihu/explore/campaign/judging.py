@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from taihu.explore.campaign.attended import allowed_again, moves_of, problems_of_agents
+from taihu.explore.campaign.attended import allowed_again, moves_of, outlasts_patience, problems_of_agents
 from taihu.explore.cases import Case
 from taihu.explore.faults import Kind
 from taihu.explore.outcomes import Outcome
@@ -127,7 +127,8 @@ def _problems_of_success(case: Case, outcome: Outcome) -> Iterator[str]:
 def may_fail(case: Case) -> bool:
     """Whether the run of a case may end otherwise than well."""
     kinds = {fault.kind for fault in case.faults}
-    return bool(kinds & {Kind.INTERRUPT, Kind.TERMINATE}) or (case.supervisor == "never" and bool(case.faults))
+    is_alone = case.supervisor == "never" and bool(case.faults)
+    return bool(kinds & {Kind.INTERRUPT, Kind.TERMINATE}) or is_alone or outlasts_patience(case)
 
 
 def _end_was_lost(case: Case, outcome: Outcome) -> bool:

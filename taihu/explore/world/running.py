@@ -233,5 +233,13 @@ class _Run:
 def _end(member: Member) -> End:
     parameters = "" if member.results is None else str(member.results["parameters_sha256"])
     code = 0 if member.is_settled else member.code
-    life = member.process.life
-    return End(member.name, life, code, member.words, member.traceback, parameters, was_stuck=member.was_stuck)
+    return End(
+        member.name,
+        member.process.life,
+        code,
+        member.words,
+        member.traceback,
+        parameters,
+        was_stuck=member.was_stuck,
+        at_s=member.ended_s - BEGUN_S,
+    )
