@@ -24,7 +24,10 @@ from taihu.kernels.group_search import Pipeline
 UNCOMPRESSED = "uncompressed"
 """The alternative that sends everything, by its own best plan."""
 
-_LEAST_FRAME_ELEMENTS = 1 << 14
+_LEAST_FRAME_ELEMENTS = 1 << 13
+_MOST_FRAMES = 64
+FRAME_SECONDS = 1.5e-4
+"""The processors' time for one more frame of a worker: at both ends, with its sum and its answer."""
 _AUTO_SLACK = 0.02
 _COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")
 
@@ -82,12 +85,14 @@ def predict(profile: Profile, compression: Compression, groups: Sequence[Group])
     return simulate(step_costs(profile, compression), groups).seconds
 
 
-def best_frame_elements(profile: Profile, compression: Compression, most: int) -> int:
-    """The elements that a frame should cover, from 2^14 to `most`, to keep both directions of the links busy.
+def best_frame_elements(profile: Profile, compression: Compression, most: int, window: int) -> int:
+    """The elements that a frame should cover, from 2^13 to `most`, to keep both directions of the links busy.
 
-    k frames for each of S servers cost S k start-ups of alpha, and one frame's way, w / k, in which only one
-    direction is busy; the sum is least at k = sqrt(w / (S alpha)). w is the way of the whole model, much shorter
-    where few values are sent. k is rounded down: a frame also costs the processors what no link shows.
+    Of k frames for each server the last one's ways up and down, 2 w / k, are times in which one direction is idle.
+    Each of N workers, or each of S servers where these are more, costs the processors c for a frame: the sum
+    2 w / k + max(N, S) c k is least at k = sqrt(2 w / (max(N, S) c)). w is the way of the whole model, much shorter
+    where few values are sent. Start-ups of frames overlap as long as those of a `window` take alpha to be answered:
+    k is at most window w / alpha.
     """
     link, servers = profile.link, max(1, profile.servers)
     whole = compression.sizes(profile, np.array([0]), np.array([len(profile.layers) - 1]))
@@ -95,9 +100,9 @@ def best_frame_elements(profile: Profile, compression: Compression, most: int) -
         link.up_seconds_per_byte * compression.up_bytes(profile, whole).item(),
         link.down_seconds_per_byte * compression.down_bytes(profile, whole).item(),
     )
-    if not link.alpha_seconds:
-        return min(_LEAST_FRAME_ELEMENTS, most)
-    frames = int(math.sqrt(way_seconds / (servers * link.alpha_seconds)))
+    frames = min(_MOST_FRAMES, int(math.sqrt(2.0 * way_seconds / (max(profile.workers, servers) * FRAME_SECONDS))))
+    if link.alpha_seconds:
+        frames = min(frames, int(window * way_seconds / link.alpha_seconds))
     if frames <= 1:
         return most
     return min(max(_LEAST_FRAME_ELEMENTS, math.ceil(whole.elements.item() / servers / frames)), most)

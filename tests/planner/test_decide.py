@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taihu.core.base.errors import ConfigError
-from taihu.core.planner.decide import UNCOMPRESSED, best_frame_elements, choose_fc_of, decide, predict
+from taihu.core.planner.decide import FRAME_SECONDS, UNCOMPRESSED, best_frame_elements, choose_fc_of, decide, predict
 from taihu.core.planner.fc_mode import FcJob, FcLayer, FcLinks, choose_fc
 from taihu.core.planner.groups import Group, plan_groups
 from taihu.core.planner.merging import TIE, merge_exact, merge_greedy
@@ -113,33 +113,34 @@ def test_other_strategies_are_refused(method: str, strategy: str, words: str) ->
     st.integers(0, 4),
     st.sampled_from([1024, 1 << 14, 1 << 17, 1 << 20]),
     st.sampled_from([(METHODS["none"], 1.0), (METHODS["dlgs"], 0.1), (METHODS["lags"], 0.01)]),
+    st.integers(1, 20),
 )
-def test_no_other_number_of_frames_is_much_better(
-    link: LinkCost, elements: int, servers: int, most: int, method: tuple[Method, float]
+def test_no_other_number_of_frames_is_much_better(  # noqa: PLR0917 - one of each
+    link: LinkCost, elements: int, servers: int, most: int, method: tuple[Method, float], window: int
 ) -> None:
     profile = replace(PROFILE, layers=(LayerCost("fc", elements, 0.01),), link=link, servers=servers)
     compression = Compression(*method)
     all_of_it = compression.sizes(profile, np.array([0]), np.array([0]))
     up = link.up_seconds_per_byte * compression.up_bytes(profile, all_of_it)[0]
     down = link.down_seconds_per_byte * compression.down_bytes(profile, all_of_it)[0]
-    own = -(-elements // max(1, servers))
+    way, own, ends = max(up, down), -(-elements // max(1, servers)), max(profile.workers, servers)
 
     def seconds(frames: int) -> float:
-        return float(link.alpha_seconds * frames * max(1, servers) + max(up, down) / frames)
+        return float(FRAME_SECONDS * frames * ends + 2.0 * way / frames)
 
-    chosen = best_frame_elements(profile, compression, most)
+    chosen = best_frame_elements(profile, compression, most, window)
     assert chosen <= most
-    counts = range(-(-own // most), max(-(-own // most), -(-own // (1 << 14))) + 1)
-    best = min(map(seconds, counts[: 1 << 12]))
-    # At most one frame less than the best number of them, or as many as the smallest ones make.
-    assert seconds(max(1, -(-own // chosen))) <= 1.26 * best * (1 + 1e-9) + link.alpha_seconds * max(1, servers)
+    made = -(-own // chosen)
+    least, largest = -(-own // most), max(-(-own // most), min(64, -(-own // (1 << 13))))
+    # Answers come in time for a window of frames; at most one frame less than the best number of them.
+    counts = [each for each in range(least, largest + 1) if each <= max(least, window * way / link.alpha_seconds)]
+    assert made == least or made <= window * way / link.alpha_seconds
+    assert seconds(made) <= 1.26 * min(map(seconds, counts[: 1 << 12])) * (1 + 1e-9) + FRAME_SECONDS * ends
 
 
 def test_frames_are_as_large_as_may_be_where_bytes_cost_nothing() -> None:
-    assert (
-        best_frame_elements(replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0)), Compression(METHODS["none"]), 1 << 20)
-        == 1 << 20
-    )
+    free = replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0))
+    assert best_frame_elements(free, Compression(METHODS["none"]), 1 << 20, 6) == 1 << 20
 
 
 def test_what_takes_as_long_as_sending_everything_does_not_pay() -> None:
@@ -150,26 +151,26 @@ def test_what_takes_as_long_as_sending_everything_does_not_pay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha_s", "servers", "frames", "elements"),
+    ("way_s", "alpha_s", "servers", "frames"),
     [
-        (2.0**-8, 1, 16, 1 << 18),
-        (2.0**-8, 0, 16, 1 << 18),
-        (2.0**-8, 4, 8, 1 << 17),
-        (2.0**-2, 1, 2, 1 << 21),
-        (1.0, 1, 1, 1 << 23),
-        (2.0**-30, 1, 1 << 15, 1 << 14),
-        (0.0, 1, None, 1 << 14),
+        (0.27, 0.001, 1, 42),
+        (0.027, 0.001, 1, 13),
+        (0.027, 0.001, 4, 9),
+        (0.0027, 0.001, 1, 4),
+        (0.27, 0.05, 1, 32),
+        (0.027, 0.05, 1, 3),
+        (0.0027, 0.05, 1, 1),
+        (100.0, 0.0, 1, 64),
     ],
 )
-def test_frames_are_those_of_the_formula(alpha_s: float, servers: int, frames: int | None, elements: int) -> None:
-    """The way of the whole model takes a second; sqrt(1 / (S alpha)) frames for each server."""
+def test_frames_are_those_of_the_formula(way_s: float, alpha_s: float, servers: int, frames: int) -> None:
+    """sqrt(2 w / (max(N, S) c)) of two workers, as far as six of them are answered in time; at most 64."""
     whole = 1 << 22
-    link = LinkCost(alpha_s, 1 / (4 * whole), 0.0)
-    # Around a ring of two every value goes once, too.
+    link = LinkCost(alpha_s, way_s / (4 * whole), 0.0)
     profile = replace(PROFILE, layers=(LayerCost("fc", whole, 0.01),), link=link, workers=2, servers=servers)
-    assert frames is None or frames == math.isqrt(int(1 / (max(1, servers) * alpha_s)))
-    assert best_frame_elements(profile, Compression(METHODS["none"]), 1 << 23) == elements
-    assert best_frame_elements(profile, Compression(METHODS["none"]), 1000) == 1000
+    found = best_frame_elements(profile, Compression(METHODS["none"]), 1 << 23, 6)
+    assert found == (1 << 23 if frames == 1 else math.ceil(whole / servers / frames))
+    assert best_frame_elements(profile, Compression(METHODS["none"]), 1000, 6) == 1000
 
 
 @pytest.mark.parametrize(("workers", "servers", "shared"), [(6, 2, 3.0), (2, 4, 1.0), (4, 0, 1.0)])

@@ -17,6 +17,7 @@ from taihu.core.model.layout import Layout
 from taihu.core.planner.carriage import Carriage
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.base.clock import SystemClock
+from taihu.core.wire.frames.headers import BYTES_PER_VALUE
 from taihu.core.wire.links.pipe import Carrier
 from taihu.worker.bench.gradients import DrawnGradients
 from taihu.worker.exchange.session import Exchanged, Joining, Reporting, Session, take_part
@@ -45,8 +46,8 @@ def exchange_rounds(
     """Exchange gradients of `layout` as `job` says; all workers of the job do so together.
 
     A round is what a step exchanges: backward makes the layers' gradients ready one after the other, and all layers'
-    parameters are read behind it. Where the transport is to be tried first, some rounds more do that. Other carriers
-    take turns with what the job takes, a few rounds each, of which the first does not count.
+    parameters are read behind it. Where transport and frames are to be measured first, some rounds more do that.
+    Other carriers take turns with what the job takes, a few rounds each, of which the first does not count.
 
     Args:
         job: a bench's, see `taihu.cli.bench.exchange`.
@@ -63,7 +64,7 @@ def exchange_rounds(
     with take_part(job, rank, Exchanged(layout, arenas), Reporting(), Joining(listener)) as session:
         bench = _Bench(job, rank, arenas, session)
         bench.run(rounds.warmup)
-        bench.try_carriers()
+        bench.try_links()
         if rounds.against and "same-host" in session.exchange.path:
             raise ConfigError(
                 f"--against {','.join(rounds.against)}: values lie in shared memory here; add --set "
@@ -114,9 +115,10 @@ class _Bench:
         """The seconds of each of `rounds` rounds."""
         return [self._round() for _ in range(rounds)]
 
-    def try_carriers(self) -> None:
-        """Let the plan choose a carrier, if it wants to try them."""
-        if self._exchange.plan.carriage != "trial":
+    def try_links(self) -> None:
+        """Let the plan choose a carrier and the size of frames, if it wants to measure what they take."""
+        chooses_frames = self._job.servers and self._job.exchange.frame_bytes is None
+        if self._exchange.plan.carriage != "trial" and not (chooses_frames and self._job.plans_by_measuring):
             return
         measured = [self._measured(self._round()) for _ in range(_TRIAL)]
         self._trial = [(step.path, step.exchange_seconds) for step in measured]
@@ -166,6 +168,7 @@ class _Bench:
             "bytes_sent_per_round": sums.sent_bytes // len(own),
             "bytes_received_per_round": sums.received_bytes // len(own),
             "groups": len(self._exchange.plan.groups),
+            "frame_bytes": self._exchange.plan.frame_elements * BYTES_PER_VALUE,
             "path": self._path,
             "kind": job.exchange.kind.key,
             "zero": job.stage.key,

@@ -256,14 +256,15 @@ class Planning:
         self.plan = own if plan == own else replace(plan, version=own.version + 1, from_step=step + 1)
 
     def _frames_for_links(self, profile: Profile, compression: Compression) -> int:
-        """The first profile tells what frames the links want."""
+        """The first profile tells what frames the links want, whatever merges the groups."""
         own = self.plan.frame_elements
         named = self._job.exchange.frame_bytes is not None
         # DoubleSqueeze selects by frames, and sums are rounded by them: results would depend on what was measured.
         by_frames = self._job.downlink == "doublesqueeze" or self._job.compression.rounds_sums
-        if named or by_frames or not _asks_links(self._job) or self.profile is not None or not self._job.servers:
+        is_measured = self._job.plans_by_measuring and not self._one_host and self.profile is None
+        if named or by_frames or not is_measured or not self._job.servers:
             return own
-        return best_frame_elements(profile, compression, own)
+        return best_frame_elements(profile, compression, own, self._job.exchange.window_frames)
 
 
 def _seconds_of(reports: Sequence[Sequence[StepMeasurement]]) -> float:
