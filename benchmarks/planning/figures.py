@@ -131,11 +131,13 @@ def _fails(row: Mapping[str, Any]) -> bool:
 
 
 def _failing(rows: Rows) -> Iterator[str]:
-    """The rows that fail by their term: `case (deviation), ...: term`."""
+    """The rows that fail by their term, of which the furthest is named: `2 rows, case (deviation): term`."""
     far = [row for row in rows if _fails(row)]
     for term in dict.fromkeys(row["term"] for row in far):
-        cases = ", ".join(f"{row['case']} ({_away(row)})" for row in far if row["term"] == term)
-        yield f"{cases}: {term}"
+        alike = [row for row in far if row["term"] == term]
+        furthest = max(alike, key=lambda row: row["ours"] if row["deviation"] is None else abs(row["deviation"]))
+        count = f"{len(alike)} rows, " if len(alike) > 1 else ""
+        yield f"{count}{furthest['case']} ({_away(furthest)}): {term}"
 
 
 def _away(row: Mapping[str, Any]) -> str:
