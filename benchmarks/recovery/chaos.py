@@ -205,13 +205,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        killed = ", ".join(f"{name} {count}" for name, count in row["kills"].items())
         same = "the same bits" if row["same"] else "**differ**"
         seconds = row["recovery_seconds"]
         took = np.quantile(seconds, (0.5, 0.95, 1.0)) if seconds else ()
         shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(seconds)}" if seconds else "none alone"
         lines.append(
-            f"| {row['kind']} | {sum(row['kills'].values())}: {killed} | {row['steps']} "
+            f"| {row['kind']} | {sum(row['kills'].values())} | {row['steps']} "
             f"| {row['made_again']} | {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {shown} | {same} |"
         )
     return "\n".join(lines)
