@@ -40,10 +40,11 @@ def test_attempts_are_read_from_the_report_of_their_test() -> None:
     report = """<testsuites><testsuite><testcase><properties>
         <property name="no certificate" value="UNAVAILABLE handshake"/>
         <property name="an observer pushes" value="PERMISSION_DENIED role"/>
+        <property name="plain text" value="UNAVAILABLE handshake"/>
     </properties></testcase></testsuite></testsuites>"""
     assert refusals.table(refusals.attempts_in(report)).splitlines()[2:] == [
-        "| no certificate | UNAVAILABLE | TLS |",
-        "| an observer pushes | PERMISSION_DENIED | `role` |",
+        "| TLS | UNAVAILABLE | no certificate; plain text |",
+        "| `role` | PERMISSION_DENIED | an observer pushes |",
     ]
 
 
