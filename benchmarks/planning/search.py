@@ -161,16 +161,19 @@ def _run(job: Job, rate: str, *, beside: bool, steps: int) -> list[dict[str, Any
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The pairs as Markdown, each with the first of the ways that were run."""
+    """The pairs by their links as Markdown, each with the one whose choice is furthest behind."""
     lines = [
-        "| links | job | the choice | predicted s | measured s | over the fastest of three |",
-        "|---|---|---|---:|---:|---:|",
+        "| links | pairs | choice is the fastest | at most over it | there: job; choice, predicted s, measured s |",
+        "|---|---:|---:|---:|---|",
     ]
     done = [row for row in rows if "runs" in row]
-    for row in done:
-        choice = _cells(Way.from_json(row["runs"][0]["way"]), row["runs"][0])
-        told_pair = row["pair"].partition(", ")[2]
-        lines.append(f"| {row['rate']} | {told_pair} | {' | '.join(choice)} | {_excess(row):+.1%} |")
+    for rate in dict.fromkeys(row["rate"] for row in done):
+        alike = [row for row in done if row["rate"] == rate]
+        worst = max(alike, key=_excess)
+        fastest = sum(_excess(row) == 0 for row in alike)
+        choice = ", ".join(_cells(Way.from_json(worst["runs"][0]["way"]), worst["runs"][0]))
+        told = f"{worst['pair'].partition(', ')[2]}; {choice}"
+        lines.append(f"| {rate} | {len(alike)} | {fastest} | {_excess(worst):+.1%} | {told} |")
     right = sum(_excess(row) == 0 for row in done)
     close = sum(_excess(row) <= _CLOSE for row in done)
     lines += ["", f"{len(done)} pairs: the choice is the fastest in {right}, within {_CLOSE:.0%} of it in {close}."]
