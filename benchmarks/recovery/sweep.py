@@ -251,15 +251,14 @@ def undisturbed(run: str) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown: a line for each run and fault, and below one for each cell that did not hold."""
+    """The rows as Markdown: a line for each fault, and below one for each cell that did not hold."""
     happened = [row for row in rows if row["fault_s"] is not None]
-    lines = ["| run | fault | went on, the longest | ended, the longest |", "|---|---|---|---|"]
-    for run in _RUNS:
-        for fault, words in _FAULTS.items():
-            own = [row for row in happened if (row["run"], row["fault"]) == (run, fault)]
-            if own:
-                shown = (_longest([row for row in own if (row["code"] == 0) is well]) for well in (True, False))
-                lines.append(f"| {run} | {words} | {' | '.join(shown)} |")
+    lines = ["| fault | went on, the longest | ended, the longest |", "|---|---|---|"]
+    for fault, words in _FAULTS.items():
+        own = [row for row in happened if row["fault"] == fault]
+        if own:
+            shown = (_longest([row for row in own if (row["code"] == 0) is well]) for well in (True, False))
+            lines.append(f"| {words} | {' | '.join(shown)} |")
     failed = [row for row in rows if row["problems"]]
     lines += ["", f"{len(happened) - len(failed)} of {len(happened)} cells hold."]
     if failed:
@@ -280,7 +279,7 @@ def _longest(rows: Sequence[dict[str, Any]]) -> str:
         return "-"
     longest = max(rows, key=lambda row: row["seconds"])
     failed = sum(bool(row["problems"]) for row in rows)
-    told = f"{len(rows)}: {longest['seconds']:.1f} s at {longest['point']}"
+    told = f"{len(rows)}: {longest['seconds']:.1f} s, {longest['run']} at {longest['point']}"
     return f"{told}; **{failed} failed**" if failed else told
 
 
