@@ -151,7 +151,8 @@ def _servers_over_ring(measured: Measured) -> str:
     rows = sorted(
         (row for row in measured["ps_and_ring"] if row["rate"] == "1gbit"), key=lambda row: int(row["workers"])
     )
-    told, workers = [], set[str]()
+    told: list[str] = []
+    workers: set[str] = set()
     for way, name in (("one_server", "merged"), ("blobs", "a message a blob"), ("waiting", "one at a time")):
         most = {row["model"]: row for row in rows if way in row}
         shown = [f"{row[way]['median'] / row['ring']['median']:.1f}" for row in most.values()]
