@@ -131,6 +131,38 @@ def test_a_page_without_marks_is_refused() -> None:
         in_page("text", "a mark", "table")
 
 
+TABLE = (
+    "Told.\n\n| way | links | ms |\n|---|---|---:|\n| a, b | fast | 1 |\n| a, b | slow |  |\n| c | fast | 3 |\n\nAll."
+)
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown"),
+    [
+        ("", TABLE),
+        (
+            "columns: way; ms",
+            TABLE.replace(" fast |", "").replace(" slow |", "").replace(" links |", "").replace("|---|---|", "|---|"),
+        ),
+        (
+            "rows: way = a, b; links = fast",
+            "Told.\n\n| way | links | ms |\n|---|---|---:|\n| a, b | fast | 1 |\n\nAll.",
+        ),
+        ("columns: ms\nrows: links = fast or slow; way = c", "Told.\n\n| ms |\n|---:|\n| 3 |\n\nAll."),
+    ],
+)
+def test_a_page_shows_the_part_of_a_table_that_its_mark_chooses(choice: str, shown: str) -> None:
+    begin = f"<!-- a mark\n{choice}\n-->" if choice else "<!-- a mark -->"
+    page = f"Before\n{begin}\n{shown}\n<!-- end -->\nBehind\n"
+    assert in_page(page, "a mark", TABLE) == page
+    assert in_page(page.replace(shown, "old\n"), "a mark", TABLE) == page
+
+
+def test_a_column_that_a_table_lacks_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"^error: the table has no column host, node$"):
+        in_page("<!-- a mark\ncolumns: way; host\nrows: node = 1\n-->\n<!-- end -->", "a mark", TABLE)
+
+
 def test_ways_that_promise_the_same_bits_have_them() -> None:
     rows = json.loads((RESULTS / "three_ways.json").read_text())
     assert three_ways.differing(rows) == []

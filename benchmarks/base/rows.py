@@ -93,9 +93,44 @@ def publish(text: str, mark: str, page: Path | None) -> None:
 
 
 def in_page(page: str, mark: str, text: str) -> str:
-    """`page` with `text` in the place of what stands between the comments `mark` and `end`."""
-    begin, end = f"<!-- {mark} -->", "<!-- end -->"
-    place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    """`page` with `text` in the place of what stands between the comments `mark` and `end`.
+
+    The comment may choose what of a table the page shows, in lines of its own behind the mark: `columns: NAME; NAME`,
+    `rows: COLUMN = VALUE or VALUE; COLUMN = VALUE`.
+
+    Raises:
+        SystemExit: the page has no such comments, or the table no such column.
+    """
+    begin, end = f"<!-- {mark}", "<!-- end -->"
+    place = re.compile(rf"({re.escape(begin)}((?:\n(?:columns|rows): [^\n]*)*)\s-->).*?{re.escape(end)}", re.DOTALL)
     if not place.search(page):
-        raise SystemExit(f"error: the page has no lines {begin} and {end}")
-    return place.sub(lambda _: f"{begin}\n{text}\n{end}", page)
+        raise SystemExit(f"error: the page has no lines {begin} --> and {end}")
+    return place.sub(lambda found: f"{found[1]}\n{_chosen(text, found[2])}\n{end}", page)
+
+
+def _chosen(text: str, choice: str) -> str:
+    """The columns and rows of a table that the lines of `choice` name, all of them without one; other lines stay."""
+    if not choice:
+        return text
+    parts = dict(line.split(": ", 1) for line in choice.strip().split("\n"))
+    lines = text.split("\n")
+    head = next(_cells(line) for line in lines if line.startswith("|"))
+    columns = parts["columns"].split("; ") if "columns" in parts else head
+    conditions = [row.split(" = ", 1) for row in parts["rows"].split("; ")] if "rows" in parts else []
+    wanted = {column: values.split(" or ") for column, values in conditions}
+    if missing := {*columns, *wanted} - {*head}:
+        raise SystemExit(f"error: the table has no column {', '.join(sorted(missing))}")
+    shown = []
+    for line in lines:
+        cells = _cells(line)
+        if not line.startswith("|"):
+            shown.append(line)
+        elif cells == head or not line.strip("|-: ") or all(cells[head.index(key)] in wanted[key] for key in wanted):
+            kept = [cell for cell, column in zip(cells, head, strict=True) if column in columns]
+            shown.append(f"| {' | '.join(kept)} |" if line.strip("|-: ") else f"|{'|'.join(kept)}|")
+    return "\n".join(shown)
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line of a table."""
+    return [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]

@@ -7,9 +7,9 @@ a processor of `--gflops` for each rank, and are waited for, not computed; links
 alike. Then every scheme runs without products too, which is what its transfers take alone. With `--gflops computed`
 products are computed.
 
-*in hidden* is the share of the time of the transfers of features to the layer that no rank waited for, *back hidden*
-that of their gradients. Prints a row for each setting; --json writes the rows and leaves out those that the file
-holds, --docs puts the table into a page, between its markers.
+*in hidden* is the share of the time of the transfers of features to the layer that no rank waited for. Prints a row
+for each setting; --json writes the rows and leaves out those that the file holds, --docs puts the table into a page,
+between its markers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["SOURCE", "Setting", "growth", "measure", "table", "transfers_over_pr
 
 SOURCE: Final = "measured by benchmarks.exchange.fc_schemes"
 _HEAD: Final = (
-    "| links | workers | GFLOP/s | scheme | step ms | of runs | / gather | transfers alone | products "
-    "| transfers / products | in hidden | (P - 1)/P | back hidden |"
+    "| links | workers | GFLOP/s | `gather`: step ms, transfers / products | `turns`: / gather, transfers / "
+    "products, in hidden | `slices`: the same | (P - 1)/P |"
 )
 _SCHEMES: Final = ("gather", "turns", "slices")
 
@@ -69,9 +69,11 @@ def measure(setting: Setting, rounds: int, trace: Path | None = None) -> list[di
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
-    gathers = {_key(row): row["seconds"]["median"] for row in rows if row["scheme"] == "gather"}
-    lines = [_row(row, gathers[_key(row)]) for row in rows]
+    """The rows as Markdown, a line for each setting."""
+    settings: dict[tuple[object, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        settings.setdefault(_key(row), {})[row["scheme"]] = row
+    lines = [_line(schemes) for schemes in settings.values()]
     return "\n".join([_HEAD, "|---" * (_HEAD.count("|") - 1) + "|", *lines])
 
 
@@ -96,20 +98,19 @@ def transfers_over_products(row: dict[str, Any]) -> float:
     return float(row["transfers_seconds"]["median"] / row["products_seconds"])
 
 
-def _row(row: dict[str, Any], gather: float) -> str:
-    seconds, ranks = row["seconds"], row["ranks"]
-    cells = [row["rate"], str(ranks), f"{row['gflops']:g}" if row.get("gflops") else "computed", row["scheme"]]
-    cells += [f"{seconds['median'] * 1e3:.0f}", f"{seconds['min'] * 1e3:.0f} to {seconds['max'] * 1e3:.0f}"]
-    cells.append(f"{seconds['median'] / gather:.3f}")
-    if row.get("gflops"):
-        cells += [f"{row['transfers_seconds']['median'] * 1e3:.0f}", f"{row['products_seconds'] * 1e3:.0f}"]
-        cells.append(f"{transfers_over_products(row):.2f}")
-    else:
-        cells += ["-", "-", "-"]
-    claimed = "-" if row["scheme"] == "gather" else f"{(ranks - 1) / ranks:.3f}"
-    inward, back = (f"{row[key]:.3f}" if key in row else "-" for key in ("hidden_in_ratio", "hidden_back_ratio"))
-    cells += [inward, claimed, back]
-    return f"| {' | '.join(cells)} |"
+def _line(schemes: dict[str, dict[str, Any]]) -> str:
+    gather = schemes["gather"]
+    seconds, ranks = gather["seconds"]["median"], gather["ranks"]
+    cells = [gather["rate"], str(ranks), f"{gather['gflops']:g}" if gather.get("gflops") else "computed"]
+    cells.append(f"{seconds * 1e3:.0f}, {_transfers(gather)}")
+    for row in (schemes[name] for name in _SCHEMES if name != "gather"):
+        hidden = f"{row['hidden_in_ratio']:.3f}" if "hidden_in_ratio" in row else "-"
+        cells.append(f"{row['seconds']['median'] / seconds:.3f}, {_transfers(row)}, {hidden}")
+    return f"| {' | '.join(cells)} | {(ranks - 1) / ranks:.3f} |"
+
+
+def _transfers(row: dict[str, Any]) -> str:
+    return f"{transfers_over_products(row):.2f}" if row.get("gflops") else "-"
 
 
 def _settings(options: argparse.Namespace) -> Iterator[Setting]:

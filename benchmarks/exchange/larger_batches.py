@@ -35,8 +35,8 @@ SOURCE: Final = "measured by benchmarks.exchange.larger_batches"
 
 _MODEL: Final = f"{Path(__file__).parents[1] / 'models' / 'paced.py'}:build"
 _HEAD: Final = """\
-| stage | workers | batch of each | planned MB | step s | wait s | samples/s | over linear |
-|---|---|---|---|---|---|---|---|"""
+| stage | workers | batch of each | step s | samples/s | over linear |
+|---|---|---|---|---|---|"""
 
 
 def settings_of(zero: int, workers: int, batch: int, steps: int) -> dict[str, object]:
@@ -118,8 +118,8 @@ def _first(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any
 def _line(row: dict[str, Any], first: dict[str, Any]) -> str:
     linear = first["samples_per_second"] * row["workers"] / first["workers"]
     return (
-        f"| {row['zero']} | {row['workers']} | {row['batch']} | {row['planned_bytes'] / 1e6:.1f} "
-        f"| {row['seconds_per_step']:.3f} | {row['seconds_wait']:.3f} | {row['samples_per_second']:.1f} "
+        f"| {row['zero']} | {row['workers']} | {row['batch']} | {row['seconds_per_step']:.3f} "
+        f"| {row['samples_per_second']:.1f} "
         f"| {row['samples_per_second'] / linear:.2f} |"
     )
 

@@ -79,11 +79,10 @@ def measure(model: str, workers: int, rate: str, rounds: int) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown: medians, in brackets how many times as long as the ring's; `-` was not measured."""
+    """The rows as Markdown: the ring's median, and how many times as long others take; `-` was not measured."""
     lines = [
-        "| model | blobs | workers | links | merged s | a message a blob s | one at a time s | P servers s | ring s "
-        "| paper | its bytes alone |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | workers | ring s | merged | a message a blob | one at a time | P servers | paper |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *map(_line, sorted(rows, key=lambda row: (row["model"], row["workers"], row["rate"])))])
 
@@ -91,11 +90,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def _line(row: dict[str, Any]) -> str:
     ring = row["ring"]["median"]
     seconds = [row[way]["median"] if way in row else None for way in _WAYS]
-    ways = " | ".join("-" if each is None else f"{each:.3f} ({each / ring:.2f})" for each in seconds)
+    ways = " | ".join("-" if each is None else f"{each / ring:.2f}" for each in seconds)
     model, workers = row["model"], row["workers"]
-    paper = f"{paper_ratio(model, workers):.1f} | {paper_ratio(model, workers, start_ups=False):.1f}"
-    messages = len(layer_table(model).by_tensor().layers)
-    return f"| {model} | {messages} | {workers} | {row['rate']} | {ways} | {ring:.3f} | {paper} |"
+    return f"| {model} | {workers} | {ring:.3f} | {ways} | {paper_ratio(model, workers):.1f} |"
 
 
 def _with(rows: Sequence[dict[str, Any]], row: dict[str, Any]) -> list[dict[str, Any]]:

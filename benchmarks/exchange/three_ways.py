@@ -110,7 +110,7 @@ def train(name: str, seed: int, data: Path, options: argparse.Namespace) -> dict
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Final accuracies and hashes as Markdown; the difference is that of the means over the seeds both have."""
     lines = [
-        "| way | accuracy by seed, % | mean | to one node | sha256 of seed 1 | same bits as |",
+        "| way | seeds | mean accuracy, % | to one node | sha256 of seed 1 | same bits as |",
         "|---|---|---|---|---|---|",
     ]
     alone = _by_seed(rows, "one node")
@@ -120,12 +120,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if not own:
             lines.append(f"| {name} | - | - | - | - | |")
             continue
-        shown = ", ".join(f"{100 * own[seed]['test_accuracy']:.2f}" for seed in own)
         difference = fmean(100 * (own[s]["test_accuracy"] - alone[s]["test_accuracy"]) for s in both) if both else 0.0
         to_alone = "" if name == "one node" or not both else f"{difference:+.2f}"
         mean = 100 * fmean(row["test_accuracy"] for row in own.values())
         digest = own[1]["parameters_sha256"][:8] if 1 in own else "-"
-        lines.append(f"| {name} | {shown} | {mean:.2f} | {to_alone} | {digest} | {way.as_bits_of or ''} |")
+        lines.append(f"| {name} | {len(own)} | {mean:.2f} | {to_alone} | {digest} | {way.as_bits_of or ''} |")
     return "\n".join(lines)
 
 

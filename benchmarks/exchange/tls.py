@@ -49,25 +49,19 @@ def compare(rate: str, rounds: int, starts: int, certificates: Sequence[str]) ->
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown: medians with their quartiles, and ratios of medians."""
+    """The rows as Markdown: medians, and their ratios."""
     return "\n".join([_HEAD, *map(_row, rows)])
 
 
 def _row(row: dict[str, Any]) -> str:
     tls, grpc, auto = (statistics.median(row["seconds"][name]) for name in ("tls", "grpc", "auto"))
-    shown = {name: _shown(row["seconds"][name]) for name in ("tls", "grpc", "auto")}
     sealed, plain = (_took(row["paths"][name]) for name in ("tls", "auto"))
-    cells = (row["rate"], shown["tls"], sealed, shown["grpc"], shown["auto"], plain)
+    cells = (row["rate"], f"{tls:.3f}", sealed, f"{grpc:.3f}", f"{auto:.3f}", plain)
     return f"| {' | '.join(cells)} | {tls / grpc:.2f} | {tls / auto:.2f} |"
 
 
 def _took(paths: Sequence[str]) -> str:
     return " and ".join(sorted({"direct" if path == "tcp" else "gRPC" for path in paths}))
-
-
-def _shown(seconds: Sequence[float]) -> str:
-    low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return f"{median:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _certificates(folder: str) -> list[str]:

@@ -26,8 +26,8 @@ __all__ = ["table"]
 _ROUNDS: Final = {"100mbit": 12, "1gbit": 16, "2.5gbit": 32, "10gbit": 32}
 _WAYS: Final = {"1+3": (1, 3), "2+2": (2, 2), "ring of 4": (0, 4)}
 _HEAD: Final = """\
-| links | model | servers + workers | gRPC s | direct s | gRPC / direct | auto took | auto s | auto / better |
-|---|---|---|---|---|---|---|---|---|"""
+| links | model | servers + workers | gRPC s | direct s | auto took | auto s | auto / better |
+|---|---|---|---|---|---|---|---|"""
 _PAGE: Final = "measured by benchmarks.exchange.transports"
 
 
@@ -62,22 +62,17 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown: medians, with the quartiles around them."""
+    """The rows as Markdown, by their medians."""
     return "\n".join([_HEAD, *map(_row, rows)])
 
 
 def _row(row: dict[str, Any]) -> str:
-    grpc, tcp, own = (row["quartiles"][name] for name in ("grpc", "tcp", "own"))
+    grpc, tcp, own = (row["quartiles"][name][1] for name in ("grpc", "tcp", "own"))
     took = " and ".join(sorted({"direct" if path == "tcp" else "gRPC" for path in row["auto_took"]}))
     return (
-        f"| {row['rate']} | {row['model']} | {row['ways']} | {_shown(grpc)} | {_shown(tcp)} "
-        f"| {grpc[1] / tcp[1]:.2f} | {took} | {_shown(own)} | {row['auto_over_better']:.3f} |"
+        f"| {row['rate']} | {row['model']} | {row['ways']} | {grpc:.3f} | {tcp:.3f} "
+        f"| {took} | {own:.3f} | {row['auto_over_better']:.3f} |"
     )
-
-
-def _shown(quartiles: Sequence[float]) -> str:
-    low, median, high = (f"{value:.3f}" for value in quartiles)
-    return f"{median} ({low} to {high})"
 
 
 def _measure_missing(

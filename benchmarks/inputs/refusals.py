@@ -31,7 +31,7 @@ _TESTS: Final = tuple(
 )
 _PAGE: Final = "refused by benchmarks.inputs.refusals"
 _HEAD: Final = """\
-| attempt | status | refused because of |
+| refused because of | status | attempts |
 |---|---|---|"""
 
 
@@ -48,12 +48,11 @@ def _parts(value: str) -> tuple[str, str]:
 
 
 def table(attempts: Iterable[tuple[str, str, str]]) -> str:
-    """The attempts as Markdown."""
-    rows = (
-        f"| {name} | {status} | {'TLS' if reason == 'handshake' else f'`{reason}`'} |"
-        for name, status, reason in attempts
-    )
-    return "\n".join([_HEAD, *rows])
+    """The attempts as Markdown, by what refused them."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, status, reason in attempts:
+        names.setdefault(("TLS" if reason == "handshake" else f"`{reason}`", status), []).append(name)
+    return "\n".join([_HEAD, *(f"| {why} | {status} | {'; '.join(each)} |" for (why, status), each in names.items())])
 
 
 def main() -> None:

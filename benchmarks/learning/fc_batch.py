@@ -205,8 +205,8 @@ def train(cell: Cell, path: Path | None = None) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Final accuracies as Markdown, by batch and scheme: at each rate, and of the best one against plain SGD's."""
     rates = sorted({row["learning_rate"] for row in rows})
-    columns = "".join(f" rate {rate:g}: by seed, % | mean |" for rate in rates)
-    lines = [f"| FC batch | scheme | workers |{columns} best to one pass |", "|---" * (4 + 2 * len(rates)) + "|"]
+    columns = "".join(f" rate {rate:g}, % |" for rate in rates)
+    lines = [f"| FC batch | scheme | workers |{columns} best to one pass |", "|---" * (4 + len(rates)) + "|"]
     plain = _best(rows, ("gather", 1), rates)
     settings = {(row["scheme"], row["workers"]): row["fc_batch"] for row in rows}
     for setting, fc_batch in sorted(settings.items(), key=lambda item: (-item[1], item[0])):
@@ -224,8 +224,8 @@ def _accuracies(rows: Sequence[dict[str, Any]], setting: tuple[str, int], rate: 
 
 def _shown(accuracies: Sequence[float]) -> str:
     if not accuracies:
-        return "- | -"
-    return f"{', '.join(f'{each:.2f}' for each in accuracies)} | {fmean(accuracies):.2f}"
+        return "-"
+    return f"{fmean(accuracies):.2f}"
 
 
 def _best(rows: Sequence[dict[str, Any]], setting: tuple[str, int], rates: Sequence[float]) -> float | None:

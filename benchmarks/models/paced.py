@@ -47,7 +47,7 @@ _CONVOLUTIONS: Final = (64, 64, 128, 128)
 _CONNECTED: Final = (1024, 1024)
 # Of a sample, over all layers of a chain.
 _CHAIN_SECONDS: Final = 0.004
-# Of a sample: a step of eight takes what three workers on two cores took in docs/compression.md.
+# Of a sample: a step of eight takes what three workers on two cores took in benchmarks/results/compression.json.
 _TWIN_SECONDS: Final = MappingProxyType({"vgg16_cifar": 0.3 / 8, "resnet20": 0.055 / 8})
 # A backward takes about twice as long as a forward.
 _OF_FORWARD: Final = 1 / 3

@@ -91,11 +91,11 @@ def _accuracy(measured: Measured) -> str:
     cells = measured["accuracy_by_method"]
     for model, density in product(("cifar10_quick", "resnet20"), (0.1, 0.01)):
         of = partial(_mean_accuracy, cells, model, density)
-        methods = {"DLGS": of("dlgs", "layer"), "LAGS": of("lags", "layer"), "Top-K": of("topk", "layer")}
-        shown = ", ".join(f"{name} {mean}" for name, mean in methods.items())
-        dense = _mean_accuracy(cells, model, 1.0, "none", "layer")
-        told.append(f"{model} at {density:g}: {shown}, everything {dense}")
-    return "; ".join(told)
+        means = (of("dlgs", "layer"), of("lags", "layer"), of("topk", "layer"))
+        told.append(
+            f"{model} at {density:g} {', '.join(means)}, {_mean_accuracy(cells, model, 1.0, 'none', 'layer')}"
+        )
+    return f"DLGS, LAGS, Top-K, everything: {'; '.join(told)}"
 
 
 def _mean_accuracy(cells: Rows, model: str, density: float, method: str, threshold: str) -> str:
@@ -148,16 +148,18 @@ def _three_ways(measured: Measured) -> str:
 def _servers_over_ring(measured: Measured) -> str:
     modelled = (("alexnet", 256), ("googlenet", 32), ("resnet50", 32))
     ratios = (f"{ps_and_ring.paper_ratio(*each):.0f}" for each in modelled)
-    told = [f"by the model {', '.join(ratios)}"]
+    rows = sorted(
+        (row for row in measured["ps_and_ring"] if row["rate"] == "1gbit"), key=lambda row: int(row["workers"])
+    )
+    told: list[str] = []
+    workers: set[str] = set()
     for way, name in (("one_server", "merged"), ("blobs", "a message a blob"), ("waiting", "one at a time")):
-        rows = [row for row in measured["ps_and_ring"] if way in row and row["rate"] == "1gbit"]
-        most = {row["model"]: row for row in sorted(rows, key=lambda row: int(row["workers"]))}
-        shown = [
-            f"{row[way]['median'] / row['ring']['median']:.1f} ({model}, {row['workers']} workers)"
-            for model, row in most.items()
-        ]
-        told.append(f"at 1 Gbit/s, {name}: {', '.join(shown) or _MISSING}")
-    return "; ".join(told)
+        most = {row["model"]: row for row in rows if way in row}
+        shown = [f"{row[way]['median'] / row['ring']['median']:.1f}" for row in most.values()]
+        told.append(f"{name} {', '.join(shown) or _MISSING}")
+        workers |= {str(row["workers"]) for row in most.values()}
+    where = f"at 1 Gbit/s with {' or '.join(sorted(workers))} workers"
+    return f"by the model {', '.join(ratios)}; {where} {'; '.join(told)}"
 
 
 def _allreduce(measured: Measured) -> str:
@@ -176,14 +178,8 @@ def _columns(inputs: int, outputs: int, measured: Measured) -> str:
     won = [row for row in rows if row["winner"] == "shard"]
     most = max(row["data_seconds"]["median"] / row["shard_seconds"]["median"] for row in rows)
     lost = [f"P = {row['ranks']}, M = {row['batch']}" for row in rows if row["winner"] != "shard"]
-    sizes, batches = (2, 4, 8), (1, 2, 4, 8, 16, 32, 64, 128)
-    modelled = {(p, m): ps_and_ring.columns_ratio(inputs, outputs, p, m) for p, m in product(sizes, batches)}
-    faster = sum(ratio > 1 for ratio in modelled.values())
     but = f" (not {'; '.join(lost)})" if lost else ""
-    return (
-        f"by the model in {faster} of {len(modelled)} cells, by up to {max(modelled.values()):.1f}; measured at "
-        f"1 Gbit/s in {len(won)} of {len(rows)}{but}, by up to {most:.0f}"
-    )
+    return f"measured at 1 Gbit/s in {len(won)} of {len(rows)}{but}, by up to {most:.0f}"
 
 
 def _convergence(measured: Measured) -> str:

@@ -117,17 +117,14 @@ def simulated(run: Run) -> float:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
-        "| model | members | links | pace | compute, modelled, s | step, s | of runs | simulated, s | away by "
-        "| behind, s |",
-        "|---|---|---|---:|---:|---:|---|---:|---:|---:|",
+        "| model | members | links | pace | step, s | simulated, s | away by |",
+        "|---|---|---|---:|---:|---:|---:|",
     ]
     for row in rows:
         away = row["simulated_seconds"] / row["seconds_per_step"] - 1.0
         lines.append(
-            f"| {row['model']} | {row['members']} | {row['rate']} | {row['pace']:g} | {row['modelled_seconds']:.4f} "
-            f"| {row['seconds_per_step']:.4f} | {row['seconds_of_runs'][0]:.4f} - {row['seconds_of_runs'][-1]:.4f} "
-            f"| {row['simulated_seconds']:.4f} | {away:+.1%} "
-            f"| {row['late_seconds']:.2f} |"
+            f"| {row['model']} | {row['members']} | {row['rate']} | {row['pace']:g} "
+            f"| {row['seconds_per_step']:.4f} | {row['simulated_seconds']:.4f} | {away:+.1%} |"
         )
     return "\n".join(lines)
 

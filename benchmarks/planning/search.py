@@ -161,17 +161,19 @@ def _run(job: Job, rate: str, *, beside: bool, steps: int) -> list[dict[str, Any
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The pairs as Markdown, each with the ways that were run in the order of the search."""
+    """The pairs by their links as Markdown, each with the one whose choice is furthest behind."""
     lines = [
-        "| links | job | the three best, as ranked | predicted s | measured s | choice over the fastest |",
-        "|---|---|---|---|---|---|",
+        "| links | pairs | choice is the fastest | at most over it | there: job; choice, predicted s, measured s |",
+        "|---|---:|---:|---:|---|",
     ]
     done = [row for row in rows if "runs" in row]
-    for row in done:
-        ways = [Way.from_json(run["way"]) for run in row["runs"]]
-        told = ("<br>".join(each) for each in zip(*map(_cells, ways, row["runs"]), strict=True))
-        told_pair = row["pair"].partition(", ")[2]
-        lines.append(f"| {row['rate']} | {told_pair} | {' | '.join(told)} | {_excess(row):+.1%} |")
+    for rate in dict.fromkeys(row["rate"] for row in done):
+        alike = [row for row in done if row["rate"] == rate]
+        worst = max(alike, key=_excess)
+        fastest = sum(_excess(row) == 0 for row in alike)
+        choice = ", ".join(_cells(Way.from_json(worst["runs"][0]["way"]), worst["runs"][0]))
+        told = f"{worst['pair'].partition(', ')[2]}; {choice}"
+        lines.append(f"| {rate} | {len(alike)} | {fastest} | {_excess(worst):+.1%} | {told} |")
     right = sum(_excess(row) == 0 for row in done)
     close = sum(_excess(row) <= _CLOSE for row in done)
     lines += ["", f"{len(done)} pairs: the choice is the fastest in {right}, within {_CLOSE:.0%} of it in {close}."]

@@ -192,35 +192,36 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown, and what the deviations are."""
+    """The rows by their links as Markdown, each with the run that is furthest off, and what all deviations are."""
     lines = [
-        "| run | compute | measured s | of steps | simulated s | deviation | disturbed |",
-        "|---|---|---|---|---|---|---|",
+        "| links | runs | median | at most | the run furthest off: measured s, simulated s |",
+        "|---|---:|---:|---:|---|",
     ]
-    runs = {run.name: run for run in RUNS}
-    lines += [_line(runs[row["run"]], row) for row in rows if row["run"] in runs and "deviation" in row]
+    known = {run.name for run in RUNS}
+    shown = [row for row in rows if row["run"] in known and "deviation" in row]
+    by_links = {links: [row for row in shown if _links(row) == links] for links in map(_links, shown)}
+    lines += [_line(links, each) for links, each in by_links.items()]
     deviations = [abs(row["deviation"]) for row in rows if "deviation" in row]
     if deviations:
         lines += ["", f"{len(deviations)} runs: median {median(deviations):.1%}, at most {max(deviations):.1%}."]
     return "\n".join(lines)
 
 
-def _line(run: Run, row: dict[str, Any]) -> str:
-    step = row["seconds_per_step"]
-    compute = "paced" if run.is_paced else "computed"
-    spread = f"{step['min']:.4f} to {step['max']:.4f}"
-    seconds = row["simulated"]["seconds_per_step"]
-    disturbed = f"{row['disturbed']:.1%}" if "disturbed" in row else "-"
-    cells = [
-        run.name,
-        compute,
-        f"{step['median']:.4f}",
-        spread,
-        f"{seconds:.4f}",
-        f"{row['deviation']:+.1%}",
-        disturbed,
-    ]
+def _links(row: dict[str, Any]) -> str:
+    """The links of a run, by which its name begins."""
+    return str(row["run"]).partition(", ")[0]
+
+
+def _line(links: str, rows: Sequence[dict[str, Any]]) -> str:
+    deviations = [abs(row["deviation"]) for row in rows]
+    furthest = rows[deviations.index(max(deviations))]
+    cells = [links, str(len(rows)), f"{median(deviations):.1%}", f"{max(deviations):.1%}", _told(furthest)]
     return f"| {' | '.join(cells)} |"
+
+
+def _told(row: dict[str, Any]) -> str:
+    measured, simulated_s = row["seconds_per_step"]["median"], row["simulated"]["seconds_per_step"]
+    return f"{row['run'].partition(', ')[2]}: {measured:.4f}, {simulated_s:.4f}"
 
 
 def _measure_missing(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
@@ -234,7 +235,7 @@ def _measure_missing(rows: list[dict[str, Any]], options: argparse.Namespace) ->
         if run.name not in done and options.only in run.name:
             rows.append(measure(run))
             save_rows(options.json, rows)
-            print(_line(run, compared(rows)[-1]), flush=True)
+            print(f"{run.name}: {_told(compared(rows)[-1])}", flush=True)
 
 
 def main() -> None:

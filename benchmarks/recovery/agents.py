@@ -308,7 +308,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        happened = ", ".join(f"{name} {count}" for name, count in row["events"].items())
         by = ", ".join(f"{event} {steps}" for event, steps in row["made_again_by"].items())
         again = f"{row['made_again']} ({by})" if by else str(row["made_again"])
         deaths = [each for event, found in row["recovery_seconds"].items() if "kill" in event for each in found]
@@ -317,7 +316,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         ]
         same = "the same bits" if row["same"] else "**differ**"
         lines.append(
-            f"| {row['kind']} | {sum(row['events'].values())}: {happened} | {row['steps']} | {again} "
+            f"| {row['kind']} | {sum(row['events'].values())} | {row['steps']} | {again} "
             f"| {_quantiles(deaths)} | {_quantiles(moves)} | {same} |"
         )
     return "\n".join(lines)

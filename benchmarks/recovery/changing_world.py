@@ -228,20 +228,17 @@ def measure(model: str) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown, an event on each line."""
-    lines = [
-        "| model | what happens | servers, agents then | longest without a step, s | begun again "
-        "| steps made again | parameters |",
-        "|" + "---|" * 7,
-    ]
+    """The rows as Markdown, an event on each line, and behind those of a row how it ended."""
+    lines = []
     for row in rows:
-        same = "the same bits" if row["same"] else "**differ**"
-        for number, event in enumerate(row["events"]):
-            head = f"{row['model']}, {row['bytes'] / 1e6:.1f} MB, {row['steps']} steps" if not number else ""
-            counts = f"{event['changes']} | {event['made_again']} | {same if not number else ''}"
-            there = f"{event['servers']}, {event['agents']}"
-            lines.append(f"| {head} | {event['event']} | {there} | {event['pause_s']:.2f} | {counts} |")
-    return "\n".join(lines)
+        lines += ["| event | servers, agents then | longest without a step, s | begun again | steps made again |"]
+        lines += ["|" + "---|" * 5]
+        for event in row["events"]:
+            there, counts = f"{event['servers']}, {event['agents']}", f"{event['changes']} | {event['made_again']}"
+            lines.append(f"| {event['event']} | {there} | {event['pause_s']:.2f} | {counts} |")
+        same = "the same bits" if row["same"] else "**other bits**"
+        lines += ["", f"{row['model']}, {row['bytes'] / 1e6:.1f} MB, {row['steps']} steps: {same}.", ""]
+    return "\n".join(lines[:-1])
 
 
 def main() -> None:

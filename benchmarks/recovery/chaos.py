@@ -198,23 +198,25 @@ def _named(kind: str, hosts: str) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """The rows as Markdown, by the hosts that their processes had."""
     lines = [
-        "| run | killed | steps | made again | seconds | undisturbed | kill to next step, s: median, 95 %, most "
-        "| parameters |",
-        "|---|---|---|---|---|---|---|---|",
+        "| processes | runs | killed | steps made again | kill to next step, s: median, 95 %, most | same bits |",
+        "|---|---:|---:|---:|---|---|",
     ]
-    for row in rows:
-        killed = ", ".join(f"{name} {count}" for name, count in row["kills"].items())
-        same = "the same bits" if row["same"] else "**differ**"
-        seconds = row["recovery_seconds"]
+    for place in dict.fromkeys(map(_place, rows)):
+        alike = [row for row in rows if _place(row) == place]
+        seconds = [each for row in alike for each in row["recovery_seconds"]]
         took = np.quantile(seconds, (0.5, 0.95, 1.0)) if seconds else ()
         shown = f"{', '.join(f'{each:.2f}' for each in took)} of {len(seconds)}" if seconds else "none alone"
-        lines.append(
-            f"| {row['kind']} | {sum(row['kills'].values())}: {killed} | {row['steps']} "
-            f"| {row['made_again']} | {row['seconds']:.0f} | {row['undisturbed_s']:.0f} | {shown} | {same} |"
-        )
+        killed = sum(sum(row["kills"].values()) for row in alike)
+        again, same = sum(row["made_again"] for row in alike), sum(row["same"] for row in alike)
+        lines.append(f"| {place} | {len(alike)} | {killed} | {again} | {shown} | {same} of {len(alike)} |")
     return "\n".join(lines)
+
+
+def _place(row: dict[str, Any]) -> str:
+    """The hosts of a run's processes, as its name has them."""
+    return str(row["kind"]).partition(", ")[2] or "on one host"
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -270,25 +271,14 @@ def output(*command: str) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as Markdown: a line for each member, seconds from its loss to the next step."""
-    engines = [row["engine"] for row in rows]
-    lines = [
-        "| lost | " + " | ".join(f"{engine}: {how}" for engine in engines for how in WAYS) + " |",
-        "|---" * (1 + len(engines) * len(WAYS)) + "|",
-    ]
-    for member in dict.fromkeys(loss["member"] for row in rows for loss in row["losses"]):
-        seconds = {
-            (row["engine"], loss["how"]): loss["seconds"]
-            for row in rows
-            for loss in row["losses"]
-            if loss["member"] == member
-        }
-        lines.append(
-            f"| {member} | " + " | ".join(f"{seconds[engine, how]:.1f}" for engine in engines for how in WAYS) + " |"
-        )
-    same = {row["engine"]: "the same bits" if row["sha256"] == row["local"] else "**differ**" for row in rows}
-    lines.append("| parameters | " + " | ".join(same[engine] for engine in engines for _ in WAYS) + " |")
-    return "\n".join(lines)
+    """The rows as Markdown: a line for each way, seconds from a loss to the next step over all members."""
+    lines = ["| lost | " + " | ".join(row["engine"] for row in rows) + " |", "|---" * (1 + len(rows)) + "|"]
+    for how in WAYS:
+        seconds = ([loss["seconds"] for loss in row["losses"] if loss["how"] == how] for row in rows)
+        told = (f"{median(each):.1f} s, {min(each):.1f} to {max(each):.1f}" for each in seconds)
+        lines.append(f"| {how} | {' | '.join(told)} |")
+    same = ("the same bits" if row["sha256"] == row["local"] else "**differ**" for row in rows)
+    return "\n".join([*lines, f"| parameters | {' | '.join(same)} |"])
 
 
 def main() -> int:

@@ -121,13 +121,13 @@ def _command(folder: Path, flags: Sequence[str]) -> list[str]:
 
 
 def memory_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Memory, threads and files of each process, by recoveries or steps, as Markdown."""
+    """Memory, threads and files of each process, by recoveries or steps, as Markdown: the first rows and the last."""
     roles = list(rows[0]["held"])
     lines = [
         f"| after | {' | '.join(f'{role}: MB, threads, files' for role in roles)} |",
         "|---|" + "---|" * len(roles),
     ]
-    for row in rows:
+    for row in [*rows[:2], *rows[2:][-1:]]:
         after = f"{row['recoveries']:,} recoveries" if "recoveries" in row else f"{row['steps']:,} steps"
         held = [f"{each['rss_kb'] / 1024:.0f}, {each['threads']}, {each['files']}" for each in row["held"].values()]
         lines.append(f"| {after} | {' | '.join(held)} |")

@@ -251,17 +251,16 @@ def undisturbed(run: str) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as Markdown: a line for each point, and below one for each cell that did not hold."""
-    lines = [f"| run, point | {' | '.join(_FAULTS.values())} |", f"|---|{'---|' * len(_FAULTS)}"]
-    for run in _RUNS:
-        for point in Point:
-            of_point = [row for row in rows if (row["run"], row["point"]) == (run, point.value)]
-            if any(row["fault_s"] is not None for row in of_point):
-                shown = [_shown([row for row in of_point if row["fault"] == fault]) for fault in _FAULTS]
-                lines.append(f"| {run}, {point.value} | {' | '.join(shown)} |")
+    """The rows as Markdown: a line for each fault, and below one for each cell that did not hold."""
+    happened = [row for row in rows if row["fault_s"] is not None]
+    lines = ["| fault | went on, the longest | ended, the longest |", "|---|---|---|"]
+    for fault, words in _FAULTS.items():
+        own = [row for row in happened if row["fault"] == fault]
+        if own:
+            shown = (_longest([row for row in own if (row["code"] == 0) is well]) for well in (True, False))
+            lines.append(f"| {words} | {' | '.join(shown)} |")
     failed = [row for row in rows if row["problems"]]
-    happened = sum(row["fault_s"] is not None for row in rows)
-    lines += ["", f"{happened - len(failed)} of {happened} cells hold."]
+    lines += ["", f"{len(happened) - len(failed)} of {len(happened)} cells hold."]
     if failed:
         lines += [
             "",
@@ -274,14 +273,14 @@ def _cell_of(row: dict[str, Any]) -> Cell:
     return Cell(row["run"], row["fault"], row["member"], row["point"])
 
 
-def _shown(rows: Sequence[dict[str, Any]]) -> str:
-    """The cells of a point and a fault: the longest time of those that went on, and of those that ended."""
-    rows = [row for row in rows if row["fault_s"] is not None]
-    went, ended = ([row["seconds"] for row in rows if (row["code"] == 0) is well] for well in (True, False))
-    words = [f"{len(went)} went on, {max(went):.1f} s"] if went else []
-    words += [f"{len(ended)} ended, {max(ended):.1f} s"] if ended else []
+def _longest(rows: Sequence[dict[str, Any]]) -> str:
+    """How many cells these are, and which of them took longest."""
+    if not rows:
+        return "-"
+    longest = max(rows, key=lambda row: row["seconds"])
     failed = sum(bool(row["problems"]) for row in rows)
-    return "; ".join([*words, *([f"**{failed} failed**"] if failed else [])])
+    told = f"{len(rows)}: {longest['seconds']:.1f} s, {longest['run']} at {longest['point']}"
+    return f"{told}; **{failed} failed**" if failed else told
 
 
 def main() -> None:

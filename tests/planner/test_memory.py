@@ -34,7 +34,7 @@ from taihu.core.traits.stages import STAGES
 
 quick = settings(deadline=None)
 
-# GB by devices: stages 1/2/3 of 7.5, 128 and 1000 billion parameters, as docs/methods.md section 5 prints them.
+# GB by devices: stages 1/2/3 of 7.5, 128 and 1000 billion parameters, as the paper's table 1 prints them.
 PUBLISHED = {
     1: "120/120/120 2048/2048/2048 16000/16000/16000",
     4: "52.5/41.3/30 896/704/512 7000/5500/4000",

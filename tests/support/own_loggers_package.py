@@ -11,7 +11,7 @@ from taihu.loggers import Kind, LoggedRow, LoggedRun, State
 
 
 class Lines:
-    """Writes a line for every row, as docs/results.md shows one."""
+    """Writes a line for every row."""
 
     def __init__(self, run: LoggedRun) -> None:
         self._path = Path(run.kept) / "lines"
