@@ -71,7 +71,7 @@ class MemoryJob:
     residual_arrays: int = 0
     server_residual_arrays: int = 0
     local_arrays: int = 0
-    window_frames: int = 6
+    window_frames: int = 4
     frame_bytes: int = 1 << 19
     holds_gradients: bool = False
     spread_elements: tuple[int, ...] = ()

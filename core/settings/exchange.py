@@ -104,7 +104,7 @@ class ExchangeSettings(Section):
         default=None, description="dense values of one frame, in bytes; by default as links want it"
     )
     window_frames: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=6, description="frames under way to one server without an answer"
+        default=4, description="frames under way to one server without an answer"
     )
     zero: Annotated[Stage, STAGES] | None = Field(
         default=None, description="stage of ZeRO, 0 to 3; by default 1 with servers, 0 in a ring, 2 with 16 bits"

@@ -44,7 +44,7 @@ def search(run_search: Run, tmp_path: Path) -> Callable[..., tuple[int, str, str
 
 def test_the_winner_is_told_and_its_job_file_is_it(search: Run, tmp_path: Path) -> None:
     out, file = tmp_path / "out.json", tmp_path / "best.toml"
-    job = f"{JOB}[exchange]\nwindow_frames = 4\n[cluster]\nservers = 1\n"
+    job = f"{JOB}[exchange]\nwindow_frames = 5\n[cluster]\nservers = 1\n"
     code, told, errors = search("--min-density", 0.01, "--out", file, "--json", out, job=job)
     assert code == 0, errors
     written = json.loads(out.read_text())
@@ -63,7 +63,7 @@ def test_the_winner_is_told_and_its_job_file_is_it(search: Run, tmp_path: Path) 
     assert {key: best[key] for key in way.to_json()} == way.to_json()
     assert (made.name, made.cluster.workers, made.train.batch) == ("mine", 3, 4)
     # The window of servers has no effect in a ring.
-    assert made.exchange.window_frames == (4 if way.servers else 6)
+    assert made.exchange.window_frames == (5 if way.servers else 4)
     assert best["where"] in file.read_text()
 
 
