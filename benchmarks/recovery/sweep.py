@@ -274,7 +274,7 @@ def _cell_of(row: dict[str, Any]) -> Cell:
 
 
 def _longest(rows: Sequence[dict[str, Any]]) -> str:
-    """How many cells these are, and which of them took longest."""
+    """The number of these cells, and which of them took longest."""
     if not rows:
         return "-"
     longest = max(rows, key=lambda row: row["seconds"])

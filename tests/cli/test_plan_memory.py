@@ -77,8 +77,8 @@ def test_the_demo_job_in_bytes(memory: Memory) -> None:
     assert (written["model"], written["parameters"]) == ("small_cnn", P)
     assert (written["servers"], written["workers"], written["zero"]) == (2, 3, 1)
     assert bytes_of(written["worker"]) == [4 * P, 4 * P, 0, 0, 0]
-    # SGD with momentum, on half of the parameters; six frames of 512 KiB from each of three workers.
-    frames = 3 * 6 * 512 * 1024
+    # SGD with momentum, on half of the parameters; four frames of 512 KiB from each of three workers.
+    frames = 3 * 4 * 512 * 1024
     assert bytes_of(written["server"]) == [2 * P, 0, 2 * P, 0, frames]
     assert bytes_of(written["all"]) == [3 * 4 * P + 4 * P, 3 * 4 * P, 4 * P, 0, 2 * frames]
     for row in (written["worker"], written["server"], written["all"]):
