@@ -24,7 +24,7 @@ from taihu.kernels.group_search import Pipeline
 UNCOMPRESSED = "uncompressed"
 """The alternative that sends everything, by its own best plan."""
 
-_LEAST_FRAME_ELEMENTS = 1 << 13
+_LEAST_FRAME_ELEMENTS = 1 << 12
 _MOST_FRAMES = 64
 FRAME_SECONDS = 1.5e-4
 """The processors' time for one more frame of a worker: at both ends, with its sum and its answer."""
@@ -86,7 +86,7 @@ def predict(profile: Profile, compression: Compression, groups: Sequence[Group])
 
 
 def best_frame_elements(profile: Profile, compression: Compression, most: int, window: int) -> int:
-    """The elements that a frame should cover, from 2^13 to `most`, to keep both directions of the links busy.
+    """The elements that a frame should cover, from 2^12 to `most`, to keep both directions of the links busy.
 
     Of k frames for each server the last one's ways up and down, 2 w / k, are times in which one direction is idle.
     Each of N workers, or each of S servers where these are more, costs the processors c for a frame: the sum

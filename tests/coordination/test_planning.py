@@ -120,12 +120,12 @@ def reported(job: Job, *messages_s: float, layout: Layout = TWELVE) -> Planning:
 
 
 @pytest.mark.parametrize(
-    ("message_s", "gain", "changes"), [(0.006, 0.0135, False), (0.01, 0.045, False), (0.015, 0.081, True)]
+    ("message_s", "gain", "changes"), [(0.006, 0.008, False), (0.01, 0.039, False), (0.015, 0.074, True)]
 )
 def test_the_plan_changes_again_only_where_that_gains_a_twentieth(
     message_s: float, gain: float, changes: bool
 ) -> None:
-    job = make_job(1, 2, compression={"method": "none"})
+    job = make_job(1, 2, exchange={"frame_bytes": 65536}, compression={"method": "none"})
     first, second = reported(job, 0.0).plan, reported(job, 0.0, message_s)
     assert second.profile is not None
     compression = planned_compression(job, second.plan.frame_elements)
@@ -359,9 +359,9 @@ def test_workers_and_servers_change_the_plan_at_the_same_step() -> None:
 @pytest.mark.parametrize(
     ("exchange", "alpha", "frame_bytes"),
     [
-        ({}, 1e-6, 32 << 10),
+        ({}, 1e-6, 16 << 10),
         ({}, 10.0, 512 << 10),
-        ({"plan": "per-layer"}, 1e-6, 32 << 10),
+        ({"plan": "per-layer"}, 1e-6, 16 << 10),
         ({"frame_bytes": 8192}, 1e-6, 8192),
         ({"kind": "ring"}, 1e-6, 512 << 10),
     ],

@@ -131,7 +131,7 @@ def test_no_other_number_of_frames_is_much_better(  # noqa: PLR0917 - one of eac
     chosen = best_frame_elements(profile, compression, most, window)
     assert chosen <= most
     made = -(-own // chosen)
-    least, largest = -(-own // most), max(-(-own // most), min(64, -(-own // (1 << 13))))
+    least, largest = -(-own // most), max(-(-own // most), min(64, -(-own // (1 << 12))))
     # Answers come in time for a window of frames; at most one frame less than the best number of them.
     counts = [each for each in range(least, largest + 1) if each <= max(least, window * way / link.alpha_seconds)]
     assert made == least or made <= window * way / link.alpha_seconds

@@ -28,6 +28,7 @@ from taihu.worker.training.plan_follower import group_measurement
 from taihu.worker.training.step_driver import StepDriver
 
 _TRIAL = 6
+_ONE_BY_ONE = 4
 _TURN = 2
 
 
@@ -122,6 +123,7 @@ class _Bench:
             return
         measured = [self._measured(self._round()) for _ in range(_TRIAL)]
         self._trial = [(step.path, step.exchange_seconds) for step in measured]
+        measured += [self._measured(self._round(one_by_one=True), serial=True) for _ in range(_ONE_BY_ONE)]
         plan = self._session.client.report_steps(self._step, measured, self._job.exchange.timeout_s)
         self._driver.adopt(plan)
 
@@ -181,8 +183,8 @@ class _Bench:
             "skipped_rounds": self._exchange.skipped_steps,
         }
 
-    def _round(self) -> float:
-        """One round; returns its seconds."""
+    def _round(self, *, one_by_one: bool = False) -> float:
+        """One round, which may exchange groups one at a time; returns its seconds."""
         self._step += 1
         if self._job.compression.method.selects:
             self._gradients.draw(self._arenas.gradients)
@@ -190,7 +192,7 @@ class _Bench:
             # They would grow beyond all numbers in some dozens of rounds.
             self._arenas.gradients[:] = self._gradients.values
         driver, begin_s = self._driver, self._clock.now()
-        driver.begin(self._step)
+        driver.begin(self._step, one_by_one=one_by_one)
         for layer in self._layers:
             driver.prepare(layer)
             if self._is_paged:
@@ -208,7 +210,7 @@ class _Bench:
         scale = np.float32(self._exchange.loss_scale)
         np.multiply(self._gradients.values[part], scale, out=self._arenas.gradients[part])
 
-    def _measured(self, seconds: float) -> StepMeasurement:
+    def _measured(self, seconds: float, *, serial: bool = False) -> StepMeasurement:
         groups = tuple(map(group_measurement, self._exchange.group_times()))
         nothing = (0.0,) * len(self._layers)
-        return StepMeasurement(self._step, False, 0.0, nothing, groups, seconds, self._exchange.path)
+        return StepMeasurement(self._step, serial, 0.0, nothing, groups, seconds, self._exchange.path)
