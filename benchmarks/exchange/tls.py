@@ -21,7 +21,7 @@ from typing import Any, Final
 from benchmarks.base.rows import load_rows, publish, save_rows
 from benchmarks.exchange import exchange
 
-__all__ = ["compare", "table"]
+__all__ = ["certificates", "compare", "table"]
 
 _SIZE: Final = (1, 3)
 _RATES: Final = "1gbit,10gbit"
@@ -64,7 +64,7 @@ def _took(paths: Sequence[str]) -> str:
     return " and ".join(sorted({"direct" if path == "tcp" else "gRPC" for path in paths}))
 
 
-def _certificates(folder: str) -> list[str]:
+def certificates(folder: str) -> list[str]:
     """The settings that name certificates of the bench's members, which are made in `folder`."""
     servers, workers = _SIZE
     sizes = ["--servers", str(servers), "--workers", str(workers)]
@@ -89,10 +89,10 @@ def main() -> None:
     if options.quick:
         rates, rounds, starts = ["1gbit"], 3, 1
     with tempfile.TemporaryDirectory() as folder:
-        certificates = _certificates(folder)
+        given = certificates(folder)
         for rate in rates:
             if rate not in {row["rate"] for row in rows}:
-                rows.append(compare(rate, rounds, starts, certificates))
+                rows.append(compare(rate, rounds, starts, given))
                 save_rows(options.json, rows)
     publish(table(rows), _PAGE, options.docs)
 
