@@ -11,6 +11,7 @@ from statistics import median
 
 from taihu.core.base.errors import FrameError, StaleError
 from taihu.core.coordination.plans.plan import Plan
+from taihu.core.coordination.plans.windows import Windows
 from taihu.core.job import Job
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import Layout
@@ -138,6 +139,7 @@ class Planning:
         self.profile: Profile | None = None
         self._one_host = one_host
         self._is_auto = job.exchange.transport == "auto"
+        self._windows = Windows()
         self._decided_after = 0
         self._reports: dict[int, Sequence[StepMeasurement]] = {}
         self._reported_step = 0
@@ -206,9 +208,11 @@ class Planning:
             compute=self._job.cluster.compute,
             carriage="" if self._one_host else carriage,
         )
+        measured_s = _seconds_of(reports)
+        self._windows.note(groups, measured_s)
         self.adopt(step, profile, carriage)
         if self._on_measured is not None:
-            self._on_measured(profile, _seconds_of(reports))
+            self._on_measured(profile, measured_s)
 
     def adopt(self, step: int, profile: Profile, carriage: Carriage) -> None:
         """Plan by costs that hold after `step`."""
@@ -222,7 +226,9 @@ class Planning:
             better = _capped(self._job, self.plan.layout, decided)
             better_seconds = predict(profile, compression, better)
             if self.profile is None or better_seconds < seconds * (1.0 - _WORTHWHILE_GAIN):
-                groups, seconds = better, better_seconds
+                groups = better
+            groups = self._windows.best(groups)
+            seconds = predict(profile, compression, groups)
         routes = sparse_routes(self._job, self.plan.layout, groups, profile.link)
         self.profile = profile
         self._change(step, groups=groups, frame_elements=frame_elements, routes=routes, carriage=carriage)
