@@ -26,7 +26,7 @@ UNCOMPRESSED = "uncompressed"
 
 _LEAST_FRAME_ELEMENTS = 1 << 12
 _MOST_FRAMES = 64
-FRAME_SECONDS = 1.5e-4
+FRAME_SECONDS = 1e-4
 """The processors' time for one more frame of a worker: at both ends, with its sum and its answer."""
 _AUTO_SLACK = 0.02
 _COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")

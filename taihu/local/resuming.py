@@ -9,7 +9,7 @@ from typing import Final
 from taihu.core.base.errors import CheckpointError, ConfigError
 from taihu.core.checkpoint.ended import forget_end
 from taihu.core.checkpoint.keepers import checkpoint_folder
-from taihu.core.checkpoint.manifest import MANIFEST
+from taihu.core.checkpoint.manifest import MANIFEST, SCRIPT, parse_manifest
 from taihu.core.checkpoint.places import Place, RemotePath, place_of, setting_of
 from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
@@ -36,17 +36,18 @@ class Resumed:
     problems: tuple[str, ...] = ()
 
 
-def find_checkpoint(named: str, runs: Path) -> Resumed:
+def find_checkpoint(named: str, runs: Path, *, of_script: bool = False) -> Resumed:
     """The checkpoint that `named` stands for.
 
     Args:
         named: `auto`, the folder of a run or of its checkpoints, or that of one of them; or the URL of either.
         runs: the folder of all runs.
+        of_script: whether `auto` is the newest one of a script, else of a model of taihu's own.
 
     Raises:
         CheckpointError: there is none, or all are damaged.
     """
-    folder: Place = _newest_of(runs) if named == AUTO else place_of(named)
+    folder: Place = _newest_of(runs, of_script=of_script) if named == AUTO else place_of(named)
     if (folder / MANIFEST).is_file():
         checkpoint = open_checkpoint(folder)
         checkpoint.verify()
@@ -68,7 +69,7 @@ def find_state(named: str, runs: Path, folder: Path | Url | None) -> tuple[dict[
     """
     if named == AUTO and folder is not None:
         return {"resume": AUTO}, None
-    resumed = find_checkpoint(named, runs)
+    resumed = find_checkpoint(named, runs, of_script=True)
     found = resumed.checkpoint.folder
     if named != AUTO and place_of(named) == found:
         return {"resume": setting_of(found.absolute())}, resumed.settings
@@ -95,12 +96,23 @@ def check_folder(job: Job) -> None:
     )
 
 
-def _newest_of(runs: Path) -> Path:
-    """The run that wrote the newest checkpoint."""
-    found = sorted(runs.glob(f"*/{CHECKPOINTS}/*/{MANIFEST}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise CheckpointError(f"--resume {AUTO}: no run in {runs} has a checkpoint; name a run's folder")
-    return found[-1].parents[2]
+def _newest_of(runs: Path, *, of_script: bool) -> Path:
+    """The run that wrote the newest checkpoint, of a script or of a model of taihu's own."""
+    found = sorted(runs.glob(f"*/{CHECKPOINTS}/*/{MANIFEST}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    newest = next((path for path in found if _is_of_script(path) in (of_script, None)), None)
+    if newest is None:
+        who = "script" if of_script else "run"
+        remedy = "has it a taihu.torch.state?" if of_script else "name a run's folder"
+        raise CheckpointError(f"--resume {AUTO}: no {who} in {runs} has a checkpoint; {remedy}")
+    return newest.parents[2]
+
+
+def _is_of_script(manifest: Path) -> bool | None:
+    """Whether a script has written the checkpoint of a manifest; None where that cannot be read."""
+    try:
+        return parse_manifest(manifest.read_bytes()).settings == SCRIPT
+    except (OSError, CheckpointError):
+        return None
 
 
 def _settings_beside(checkpoints: Place) -> Path | None:

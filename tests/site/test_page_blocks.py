@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from support.readme import commands, taihu_arguments
 
 from taihu.core.base.errors import ConfigError
 from taihu.core.job import load_job, setting_tables
+from taihu.core.job.reading import parse_assignments
 
 PAGES = [page for page in pages() if not is_made(page.read_text(encoding="utf-8"))]
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
@@ -35,6 +37,21 @@ def test_commands_and_options_exist(page: Path) -> None:
                 parse(["dlgs" if each in brought else each for each in arguments])
             except Exception as error:
                 wrong.append(f"{command.text}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@by_page
+def test_what_is_set_can_be_set(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    words = [words for command in commands(text) for words in taihu_arguments(command.text)]
+    given = [[value for option, value in pairwise(each) if option == "--set"] for each in words]
+    wrong = []
+    for each in filter(None, given):
+        try:
+            load_job(None, parse_assignments(each))
+        except ConfigError as error:
+            # A value may need others, which a job file has.
+            wrong += [f"{page.name}: {error}"] if "unknown key" in str(error) else []
     assert not wrong, "\n".join(wrong)
 
 

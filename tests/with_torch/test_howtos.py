@@ -21,6 +21,7 @@ from taihu.core.job.environment import without_settings
 ROOT = README.parent
 PAGES = sorted((DOCS / "howto").glob("*.md"))
 LIKE = {
+    "crash": "tests/end_to_end/test_resume.py",
     "hosts": "tests/programs/test_node.py",
     "ssh": "tests/programs/with_torch/test_launch_by_ssh.py",
     "slurm": "tests/programs/with_torch/test_slurm.py",
