@@ -75,6 +75,7 @@ class Communicator:
         self._identity = identity
         self._timeout_s = timeout_s
         self._awaits: Callable[[], str] | None = None
+        self._helps_until_s: float | None = None
         self._links: dict[int, FrameLink] = {}
         self._operations = Operations(
             identity,
@@ -406,7 +407,14 @@ class Communicator:
         Raises:
             TaihuError: see `wait`.
         """
-        self.begin_allreduce(values, value_type, mean=mean)()
+        # Who only waits carries the sum out itself where memory is shared: no other thread has to be woken.
+        self.hold_next()
+        wait = self.begin_allreduce(values, value_type, mean=mean)
+        self._awaits = lambda: f"operation {self._calls} of step 0"
+        self._helps_until_s = None if self._timeout_s is None else self._clock.now() + self._timeout_s
+        self.help()
+        self._awaits = self._helps_until_s = None
+        wait()
 
     def begin_allreduce(
         self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, mean: bool = False
@@ -449,6 +457,14 @@ class Communicator:
     def failure(self) -> TaihuError | None:
         """The error that has ended all operations; who waits may raise it before others are told of it."""
         return self._failure
+
+    @property
+    def late(self) -> ExchangeError | None:
+        """The error of a sum that this thread helps with for too long."""
+        until_s = self._helps_until_s
+        if until_s is None or self._clock.now() <= until_s:
+            return None
+        return self._late(self.awaited or "a sum in shared memory", self._timeout_s)
 
     def on_failure(self, tell: Callable[[BaseException], None]) -> None:
         """Have `tell` called with what ends all operations, by any thread; at once if that has happened."""

@@ -29,6 +29,10 @@ class Rank(Protocol):
         """The error once another rank has left in good order: nothing can be completed but what it has."""
 
     @property
+    def late(self) -> BaseException | None:
+        """The error once the thread that helps has waited for too long."""
+
+    @property
     def finish(self) -> Callable[[Operation], None]:
         """Told of every operation that is complete."""
 
@@ -160,7 +164,7 @@ class InTurn:
             self._carried_out_from = operation.key.at.attempt + 1
 
     def _is_ended(self) -> BaseException | None:
-        return self._rank.failure or self._rank.left
+        return self._rank.failure or self._rank.left or self._rank.late
 
     def _given_up(self, operation: Operation) -> StaleError | None:
         stale = operation.key.at.attempt < self._attempt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.allreduce.same_host.path import DESCRIPTOR_BYTES, decode_descriptor, encode_descriptor
-from taihu.core.base.errors import ConfigError, RunError, SharedMemoryError, TaihuError
+from taihu.core.base.errors import ConfigError, ExchangeError, RunError, SharedMemoryError, TaihuError
 from taihu.core.planner.groups import Group
 from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import At, ValueType
@@ -205,3 +206,27 @@ def test_what_is_held_begins_with_the_next_sum() -> None:
 
     with Peers(2) as peers:
         assert peers.run(life) == [[3.0] * 4] * 2
+
+
+def test_a_sum_that_a_rank_does_not_join_ends_with_its_timeout() -> None:
+    """Whoever only waits for a sum carries it out itself, and looks at the clock meanwhile."""
+    ended = threading.Event()
+
+    def work(communicator: Communicator) -> str:
+        with SharedBuffer.create(4000) as buffer:
+            assert communicator.share(buffer)
+            communicator.allreduce(buffer.array(np.float32, 1000))
+            if communicator.rank == 1:
+                assert ended.wait(60.0)
+                return ""
+            try:
+                communicator.allreduce(buffer.array(np.float32, 1000))
+            except ExchangeError as error:
+                return str(error)
+            finally:
+                ended.set()
+        return "done"
+
+    with Peers(2, timeout_s=2.0) as peers:
+        told = peers.run(work)[0]
+    assert re.fullmatch(r"operation \d+ of step 0 did not end within 2 s; another worker is slow or stuck, .*", told)
