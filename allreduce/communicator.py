@@ -20,14 +20,13 @@ from taihu.allreduce.parts.messages import Receive
 from taihu.allreduce.peer_service import PEER_SERVICE, PeerServicer
 from taihu.allreduce.ring.kernel_path import KernelRingPath
 from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE, KernelRing, warm_up
-from taihu.allreduce.ring.schedule import Broadcast, Ring, buffer_layout, cut_chunks
+from taihu.allreduce.ring.schedule import Broadcast, Ring, buffer_chunks
 from taihu.allreduce.same_host.agreement import share_with_all
 from taihu.allreduce.same_host.path import SameHostPath
 from taihu.allreduce.sparse.exchange import SparseExchange
 from taihu.allreduce.sparse.mesh import SparseOperation
 from taihu.core.base.errors import ConfigError, ExchangeError, MemberLostError, StaleError, TaihuError
 from taihu.core.base.words import said_by
-from taihu.core.planner.groups import Group
 from taihu.core.security.identity import member_name
 from taihu.core.security.security import Security
 from taihu.core.settings import Transport
@@ -420,7 +419,7 @@ class Communicator:
         self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, mean: bool = False
     ) -> Callable[[], None]:
         """As `allreduce`; returns what waits for its end, until which `values` belong to it."""
-        schedule = Ring(self.rank, cut_chunks(buffer_layout(len(values)), Group(0, 0), self.size, values.itemsize))
+        schedule = Ring(self.rank, buffer_chunks(len(values), self.size, values.itemsize))
         scale = 1.0 / self.size if mean else 1.0
         operation = Operation(self._next_key(), values, value_type, schedule, scale=scale)
         self.start(operation)
@@ -428,7 +427,7 @@ class Communicator:
 
     def broadcast(self, values: NDArray[Any], value_type: ValueType = ValueType.FP32, *, root: int = 0) -> None:
         """Replace `values` (shape (n,), as in `allreduce`) on every rank by those of rank `root`."""
-        frames = cut_chunks(buffer_layout(len(values)), Group(0, 0), 1, values.itemsize)[0]
+        frames = buffer_chunks(len(values), 1, values.itemsize)[0]
         schedule = Broadcast(self.rank, self.size, frames, root)
         self._call(Operation(self._next_key(), values, value_type, schedule))
 

@@ -13,8 +13,8 @@ of P would own of it (`taihu.core.planner.partition`): merging layers in another
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Final, Literal
 
 from taihu.allreduce.order.operation import Action, Arrival, Segment
 from taihu.core.base.errors import FrameError
@@ -25,6 +25,7 @@ from taihu.core.planner.partition import FrameSpec, Shard
 _SEGMENTS_PER_CHUNK = 8
 _SMALLEST_SEGMENT_BYTES = 512 << 10
 _LARGEST_SEGMENT_BYTES = 1 << 20
+_KNOWN_BUFFERS: Final = 256
 
 Chunks = Sequence[Sequence[FrameSpec]]
 
@@ -213,6 +214,12 @@ def segment_elements(layout: Layout, group: Group, size: int, itemsize: int) -> 
 def buffer_layout(elements: int) -> Layout:
     """A layout of one layer, for a buffer that is no model's."""
     return Layout((LayerSpec("buffer", (TensorSpec("values", (elements,)),)),))
+
+
+@lru_cache(maxsize=_KNOWN_BUFFERS)
+def buffer_chunks(elements: int, size: int, itemsize: int) -> tuple[tuple[FrameSpec, ...], ...]:
+    """The chunks of a buffer that is no model's, as `cut_chunks` makes them: small ones are summed often."""
+    return cut_chunks(buffer_layout(elements), Group(0, 0), size, itemsize)
 
 
 def summation_order(chunk: int, size: int) -> list[int]:

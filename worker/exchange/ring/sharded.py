@@ -20,13 +20,13 @@ from typing_extensions import override
 
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.operation import Operation, OperationKey
-from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_layout, cut_chunks, summed_by
+from taihu.allreduce.ring.schedule import Chunks, Ring, buffer_chunks, summed_by
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import Elements, State, named
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import OptimizerState, WholeNorm, in_steps
-from taihu.core.planner.groups import Group, group_bounds
+from taihu.core.planner.groups import group_bounds
 from taihu.core.planner.partition import FrameSpec, Piece, Shard
 from taihu.core.wire.frames.headers import At, ValueType
 from taihu.kernels.base.half import from_half, to_half
@@ -155,7 +155,7 @@ class Owners(RingUpdates):
         for piece in self._owned():
             norm.add(self._sum_of(piece))
         pieces = norm.pieces()
-        chunks = cut_chunks(buffer_layout(len(pieces)), Group(0, 0), self._communicator.size, pieces.itemsize)
+        chunks = buffer_chunks(len(pieces), self._communicator.size, pieces.itemsize)
         squares = Operation(
             OperationKey(at, 0, _SQUARES), pieces, ValueType.FP32, Ring(self._communicator.rank, chunks)
         )
