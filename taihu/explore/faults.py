@@ -99,7 +99,7 @@ _LASTING: Final = frozenset(
 )
 _FORM: Final = re.compile(
     r"(?P<kind>[a-z-]+) (?P<member>run|(?:server|worker|agent) [0-9]+) "
-    r'(?:at its (?P<nth>[0-9]+)[a-z]{2} "(?P<mark>[^"]+)"'
+    r'(?:at its (?P<nth>[0-9,]+)[a-z]{2} "(?P<mark>[^"]+)"'
     r"|after (?P<after>[0-9.]+) s)(?: for (?P<seconds>[0-9.]+) s)?"
 )
 
@@ -147,5 +147,5 @@ def fault_from(text: str) -> Fault:
         )
     at: dict[str, Any] = {"after_s": float(found["after"])} if found["after"] else {}
     if found["mark"]:
-        at = {"mark": found["mark"], "nth": int(found["nth"])}
+        at = {"mark": found["mark"], "nth": int(found["nth"].replace(",", ""))}
     return Fault(Kind(found["kind"]), found["member"], seconds=float(found["seconds"] or 0.0), **at)

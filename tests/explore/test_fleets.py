@@ -75,6 +75,13 @@ def test_what_is_drawn_can_be_written_down_and_read_again(seed: int) -> None:
     assert {each.member for each in faults} <= {*SHAPE.members, *agents}
 
 
+def test_a_fault_at_a_late_point_can_be_read_again() -> None:
+    """Its place has a comma in words, as `1,295th`."""
+    fault = replace(fault_from('kill server 0 at its 1st "lock"'), nth=1295)
+    assert str(fault) == 'kill server 0 at its 1,295th "lock"'
+    assert fault_from(str(fault)) == fault
+
+
 def test_steps_are_left_when_others_join() -> None:
     assert lasting(SHAPE).steps >= 2 * SHAPE.steps
     assert lasting(SHAPE) == lasting(SHAPE)
