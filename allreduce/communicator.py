@@ -408,11 +408,14 @@ class Communicator:
         """
         # Who only waits carries the sum out itself where memory is shared: no other thread has to be woken.
         self.hold_next()
-        wait = self.begin_allreduce(values, value_type, mean=mean)
         self._awaits = lambda: f"operation {self._calls} of step 0"
         self._helps_until_s = None if self._timeout_s is None else self._clock.now() + self._timeout_s
-        self.help()
-        self._awaits = self._helps_until_s = None
+        try:
+            wait = self.begin_allreduce(values, value_type, mean=mean)
+        finally:
+            # Also where it could not begin: nothing that comes later is to be held.
+            self.help()
+            self._awaits = self._helps_until_s = None
         wait()
 
     def begin_allreduce(

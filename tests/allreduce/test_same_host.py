@@ -208,6 +208,21 @@ def test_what_is_held_begins_with_the_next_sum() -> None:
         assert peers.run(life) == [[3.0] * 4] * 2
 
 
+def test_a_sum_that_cannot_begin_holds_up_no_other() -> None:
+    def work(communicator: Communicator) -> float:
+        with SharedBuffer.create(4000) as buffer:
+            assert communicator.share(buffer)
+            values = buffer.array(np.float32, 1000)
+            values[:] = 1.0
+            with pytest.raises(TypeError):
+                communicator.allreduce(None)  # type: ignore[arg-type]
+            communicator.begin_allreduce(values)()
+            return float(values.sum())
+
+    with Peers(2, timeout_s=5.0) as peers:
+        assert peers.run(work) == [2000.0, 2000.0]
+
+
 def test_a_sum_that_a_rank_does_not_join_ends_with_its_timeout() -> None:
     """Whoever only waits for a sum carries it out itself, and looks at the clock meanwhile."""
     ended = threading.Event()
