@@ -78,6 +78,8 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         if not coordinator.wait_for(lambda m: m.outcome.over(), patience_s + seconds_between_signs(job)):
             # Nobody finds the end of this run anywhere else: who was cut off begins again, and asks for as long.
             coordinator.wait_for(lambda m: m.outcome.over() or m.outcome.end_is_kept, cluster.connect_timeout_s)
+        if parties is not None:
+            parties.tell_end(coordinator, cluster.lost_after_s)
         coordinator.close(cluster.lost_after_s)
         if parties is not None:
             parties.joined.ends(coordinator)

@@ -38,6 +38,16 @@ class Parties:
         self.agents.opens(coordinator)
         self.joined.opens(coordinator)
 
+    def tell_end(self, coordinator: SharedMembership, patience_s: float) -> None:
+        """If the run is over, wait until those know that stand by, or are gone, or for so long.
+
+        They ask again a moment behind each answer: who asks when the coordinator is gone finds nobody.
+        """
+        with coordinator.changing() as (membership, _):
+            is_over = membership.outcome.state.is_over
+        if is_over:
+            coordinator.wait_for(lambda _: self.agents.all_know_end and self.joined.all_know_end, patience_s)
+
     def closes(self) -> None:
         """The coordinator of a generation answers no more."""
         self.agents.closes()

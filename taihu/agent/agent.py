@@ -92,7 +92,7 @@ class Agent:
     def _follow(self, answer: Answer) -> None:
         """Run what the coordinator says."""
         wanted = set(answer.ranks)
-        if _is_over(answer):
+        if answer.state.is_over:
             wanted &= self._running  # nobody has to begin any more
         if wanted == self._running:
             self._say(answer)
@@ -140,7 +140,7 @@ class Agent:
         """Start workers again that somebody else has interrupted, while the run goes on."""
         found = set(self._processes.interrupted) - self._replacing.awaited
         self._interrupted_s = {name: self._interrupted_s.get(name, now) for name in found}
-        goes_on = answer.error is None and not _is_over(answer)
+        goes_on = answer.error is None and not answer.state.is_over
         for name, ended_s in self._interrupted_s.items():
             if goes_on and answer.heard_s > ended_s:
                 error = DaemonFailedError(f"{name} was interrupted", name, EXIT_INTERRUPTED)
@@ -150,11 +150,11 @@ class Agent:
         """The exit code when all have ended well, or because the run was stopped."""
         if self._replacing.awaited or self._processes.living:
             return None
-        if not self._processes.interrupted:
-            return 0
+        if not self._processes.interrupted or answer.state is RunState.FINISHED or ended_run(self._job) is not None:
+            return 0  # who is interrupted behind its part of a run that has finished is missed by nobody
         # Somebody may have interrupted them alone: the run says so, if it does not end without another word.
         ended_s = max(self._interrupted_s.values(), default=now)
-        return EXIT_INTERRUPTED if _is_over(answer) or now - ended_s > _CONSEQUENCES_S else None
+        return EXIT_INTERRUPTED if answer.state.is_over or now - ended_s > _CONSEQUENCES_S else None
 
     def _end_without_workers(self, answer: Answer, now: float) -> int | None:
         """The exit code where the run has ended, or goes on without this agent."""
@@ -172,11 +172,6 @@ class Agent:
         if answer.state is RunState.FAILED:
             raise RunError(answer.reason)
         return {RunState.FINISHED: 0, RunState.STOPPED: EXIT_INTERRUPTED}.get(answer.state)
-
-
-def _is_over(answer: Answer) -> bool:
-    """Whether the run has ended: one that recovers has not."""
-    return answer.state.is_final and answer.state is not RunState.RECOVERING
 
 
 def _name(rank: int) -> str:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
+
+_MISSED_BY_NOBODY: Final = (-9, 130)
+"""Exit codes of those that are killed or interrupted behind their results."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +103,14 @@ class Outcome:
 
     def _is_done(self, end: End) -> bool:
         is_over = any(each.code == 0 for each in self.ends.values())
-        return end.code == 0 or (is_over and end.code == -9 and bool(end.parameters))
+        return end.code == 0 or (is_over and end.code in _MISSED_BY_NOBODY and bool(end.parameters))
 
     @property
     def all_ended_well(self) -> bool:
         """Whether every member has done its part.
 
         When all workers have, nobody misses a server that is killed; where anybody has ended well, the run is over,
-        and nobody misses a worker that is killed behind its results.
+        and nobody misses a worker that is killed, or interrupted, behind its results.
         """
         ends = self.ends.values()
         workers = [self._is_done(end) for end in ends if end.name.startswith("worker")]

@@ -199,13 +199,16 @@ def test_a_worker_that_fails_ends_it(machine: Machine) -> None:
     assert raised.value.exit_code == 2
 
 
-@pytest.mark.parametrize(("codes", "expected"), [((0, 0), 0), ((0, 130), 130)])
-def test_it_ends_as_its_workers_do(codes: tuple[int, int], expected: int, machine: Machine) -> None:
+@pytest.mark.parametrize(
+    ("codes", "state", "expected"),
+    [((0, 0), RunState.FINISHED, 0), ((0, 130), RunState.STOPPED, 130), ((0, 130), RunState.FINISHED, 0)],
+)
+def test_it_ends_as_the_run_does(codes: tuple[int, int], state: RunState, expected: int, machine: Machine) -> None:
     machine.hears(0, 1)
     machine.workers.codes["worker 0"] = codes[0]
     assert machine.hears(0, 1) is None
     machine.workers.codes["worker 1"] = codes[1]
-    assert machine.hears(0, 1, state=RunState.FINISHED) == expected
+    assert machine.hears(0, 1, state=state) == expected
     assert [each for each in machine.done() if "dismiss" in each] == []
 
 

@@ -135,6 +135,30 @@ def test_an_agent_whose_call_breaks_off_is_gone_soon() -> None:
         wait_for(lambda: run.attend(ANNA, 0).ranks == (0, 1), "nobody has taken over")
 
 
+def test_a_coordinator_whose_run_is_over_waits_until_those_that_stand_by_know() -> None:
+    agents = Agents.of(JOB)
+    parties = Parties(agents, JoinedServers.of(JOB))
+    with coordinated(agents) as run, ThreadPoolExecutor(1) as pool:
+        run.attend(ANNA, timeout_s=0.5)  # and asks again a moment later
+        with run.coordinator.changing() as (membership, _):
+            membership.outcome.state = RunState.FINISHED
+        told = pool.submit(parties.tell_end, run.coordinator, 60.0)
+        with pytest.raises(TimeoutError):
+            told.result(timeout=0.1)
+        assert run.attend(ANNA).state is RunState.FINISHED
+        told.result(timeout=60)
+
+
+def test_nobody_that_stands_by_is_waited_for_where_members_begin_again() -> None:
+    agents = Agents.of(JOB)
+    parties = Parties(agents, JoinedServers.of(JOB))
+    with coordinated(agents) as run, ThreadPoolExecutor(1) as pool:
+        run.attend(ANNA, timeout_s=0.5)
+        with run.coordinator.changing() as (membership, _):
+            membership.outcome.end_generation("worker 1 was lost")
+        pool.submit(parties.tell_end, run.coordinator, 60.0).result(timeout=30)
+
+
 def test_an_agent_of_another_job_is_told_so() -> None:
     with coordinated(Agents.of(JOB)) as run:
         with pytest.raises(StaleError, match="not 'another'; check the address"):

@@ -296,3 +296,19 @@ def test_a_rank_that_was_known_to_be_lost_is_waited_for_by_nobody() -> None:
     machines.come(CARL)
     assert machines.pass_(2.5, ANNA, CARL) == [Lost(1, "bert")]
     assert machines.runs == {"anna": (0,), "carl": (1,)}
+
+
+def test_those_that_stand_by_are_told_of_the_end_unless_they_are_gone() -> None:
+    machines = begun(1, ANNA, BERT, CARL)
+    machines.come(CARL, leaves=True)
+    assert machines.runs == {"anna": (0,), "bert": (), "carl": ()}
+    assert not machines.attendance.all_know_end  # anna hears of it from her worker, and carl leaves
+    machines.attendance.hears_end(BERT)
+    assert machines.attendance.all_know_end
+
+
+def test_nobody_waits_for_one_that_stood_by_and_is_gone() -> None:
+    machines = begun(1, ANNA, BERT)
+    assert not machines.attendance.all_know_end
+    machines.pass_(2.5, ANNA)
+    assert machines.attendance.all_know_end

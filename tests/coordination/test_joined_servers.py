@@ -112,6 +112,18 @@ def test_who_hangs_up_is_gone_soon() -> None:
         wait_for(lambda: not run.joined.are_seated, "its place is still its own")
 
 
+def test_a_coordinator_whose_run_is_over_waits_until_servers_without_a_place_know() -> None:
+    with joining() as run, ThreadPoolExecutor(1) as pool:
+        run.seat(ANNA)
+        with run.coordinator.changing() as (membership, _):
+            membership.outcome.state = RunState.FINISHED
+        told = pool.submit(Parties(Parties.of(run.job).agents, run.joined).tell_end, run.coordinator, 60.0)
+        with pytest.raises(TimeoutError):
+            told.result(timeout=0.1)
+        assert run.seat(ANNA).state is RunState.FINISHED
+        told.result(timeout=60)
+
+
 def test_nobody_joins_before_a_generation_has_made_a_step() -> None:
     with joining() as run:
         run.seat(ANNA)

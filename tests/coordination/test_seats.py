@@ -204,3 +204,13 @@ def test_nobody_is_taken_for_gone_because_generations_follow_each_other() -> Non
     run = joined(ANNA, BERT)
     run.begin_again()
     assert run.begin_again() == 4
+
+
+def test_those_that_have_no_place_are_told_of_the_end_unless_they_are_gone() -> None:
+    run = joined(ANNA)
+    run.call(ANNA, BERT, CARL)
+    assert not run.seats.all_know_end
+    run.seats.hears_end(BERT)
+    assert not run.seats.all_know_end
+    run.hang_up(CARL)
+    assert run.seats.all_know_end

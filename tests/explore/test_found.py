@@ -94,6 +94,12 @@ CASES: Mapping[str, Cases] = {
     "two write": [(195, Smaller(supervisor="twice", faults=['kill worker 1 at its 206th "lock"']))],
     "over for one": over_for_one(),
     "leaves": who_leaves(),
+    "leaves what is over": [
+        (
+            1394,
+            Smaller(servers=0, workers=2, steps=3, agents=[0.0], faults=['leave worker 1 at its 1st "shut down"']),
+        )
+    ],
     "stored": small_ring("never", 'drop worker 1 at its 2nd "send Stored"')
     + small_ring("never", 'half-open worker 1 at its 2nd "receive Stored"'),
     "partition heals": [
@@ -281,3 +287,10 @@ def test_an_agent_ends_a_worker_that_is_stopped_for_good(outcomes: Mapping[str, 
 def test_a_worker_that_lives_on_behind_the_end_spoils_no_history(outcomes: Mapping[str, list[Found]]) -> None:
     """Its machine had stood still, and another one had its place: both told of what they did in one file."""
     check(outcomes, "lives on", happened=1)
+
+
+def test_a_worker_that_is_to_leave_a_run_that_has_finished_costs_nobody_anything(
+    outcomes: Mapping[str, list[Found]],
+) -> None:
+    """All had heard of the end, and the agent told by its exit code that it was interrupted."""
+    check(outcomes, "leaves what is over", happened=1)

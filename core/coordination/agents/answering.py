@@ -44,4 +44,6 @@ def attend(coordinator: SharedMembership, agents: Agents, ask: Attend, caller: C
     held.hold(has_news, agents.held_s)
     with held.answered() as membership, agents.changing() as attendance:
         outcome = membership.outcome
+        if outcome.state.is_over:
+            attendance.hears_end(life)
         return Assigned(attendance.ranks_of(life), outcome.state, outcome.reason, attendance.awaited)

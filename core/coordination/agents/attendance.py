@@ -79,6 +79,7 @@ class Attendance:
         )
         self._agents: dict[int, _Agent] = {}
         self._held: dict[int, int] = {}
+        self._told: set[int] = set()
         self._ever_held: set[int] = set()
         self._measured_s: dict[int, float] = {}
         self._step = 0
@@ -198,6 +199,18 @@ class Attendance:
             self._has_changed = True
         has_changed, self._has_changed = self._has_changed, False
         return has_changed
+
+    def hears_end(self, life: int) -> None:
+        """An agent is told that the run has ended."""
+        self._told.add(life)
+
+    @property
+    def all_know_end(self) -> bool:
+        """Whether all have been told that the run has ended who hear of it from nobody else.
+
+        Those that run workers hear of it from them, and those that leave do not ask.
+        """
+        return set(self._able) <= self._told | set(self._held.values())
 
     @property
     def awaited(self) -> str:

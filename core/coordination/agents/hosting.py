@@ -57,6 +57,12 @@ class Agents:
         with coordinator.changing() as (_, now), self.changing() as attendance:
             attendance.opens(now)
 
+    @property
+    def all_know_end(self) -> bool:
+        """Whether all agents know that the run has ended that hear of it from nobody else."""
+        with self._lock:
+            return self._attendance.all_know_end
+
     def closes(self) -> None:
         """The coordinator of a generation answers no more."""
         with self.changing() as attendance:

@@ -35,6 +35,11 @@ class RunState(Enum):
         """Whether the run has ended, or at least this generation of its members."""
         return self not in (RunState.WAITING, RunState.RUNNING)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended: one that recovers has not."""
+        return self.is_final and self is not RunState.RECOVERING
+
 
 @dataclass(frozen=True)
 class MemberId:

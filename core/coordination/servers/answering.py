@@ -9,7 +9,6 @@ from taihu.core.checkpoint.keepers import recovers
 from taihu.core.coordination.control.asks import Seat, Seated
 from taihu.core.coordination.control.control import Call
 from taihu.core.coordination.control.held_call import HeldCall
-from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.shared import SharedMembership
 from taihu.core.coordination.servers.hosting import JoinedServers
@@ -61,11 +60,13 @@ def seat(coordinator: SharedMembership, servers: JoinedServers, ask: Seat, calle
         with servers.changing() as seats:
             state = membership.outcome.state
             # Until all is over in a generation that is, a call stays held: whoever dies then hangs up.
-            ends = state.is_final and state is not RunState.RECOVERING
+            ends = state.is_over
             return seats.index_of(life) != ask.index or seats.is_over or ends
 
     held = HeldCall(coordinator, caller, hung_up)
     held.hold(has_news, servers.held_s)
     with held.answered() as membership, servers.changing() as seats:
         outcome = membership.outcome
+        if outcome.state.is_over:
+            seats.hears_end(life)
         return Seated(seats.index_of(life), outcome.state, outcome.reason)

@@ -73,6 +73,12 @@ class JoinedServers:
         with self._lock:
             return self._seats.has_lost
 
+    @property
+    def all_know_end(self) -> bool:
+        """Whether all servers without a place know that the run has ended."""
+        with self._lock:
+            return self._seats.all_know_end
+
     def closes(self) -> None:
         """The coordinator of a generation answers no more."""
         with self.changing() as seats:

@@ -84,6 +84,7 @@ class Seats:
         self._servers: dict[int, _Server] = {}
         self._seats: list[int | None] = [None] * taken
         self._leaving: set[int] = set()
+        self._told: set[int] = set()
         self._empty_since_s: dict[int, float] = {}
         self._now = 0.0
         self.is_over = False
@@ -161,6 +162,15 @@ class Seats:
         """The generation is over, and whoever hung up is known: the others are answered, and heard again later."""
         self.is_over = True
         self._presence.closes()
+
+    def hears_end(self, life: int) -> None:
+        """A server is told that the run has ended."""
+        self._told.add(life)
+
+    @property
+    def all_know_end(self) -> bool:
+        """Whether all who have no seat have been told that the run has ended: they hear of it from nobody else."""
+        return set(self._waiting) <= self._told
 
     @property
     def are_taken(self) -> bool:
