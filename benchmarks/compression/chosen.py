@@ -29,7 +29,7 @@ from benchmarks.learning.steps_to_loss import DENSE, goal_of, learning, steps_to
 from taihu.core.coordination.plans.choosing import Way, ways
 from taihu.core.job.reading import load_job
 
-__all__ = ["chosen", "measure", "table"]
+__all__ = ["chosen", "measure", "table", "tables"]
 
 _PAGE: Final = "measured by benchmarks.compression.chosen"
 _WORKERS: Final = 3
@@ -70,6 +70,11 @@ _RUNS: Final = Path(__file__).parents[1] / "results" / "torch_time_to_loss.json"
 def _ways() -> dict[str, Way]:
     """The ways that a run may choose, by their labels."""
     return {way.label: way for way in ways(load_job(None, {"compression": {"method": _AUTO}}))}
+
+
+def tables() -> dict[str, Mapping[str, Any]]:
+    """The settings of `[compression]` of the ways that a run may choose, by their labels."""
+    return {label: way.table for label, way in _ways().items()}
 
 
 def measure(model: str, rate: str, label: str, steps: int) -> dict[str, Any]:

@@ -4,12 +4,13 @@ Three workers with a host each (network namespaces with shaped links, as root) t
 other: by DistributedDataParallel over Gloo, plain and with the hooks fp16 and PowerSGD, and by taihu's optimizer. The
 loss to come to is the best that plain DDP has had after 80 % of its steps, at the best of its rates. How many steps a
 way takes to it does not depend on links: that is measured once over fast ones, at two rates, of which the better
-counts, and by DDP and its hooks at a lower one, too; the fp16 hook has the steps of DDP. How long a step takes is
+counts, and by DDP and its hooks at a lower one, too; the fp16 hook has the steps of DDP. From other seeds than the
+first, ways but DDP learn at their best rate of that. How long a step takes is
 measured over each kind of link. Their product is the time, and pictures have losses over it. Rows that the file of
 --json holds are not measured again. Needs Debian's dataset-fashion-mnist.
 
 Examples:
-  python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --learning
+  python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --learning --seeds 3
   python -m benchmarks torch_time_to_loss --json benchmarks/results/torch_time_to_loss.json --docs docs/torch.md \
       --draw docs/torch_time_to_loss.png
 """
@@ -21,7 +22,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -31,13 +32,13 @@ import matplotlib as mpl
 
 from benchmarks.base.network import ShapedNetwork, run_torch_workers
 from benchmarks.base.rows import load_rows, publish, save_picture, save_rows
-from benchmarks.learning.steps_to_loss import DENSE, FAST, FP16, WINDOW, goal_of, learning, steps_to
+from benchmarks.learning.steps_to_loss import DENSE, FAST, FP16, WINDOW, best_factor, goal_of, learning, steps_to
 from benchmarks.pytorch.torch_to_loss import ALONE, TASKS, WAYS
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-__all__ = ["Cell", "cells", "draw", "measure", "table"]
+__all__ = ["Cell", "curves_of", "draw", "measure", "table", "timed_cells"]
 
 _PAGE: Final = "measured by benchmarks.pytorch.torch_time_to_loss"
 _WORKERS: Final = 3
@@ -51,6 +52,9 @@ _MEASURED_S: Final = 12.0
 _MOST: Final = 16
 _LEAST: Final = 2
 
+_Steps = Mapping[str, tuple[float, float] | None]
+"""Steps to the loss, and the multiple of the rate, of each way that has run; None where it has not come there."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -61,6 +65,7 @@ class Cell:
     factor: float
     rate_bits: float
     steps: int
+    seed: int = 0
 
     @property
     def is_curve(self) -> bool:
@@ -68,16 +73,23 @@ class Cell:
         return self.rate_bits == FAST
 
 
-def cells(tasks: Sequence[str], *, is_learning: bool) -> Iterator[Cell]:
-    """Runs to the loss of each way but fp16's, or runs that are timed of all ways."""
+def curves_of(tasks: Sequence[str], rows: Sequence[dict[str, Any]], seed: int) -> Iterator[Cell]:
+    """Runs to the loss of each way but fp16's; those of another seed than the first follow its `rows`."""
+    first = learning(rows)
     for task in tasks:
-        if is_learning:
-            for factor in _FACTORS:
-                for way in WAYS:
-                    # What is compared with others' best need not be at its own.
-                    if way != FP16 and (factor >= 1.0 or way.startswith(DENSE)):
-                        yield Cell(task, way, factor, FAST, TASKS[task].steps)
-            continue
+        for factor in _FACTORS:
+            for way in WAYS:
+                # What is compared with others' best need not be at its own.
+                is_tried = way == DENSE or (factor >= 1.0 or way.startswith(DENSE))
+                if seed and way not in {DENSE, FP16}:
+                    is_tried = factor == best_factor(first, task, way)
+                if way != FP16 and is_tried:
+                    yield Cell(task, way, factor, FAST, TASKS[task].steps, seed)
+
+
+def timed_cells(tasks: Sequence[str]) -> Iterator[Cell]:
+    """Runs of all ways that are timed."""
+    for task in tasks:
         elements = sum(each.numel() for each in TASKS[task].model().parameters())
         for rate in _RATES:
             for way in (ALONE, *WAYS):
@@ -103,6 +115,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         result = Path(name) / "row.json"
         command = [sys.executable, "-m", "benchmarks.pytorch.torch_to_loss", "--task", cell.task, "--way", cell.way]
         command += ["--factor", str(cell.factor), "--steps", str(cell.steps), "--json", str(result)]
+        command += ["--seed", str(cell.seed)]
         told = {} if way is None else way.environment
         run_torch_workers(network, command, told, has_server=has_server)
         row = json.loads(result.read_text())
@@ -117,16 +130,24 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "| task, loss | links | way | rate | steps | step, ms | seconds to it | DDP's to it | best hook's to it |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    curves = learning(rows)
-    for task in dict.fromkeys(row["task"] for row in curves):
-        goal = goal_of(curves, task)
-        steps = {way: steps_to(curves, task, way, goal) for way in WAYS}
+    for task in dict.fromkeys(row["task"] for row in learning(rows)):
+        seeds = sorted({row.get("seed", 0) for row in rows if row["task"] == task and row["rate_bits"] == FAST})
+        curves = [learning(rows, seed) for seed in seeds]
+        goals = [goal_of(each, task) for each in curves]
+        steps = [_steps(each, task, goal) for each, goal in zip(curves, goals, strict=True)]
         of_task = [row for row in rows if row["task"] == task and row["rate_bits"] != FAST]
         for rate in dict.fromkeys(row["rate_bits"] for row in of_task):
             step_s = _step_seconds(of_task, rate)
-            begin = f"| {task}, {goal:.3f} | {rate / 1e6:g} Mbit/s |"
+            begin = f"| {task}, {fmean(goals):.3f} | {rate / 1e6:g} Mbit/s |"
             lines += [f"{begin} {' | '.join(columns)} |" for columns in _columns(step_s, steps)]
     return "\n".join(lines)
+
+
+def _steps(curves: Sequence[dict[str, Any]], task: str, goal: float) -> _Steps:
+    """The steps of each way that a seed has a run of; the fp16 hook's are those of DDP."""
+    known = {row["way"] for row in curves if row["task"] == task}
+    known |= {FP16} if DENSE in known else set()
+    return {way: steps_to(curves, task, way, goal) for way in WAYS if way in known}
 
 
 def _step_seconds(rows: Sequence[dict[str, Any]], rate_bits: float) -> dict[str, float]:
@@ -164,20 +185,46 @@ def _curve(rows: Sequence[dict[str, Any]], task: str, way: str, factor: float) -
     return list(found[0]) if found else []
 
 
-def _columns(
-    step_s: Mapping[str, float], steps: Mapping[str, tuple[float, float] | None]
-) -> Iterator[tuple[str, ...]]:
-    """Those of each way of a task and rate, by the seconds of a step, and the steps to the loss with their factor."""
-    seconds = {way: taken[0] * step_s[way] for way, taken in steps.items() if taken is not None and way in step_s}
-    best_hook = min((each for way, each in seconds.items() if way.startswith(f"{DENSE},")), default=None)
+def _columns(step_s: Mapping[str, float], steps: Sequence[_Steps]) -> Iterator[tuple[str, ...]]:
+    """Those of each way of a task and rate, by the seconds of a step, and the steps to the loss of each seed."""
     for way, each_s in step_s.items():
-        ms, taken = f"{1e3 * each_s:.0f}", steps.get(way)
-        if taken is None:
+        ms, of_seeds = f"{1e3 * each_s:.0f}", [of_seed for of_seed in steps if way in of_seed]
+        taken = [found for of_seed in of_seeds if (found := of_seed[way]) is not None]
+        if not taken or len(taken) < len(of_seeds):
             yield way, "", "" if way == ALONE else "not there", ms, "", "", ""
             continue
-        beside = seconds.get(DENSE), best_hook
-        ratios = ("" if other is None else f"{other / seconds[way]:.2f}" for other in beside)
-        yield way, f"x {taken[1]:g}", f"{taken[0]:.0f}", ms, f"{seconds[way]:.1f}", *ratios
+        factors = ", ".join(f"{factor:g}" for factor in dict.fromkeys(factor for _, factor in taken))
+        seconds = [count * each_s for count, _ in taken]
+        hooks = [other for other in step_s if other.startswith(f"{DENSE},")]
+        ratios = (_ratios(others, step_s, of_seeds, seconds) for others in ([DENSE], hooks))
+        yield way, f"x {factors}", _spread([count for count, _ in taken], 0), ms, _spread(seconds, 1), *ratios
+
+
+def _ratios(
+    others: Sequence[str], step_s: Mapping[str, float], steps: Sequence[_Steps], own_s: Sequence[float]
+) -> str:
+    """The seconds of the best of `others` as multiples of the own ones, over the seeds; "" where none comes there."""
+    found = []
+    for of_seed, each_s in zip(steps, own_s, strict=True):
+        reached = [(taken, step_s[way]) for way in others if (taken := of_seed.get(way)) is not None]
+        if not reached:
+            return ""
+        found.append(min(taken[0] * seconds for taken, seconds in reached) / each_s)
+    return _spread(found, 2)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """The mean, and the least and the most where there are several."""
+    mean, *ends = (f"{each:.{digits}f}" for each in (fmean(values), min(values), max(values)))
+    return mean if len(values) == 1 else f"{mean} ({ends[0]} - {ends[1]})"
+
+
+def _told(cell: Cell, row: Mapping[str, Any]) -> str:
+    ms, loss = 1e3 * median(row["seconds"][_warm(cell.way) :]), row["losses"][-1]
+    links = f"{cell.rate_bits / 1e6:g} Mbit/s"
+    return (
+        f"{cell.task}, {links}, {cell.way} x {cell.factor:g}, seed {cell.seed}: {ms:.0f} ms a step, loss {loss:.3f}"
+    )
 
 
 def main() -> None:
@@ -186,25 +233,26 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS), metavar="A,B")
     parser.add_argument("--ways", default="", metavar="A;B", help="these alone, with semicolons between them")
     parser.add_argument("--learning", action="store_true", help="runs to the loss alone, which may share the machine")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="so many, of runs to the loss")
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="losses over seconds, as PNG and as SVG")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
     rows = load_rows(options.json)
-    known = {Cell(*(row[name] for name in Cell.__dataclass_fields__)) for row in rows}
+    known = {Cell(**{name: row[name] for name in Cell.__dataclass_fields__ if name in row}) for row in rows}
     tasks, ways = options.tasks.split(","), options.ways.split(";") if options.ways else [ALONE, *WAYS]
-    wanted = list(cells(tasks, is_learning=True))
-    wanted += [] if options.learning else cells(tasks, is_learning=False)
-    for cell in wanted:
-        if cell.way in ways and cell not in known:
-            rows.append(measure(cell))
-            save_rows(options.json, rows)
-            ms, loss = 1e3 * median(rows[-1]["seconds"][_warm(cell.way) :]), rows[-1]["losses"][-1]
-            print(
-                f"{cell.task}, {cell.rate_bits / 1e6:g} Mbit/s, {cell.way} x {cell.factor:g}: "
-                f"{ms:.0f} ms a step, loss {loss:.3f}",
-                flush=True,
-            )
+
+    def run(wanted: Iterable[Cell]) -> None:
+        for cell in wanted:
+            if cell.way in ways and cell not in known:
+                rows.append(measure(cell))
+                save_rows(options.json, rows)
+                print(_told(cell, rows[-1]), flush=True)
+
+    for seed in range(options.seeds):
+        run(curves_of(tasks, rows, seed))
+    if not options.learning:
+        run(timed_cells(tasks))
     if options.draw is not None:
         draw(rows, options.draw)
     publish(table(rows), _PAGE, options.docs)

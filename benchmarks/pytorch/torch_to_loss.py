@@ -39,14 +39,14 @@ class Task:
 
     Attributes:
         model: makes it.
-        batches: those of a rank of so many, without end; all ranks' together are of one order.
+        batches: those of a rank of so many, without end, by a seed; all ranks' together are of one order.
         optimizer: makes one for parameters, a way, and a multiple of the usual rate.
         clip_norm: of the mean of all gradients, behind the exchange; None for none.
         steps: of a run to a loss.
     """
 
     model: Callable[[], nn.Module]
-    batches: Callable[[int, int], Iterator[Batch]]
+    batches: Callable[[int, int, int], Iterator[Batch]]
     optimizer: Callable[[Any, Way, float], torch.optim.Optimizer]
     clip_norm: float | None
     steps: int
@@ -76,22 +76,22 @@ def _transformer() -> nn.Module:
     return model
 
 
-def _texts(rank: int, size: int) -> Iterator[Batch]:
+def _texts(rank: int, size: int, seed: int) -> Iterator[Batch]:
     """4 windows of Python's sources for each rank."""
     text = runpy.run_path(str(_EXAMPLE), run_name="example")["read_sources"](4_000_000)
-    drawn = torch.Generator().manual_seed(1)
+    drawn = torch.Generator().manual_seed(1 + seed)
     while True:
         begins = torch.randint(len(text) - _CONTEXT - 1, (4 * size,), generator=drawn)[rank::size]
         windows = torch.stack([text[begin : begin + _CONTEXT + 1] for begin in begins])
         yield windows[:, :-1], windows[:, 1:]
 
 
-def _images(batch: int) -> Callable[[int, int], Iterator[Batch]]:
+def _images(batch: int) -> Callable[[int, int, int], Iterator[Batch]]:
     """Images of Fashion-MNIST in three colours of 32 x 32 points."""
 
-    def batches(rank: int, size: int) -> Iterator[Batch]:
+    def batches(rank: int, size: int, seed: int) -> Iterator[Batch]:
         data = data_of_fashion()
-        drawn = torch.Generator().manual_seed(1)
+        drawn = torch.Generator().manual_seed(1 + seed)
         while True:
             own = torch.randint(len(data.images), (batch * size,), generator=drawn)[rank::size]
             yield pad(data.images[own], (2, 2, 2, 2)).expand(-1, 3, -1, -1), data.labels[own]
@@ -121,10 +121,10 @@ TASKS: Final[Mapping[str, Task]] = MappingProxyType(
 """The transformer of examples/torch, and models for 3 x 32 x 32 points."""
 
 
-def train(task: Task, way: str, factor: float, steps: int) -> dict[str, list[float]]:
+def train(task: Task, way: str, factor: float, steps: int, seed: int) -> dict[str, list[float]]:
     """Means of all ranks' losses by step, and seconds of this rank's steps."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     plain = task.model()
     if way == ALONE:
         model, optimizer = plain, task.optimizer(plain.parameters(), Way(), factor)
@@ -132,7 +132,7 @@ def train(task: Task, way: str, factor: float, steps: int) -> dict[str, list[flo
         model, optimizer = exchanging(WAYS[way], plain, lambda parameters, of: task.optimizer(parameters, of, factor))
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=_WARM_UP)
     losses, seconds = torch.zeros(steps), []
-    batches = task.batches(rank, size)
+    batches = task.batches(rank, size, seed)
     dist.barrier()
     for step in range(steps):
         inputs, targets = next(batches)
@@ -158,11 +158,12 @@ def main() -> None:
     parser.add_argument("--way", choices=[*WAYS, ALONE], required=True)
     parser.add_argument("--factor", type=float, required=True, help="of the usual rate")
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     dist.init_process_group("gloo")
-    row = train(TASKS[options.task], options.way, options.factor, options.steps)
+    row = train(TASKS[options.task], options.way, options.factor, options.steps, options.seed)
     if dist.get_rank() == 0:
         options.json.write_text(json.dumps(row))
     dist.barrier()

@@ -1,0 +1,235 @@
+"""Time to a loss of runs that choose their compression, beside named ways: `python -m benchmarks auto_to_loss`.
+
+One server and three workers on hosts of their own (see `base.network`) train a model on Fashion-MNIST or on
+Python's sources. Over fast links every named way learns once, and the dense one at three rates, of which the best
+is everybody's: the loss to come to is its best after 80 % of its steps. Over each kind of link `auto` runs to that
+loss, with its trials, and so do the named ways that promise to be the fastest: by the steps that they take, and by
+the times of a step that `chosen` has measured. What a run takes before its first step, or its first trial, is the
+same for all, and left out. Rows that the file of --json holds are not measured again. Needs root, and Debian's
+dataset-fashion-mnist.
+
+Examples:
+  python -m benchmarks auto_to_loss --json benchmarks/results/auto_to_loss.json --docs docs/compression.md
+  python -m benchmarks auto_to_loss --models resnet20 --rates 100mbit
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean, median
+from types import MappingProxyType
+from typing import Any, Final
+
+from benchmarks.base.curves import first_at
+from benchmarks.base.roles import run_job
+from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.compression.chosen import chosen, tables
+
+__all__ = ["Cell", "measure", "table"]
+
+_PAGE: Final = "measured by benchmarks.compression.auto_to_loss"
+_WORKERS: Final = 3
+_AUTO: Final = "auto"
+_DENSE: Final = "none"
+_FAST: Final = "10gbit"
+_FACTORS: Final = (0.5, 1.0, 2.0)
+_WINDOW: Final = 20
+_GOAL: Final = 0.8
+_NEAR: Final = 1.1
+_PROMISES: Final = 1.3
+_COMPARED: Final = (_DENSE, "quantized int8", "quantized int4", "dlgs 0.01 fp32", "dlgs 0.01 int4")
+_STEPS: Final = Path(__file__).parents[1] / "results" / "chosen.json"
+_IMAGES: Final = MappingProxyType({"data.name": "fashion-mnist", "train.batch": 8})
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its data, its usual rate, and the steps of a dense run."""
+
+    settings: Mapping[str, object]
+    rate: float
+    steps: int
+
+
+_TASKS: Final[Mapping[str, Task]] = MappingProxyType(
+    {
+        "resnet20": Task({"model.name": "resnet20", **_IMAGES}, 0.05, 400),
+        "small_gpt": Task(
+            {"model.name": "small_gpt", "data.name": "python-source", "train.batch": 2, "optimizer.name": "adamw"},
+            0.001,
+            400,
+        ),
+        "vgg16_cifar": Task({"model.name": "vgg16_cifar", **_IMAGES}, 0.01, 120),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: of a model, over links, by a way or `auto`, at a multiple of the usual rate."""
+
+    model: str
+    links: str
+    way: str
+    factor: float
+    seed: int
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """The row of a cell: losses of worker 0 and seconds, by windows of steps, and what was chosen."""
+    task, compression = _TASKS[cell.model], {"method": _AUTO} if cell.way == _AUTO else tables()[cell.way]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        settings = {
+            "train.evaluate": "false",
+            "train.seed": cell.seed,
+            "train.steps": task.steps,
+            "optimizer.learning_rate": task.rate * cell.factor,
+            "exchange.transport": "tcp",
+            "cluster.servers": 1,
+            "cluster.workers": _WORKERS,
+            "cluster.threads": 1,
+            "cluster.lost_after_s": 120,
+            "run.dir": folder,
+            **task.settings,
+            **{f"compression.{key}": value for key, value in compression.items()},
+        }
+        launched_s = time.time()
+        first = run_job(settings, cell.links, servers=1, workers=_WORKERS)[0]
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        with (folder / "steps.csv").open() as file:
+            steps = list(csv.DictReader(file))
+    begun = [datetime.fromisoformat(each["time"]).timestamp() for each in events if each["event"] == "training"]
+    return {
+        **asdict(cell),
+        "begun_s": round(begun[-1] - launched_s, 3),
+        "losses": [round(each, 4) for each in _by_window(steps, "worker_0_loss")],
+        "step_seconds": [round(each, 5) for each in _by_window(steps, "step_seconds")],
+        "chosen": first["chosen_compression"] or None,
+        "because": first["chosen_because"],
+        "load": os.getloadavg()[0],
+    }
+
+
+def _by_window(steps: Sequence[Mapping[str, str]], column: str) -> Iterator[float]:
+    """The means of a column over windows of steps."""
+    for start in range(0, len(steps), _WINDOW):
+        yield fmean(float(step[column]) for step in steps[start : start + _WINDOW])
+
+
+def _steps_to(row: Mapping[str, Any], goal: float) -> float | None:
+    """The steps of a run to a loss; None where it did not come to it."""
+    place = first_at(list(accumulate(row["losses"], min)), goal)
+    return None if place is None else _WINDOW * place
+
+
+def _seconds_to(row: Mapping[str, Any], goal: float) -> float | None:
+    """The seconds of a run's steps to a loss."""
+    steps = _steps_to(row, goal)
+    if steps is None:
+        return None
+    whole = int(steps // _WINDOW)
+    seconds = row["step_seconds"]
+    part = (steps - _WINDOW * whole) * seconds[min(whole, len(seconds) - 1)]
+    return float(_WINDOW * sum(seconds[:whole]) + part)
+
+
+def _goal(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """The loss to come to, and the multiple of the rate, of the best dense run over fast links."""
+    ends = {row["factor"]: min(row["losses"][: round(_GOAL * len(row["losses"]))]) for row in _dense(rows)}
+    best = min(ends, key=ends.__getitem__)
+    return ends[best], best
+
+
+def _dense(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if (row["links"], row["way"]) == (_FAST, _DENSE)]
+
+
+def _promising(rows: Sequence[Mapping[str, Any]], links: str, step_s: Mapping[str, float]) -> list[str]:
+    """The named ways whose steps to the loss, and whose times of a step over `links`, promise the shortest time."""
+    goal, factor = _goal(rows)
+    learnt = {row["way"]: _steps_to(row, goal) for row in rows if (row["links"], row["factor"]) == (_FAST, factor)}
+    prices = {way: steps * step_s[way] for way, steps in learnt.items() if steps is not None and way in step_s}
+    return [way for way, price in prices.items() if price <= _PROMISES * min(prices.values())]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The cells as Markdown: seconds to the loss of what `auto` chose, its trials among them, and of the best way."""
+    lines = [
+        "| model, loss | links | seed | chosen | its trials, s | seconds to it | best | seconds to it | to best |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    near = count = 0
+    for model, seed in dict.fromkeys((row["model"], row["seed"]) for row in rows):
+        of_model = [row for row in rows if (row["model"], row["seed"]) == (model, seed)]
+        goal, factor = _goal(of_model)
+        for auto in (row for row in of_model if row["way"] == _AUTO):
+            others = [row for row in of_model if row["links"] == auto["links"] and row["factor"] == factor]
+            named = {row["way"]: row for row in others if row["way"] != _AUTO}
+            seconds = {way: each for way, row in named.items() if (each := _seconds_to(row, goal)) is not None}
+            trials_s = auto["begun_s"] - median(row["begun_s"] for row in named.values())
+            own_s = _seconds_to(auto, goal)
+            best = min(seconds, key=seconds.__getitem__)
+            whole_s = None if own_s is None else trials_s + own_s
+            ratio = None if whole_s is None else whole_s / seconds[best]
+            near += ratio is not None and ratio <= _NEAR
+            count += 1
+            told = ["-" if each is None else f"{each:.{digits}f}" for each, digits in ((whole_s, 1), (ratio, 2))]
+            lines.append(
+                f"| {model}, {goal:.3f} | {auto['links']} | {seed} | {chosen(auto)} | {trials_s:.1f} | {told[0]} "
+                f"| {best} | {seconds[best]:.1f} | {told[1]} |"
+            )
+    lines += ["", f"In {near} of {count} cells `auto` is the fastest, or within 10 % of that."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(_TASKS), help="comma-separated")
+    parser.add_argument("--rates", default=f"{_FAST},1gbit,100mbit,10mbit")
+    parser.add_argument("--seeds", default="1", help="comma-separated")
+    parser.add_argument("--json", type=Path, help="rows that the file holds are not measured again")
+    parser.add_argument("--steps", type=Path, default=_STEPS, metavar="FILE", help="rows of chosen")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
+    options = parser.parse_args()
+    rows, timed = load_rows(options.json), load_rows(options.steps)
+
+    def of(model: str, seed: int) -> list[dict[str, Any]]:
+        return [row for row in rows if (row["model"], row["seed"]) == (model, seed)]
+
+    def run(cell: Cell) -> None:
+        if all(cell != Cell(*(row[name] for name in Cell.__dataclass_fields__)) for row in rows):
+            rows.append(measure(cell))
+            save_rows(options.json, rows)
+            last = rows[-1]
+            print(f"{cell} ({chosen(last)}): {1e3 * median(last['step_seconds']):.1f} ms", flush=True)
+
+    for seed in map(int, options.seeds.split(",")):
+        for model in options.models.split(","):
+            for factor in _FACTORS:
+                run(Cell(model, _FAST, _DENSE, factor, seed))
+            _, factor = _goal(of(model, seed))
+            for way in _COMPARED:
+                run(Cell(model, _FAST, way, factor, seed))
+            for links in options.rates.split(","):
+                run(Cell(model, links, _AUTO, factor, seed))
+                own = [row for row in timed if (row["model"], row["rate"]) == (model, links)]
+                step_s = {chosen(row): row["step_seconds"] for row in own}
+                for way in _promising(of(model, seed), links, step_s):
+                    run(Cell(model, links, way, factor, seed))
+    publish(table(rows), _PAGE, options.docs)
+
+
+if __name__ == "__main__":
+    main()
