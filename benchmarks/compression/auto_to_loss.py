@@ -43,7 +43,10 @@ _AUTO: Final = "auto"
 _DENSE: Final = "none"
 _FAST: Final = "10gbit"
 _FACTORS: Final = (0.5, 1.0, 2.0)
-_WINDOW: Final = 20
+_WINDOW: Final = 10
+"""Steps between two points of a curve."""
+_SMOOTHED: Final = 5
+"""Points of which each is the mean: losses of small batches differ, and are the same batches for all ways."""
 _GOAL: Final = 0.8
 _NEAR: Final = 1.1
 _PROMISES: Final = 1.3
@@ -69,7 +72,7 @@ _TASKS: Final[Mapping[str, Task]] = MappingProxyType(
             0.001,
             400,
         ),
-        "vgg16_cifar": Task({"model.name": "vgg16_cifar", **_IMAGES}, 0.01, 120),
+        "vgg16_cifar": Task({"model.name": "vgg16_cifar", **_IMAGES}, 0.01, 200),
     }
 )
 
@@ -129,8 +132,14 @@ def _by_window(steps: Sequence[Mapping[str, str]], column: str) -> Iterator[floa
 
 def _steps_to(row: Mapping[str, Any], goal: float) -> float | None:
     """The steps of a run to a loss; None where it did not come to it."""
-    place = first_at(list(accumulate(row["losses"], min)), goal)
-    return None if place is None else _WINDOW * place
+    place = first_at(_curve(row), goal)
+    return None if place is None else _WINDOW * (place + _SMOOTHED - 1)
+
+
+def _curve(row: Mapping[str, Any]) -> list[float]:
+    """The least loss so far, of means over the last points, from the first step on that has so many behind it."""
+    means = map(fmean, zip(*(row["losses"][first:] for first in range(_SMOOTHED)), strict=False))
+    return list(accumulate(means, min))
 
 
 def _seconds_to(row: Mapping[str, Any], goal: float) -> float | None:
@@ -146,7 +155,8 @@ def _seconds_to(row: Mapping[str, Any], goal: float) -> float | None:
 
 def _goal(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
     """The loss to come to, and the multiple of the rate, of the best dense run over fast links."""
-    ends = {row["factor"]: min(row["losses"][: round(_GOAL * len(row["losses"]))]) for row in _dense(rows)}
+    last = {row["factor"]: round(_GOAL * len(row["losses"])) - _SMOOTHED for row in _dense(rows)}
+    ends = {row["factor"]: _curve(row)[last[row["factor"]]] for row in _dense(rows)}
     best = min(ends, key=ends.__getitem__)
     return ends[best], best
 
