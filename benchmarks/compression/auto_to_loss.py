@@ -72,7 +72,7 @@ _TASKS: Final[Mapping[str, Task]] = MappingProxyType(
             0.001,
             400,
         ),
-        "vgg16_cifar": Task({"model.name": "vgg16_cifar", **_IMAGES}, 0.01, 200),
+        "vgg16_cifar": Task({"model.name": "vgg16_cifar", **_IMAGES}, 0.01, 100),
     }
 )
 

@@ -5,9 +5,13 @@ Every few seconds something happens, drawn by a seed: an agent is killed with al
 cut off without a word; one of its workers is killed, or a server, which is started again; an agent leaves, or another
 one joins. Nobody takes the place of an agent. After so many events the run is stopped. Then the same job, of as many
 steps, runs undisturbed by `taihu train`. What counts is whether both end with the same parameters, to the bit, and
-how many completed steps were made again. Needs root and iproute2.
+how many completed steps were made again; and whether the servers' memory stays what it was. Needs root and iproute2.
 
 Rows that the file of --json holds are not measured again.
+
+Examples:
+  python -m benchmarks agents --json benchmarks/results/agents.json --docs docs/agents.md
+  python -m benchmarks agents --kinds servers --events 200 --every 3 --of "agent joins;agent leaves" --agents 2:8
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -35,7 +40,7 @@ from benchmarks.recovery.chaos import daemons_of
 from benchmarks.recovery.hosts import Hosts
 from taihu.core.base.words import parse_rate
 
-__all__ = ["KINDS", "Machines", "disturbed", "table"]
+__all__ = ["KINDS", "Disturbance", "Machines", "disturbed", "table"]
 
 _PAGE: Final = "measured by benchmarks.recovery.agents"
 _PORT: Final = 7072
@@ -174,6 +179,12 @@ class Machines:
             self._hosts.cut(host, off=False)
 
     @property
+    def member_mb(self) -> float:
+        """Megabytes that the members which stay have in memory, together."""
+        pages = (Path(f"/proc/{each.pid}/statm").read_text().split()[1] for each in self._processes.values())
+        return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    @property
     def events(self) -> list[dict[str, Any]]:
         """The events that the run has told."""
         path = self._folder / "run" / "events.jsonl"
@@ -200,12 +211,31 @@ class Machines:
         return results
 
 
-def disturbed(
-    flags: Sequence[str], *, count: int, every_s: float, seed: int, folder: Path, agents: tuple[int, int], rate: float
-) -> dict[str, Any]:
-    """One run to which so many things happen, `every_s` apart in the mean."""
-    generator = np.random.default_rng(seed)
-    names, weights = list(_EVENTS), np.array(list(_EVENTS.values()), dtype=float)
+@dataclass(frozen=True)
+class Disturbance:
+    """The things that happen to a run.
+
+    Attributes:
+        names: of what may happen.
+        count: of what does.
+        every_s: seconds from one to the next, in the mean.
+        seed: they are drawn by it.
+        agents: the fewest and the most that are there at a time.
+    """
+
+    names: Sequence[str]
+    count: int
+    every_s: float
+    seed: int
+    agents: tuple[int, int]
+
+
+def disturbed(flags: Sequence[str], disturbance: Disturbance, *, folder: Path, rate: float) -> dict[str, Any]:
+    """One run to which things happen."""
+    generator, agents = np.random.default_rng(disturbance.seed), disturbance.agents
+    names, every_s = list(disturbance.names), disturbance.every_s
+    weights = np.array([_EVENTS[name] for name in names], dtype=float)
+    member_mb: list[float] = []
     happened: Counter[str] = Counter()
     times: list[tuple[str, float]] = []
     ring = "ring" in flags
@@ -214,13 +244,14 @@ def disturbed(
         for _ in range(agents[0]):
             machines.come()
         _await(lambda: len(machines.resumed()) > 0)
-        while happened.total() < count:
+        while happened.total() < disturbance.count:
             time.sleep(min(generator.exponential(every_s), 3 * every_s))
             event = str(generator.choice(names, p=weights / weights.sum()))
             start = time.time()
             if machines.happens(event, generator):
                 happened[event] += 1
                 times.append((event, start))
+                member_mb.append(round(machines.member_mb, 1))
                 print(f"  {start:.1f} {event}: {len(machines.agents)} agents", flush=True)
         _await(lambda: _goes_on(machines, times[-1][1]))
         results = machines.stop()
@@ -230,9 +261,15 @@ def disturbed(
         "recovery_seconds": _recoveries(times, machines.resumed()),
         "made_again": sum(each.get("made_again", 0) for each in events if each["event"] == "resumed"),
         "made_again_by": _made_again(times, events),
+        "member_mb": _quarters(member_mb),
         "steps": results["steps"],
         "sha256": results["parameters_sha256"],
     }
+
+
+def _quarters(values: Sequence[float]) -> list[float]:
+    """The medians of the quarters of a course, as far as it has so many values."""
+    return [float(np.median(part)) for part in np.array_split(values, 4) if len(part)]
 
 
 def _await(condition: Any) -> None:
@@ -272,24 +309,14 @@ def _made_again(times: Sequence[tuple[str, float]], events: Sequence[dict[str, A
     return dict(found)
 
 
-def measure(
-    kind: str, *, count: int, every_s: float, seed: int, agents: tuple[int, int], rate: str
-) -> dict[str, Any]:
+def measure(kind: str, disturbance: Disturbance, rate: str) -> dict[str, Any]:
     """One row: the disturbed run of a kind, and whether the undisturbed one ends with the same parameters."""
     if (bits := parse_rate(rate)) is None:
         raise SystemExit(f"error: --rate {rate}: expected a rate such as 1gbit")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
-            row = disturbed(
-                KINDS[kind],
-                count=count,
-                every_s=every_s,
-                seed=seed,
-                folder=folder,
-                agents=agents,
-                rate=bits,
-            )
+            row = disturbed(KINDS[kind], disturbance, folder=folder, rate=bits)
         except BaseException:
             sys.stderr.write((folder / "log").read_text()[-20_000:])
             raise
@@ -297,7 +324,8 @@ def measure(
         command += ["--run-dir", "none", "--json", str(folder / "results.json"), "--quiet"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         undisturbed = json.loads((folder / "results.json").read_text())["parameters_sha256"]
-    return {"kind": kind, "seed": seed, "agents": list(agents), **row, "same": undisturbed == row["sha256"]}
+    drawn = {"seed": disturbance.seed, "agents": list(disturbance.agents)}
+    return {"kind": kind, **drawn, **row, "same": undisturbed == row["sha256"]}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -333,6 +361,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", default=";".join(KINDS), help="separated by semicolons")
     parser.add_argument("--events", type=int, default=50)
+    parser.add_argument("--of", default=";".join(_EVENTS), metavar="A;B", help="these alone happen")
     parser.add_argument(
         "--every", type=float, default=5.0, metavar="SECONDS", help="from event to event, in the mean"
     )
@@ -346,8 +375,9 @@ def main() -> None:
     rows = load_rows(options.json)
     for kind in options.kinds.split(";"):
         if (kind, options.seed) not in [(row["kind"], row["seed"]) for row in rows]:
-            own = {"count": options.events, "every_s": options.every, "seed": options.seed}
-            rows.append(measure(kind, **own, agents=(least, most), rate=options.rate))
+            names = options.of.split(";")
+            disturbance = Disturbance(names, options.events, options.every, options.seed, (least, most))
+            rows.append(measure(kind, disturbance, options.rate))
             save_rows(options.json, rows)
             print(table(rows[-1:]).splitlines()[-1], flush=True)
     publish(table(rows), _PAGE, options.docs)

@@ -1,0 +1,71 @@
+"""TensorFlow's parameter server and its workers, which wait for each other by its SyncReplicasOptimizer.
+
+`python -P tensorflow_server.py RANK RANKS HOST PORT SIZES ROUNDS`: rank 0 is the server, and rank 1 prints the
+seconds of each round as JSON. SIZES are numbers of values, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+import tensorflow as tf
+
+_WARM_UP = 2
+
+
+def main(arguments: list[str]) -> None:
+    """Be what the command line says."""
+    rank, ranks = int(arguments[0]), int(arguments[1])
+    host, port, sizes, rounds = arguments[2], arguments[3], json.loads(arguments[4]), int(arguments[5])
+    network, _, first = host.rpartition(".")
+    hosts = [f"{network}.{int(first) + each}:{port}" for each in range(ranks)]
+    cluster = tf.train.ClusterSpec({"ps": hosts[:1], "worker": hosts[1:]})
+    role, index = ("worker", rank - 1) if rank else ("ps", 0)
+    server = tf.distribute.Server(cluster, job_name=role, task_index=index)
+    if not rank:
+        server.join()
+        return
+    seconds = _work(server.target, index, cluster, sizes, rounds)
+    if rank == 1:
+        print(json.dumps(seconds), flush=True)
+    # The process of the server never ends by itself: whoever started it does that.
+
+
+def _work(target: str, index: int, cluster: object, sizes: list[int], rounds: int) -> list[float]:
+    """The seconds of each round."""
+    v1 = tf.compat.v1
+    v1.disable_eager_execution()
+    with v1.Graph().as_default():
+        place = v1.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)
+        with tf.device(place):
+            variables = [
+                v1.get_variable(f"v{n}", (size,), initializer=v1.zeros_initializer()) for n, size in enumerate(sizes)
+            ]
+        with tf.device(f"/job:worker/task:{index}"):
+            # The parameters come here for the gradients, which depend on them.
+            gradients = [tf.identity(variable) * 0.0 + 1.0 for variable in variables]
+        workers = len(cluster.as_dict()["worker"])  # type: ignore[attr-defined]
+        rule = v1.train.SyncReplicasOptimizer(
+            v1.train.GradientDescentOptimizer(1e-3), replicas_to_aggregate=workers, total_num_replicas=workers
+        )
+        with tf.device(place):
+            step = v1.train.get_or_create_global_step()
+        update = rule.apply_gradients(list(zip(gradients, variables, strict=True)), global_step=step)
+        hook = rule.make_session_run_hook(index == 0)
+        seconds = []
+        with v1.train.MonitoredTrainingSession(target, is_chief=index == 0, hooks=[hook]) as session:
+            for _ in range(_WARM_UP + rounds):
+                begin_s = time.monotonic()
+                session.run(update)
+                seconds.append(time.monotonic() - begin_s)
+    return seconds[_WARM_UP:]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
