@@ -11,15 +11,15 @@ from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.order.fence import EARLY_BYTES
 from taihu.allreduce.peer_service import PEER_SERVICE
 from taihu.core.base.errors import TaihuError
-from taihu.core.coordination.client import CoordinatorClient, coordinator_address, failure_reported
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.client.client import CoordinatorClient, coordinator_address, failure_reported
+from taihu.core.coordination.client.heartbeats import HeartbeatThread
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.service import COORDINATOR_SERVICE, new_incarnation
 from taihu.core.coordination.generations import ONLY, Generation
-from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.host import hosted_coordinator
 from taihu.core.coordination.listener import Listener, ListenOptions, open_listener
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
 from taihu.core.coordination.membership.stopping import StopNotice
-from taihu.core.coordination.service import COORDINATOR_SERVICE, new_incarnation
 from taihu.core.job import Job
 from taihu.core.model.layout import Layout
 from taihu.core.model.run_length import RunLength

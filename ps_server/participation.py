@@ -10,19 +10,19 @@ import structlog
 from taihu.core.base.errors import RecoveringError, RunError
 from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.writer import maybe_writing
-from taihu.core.coordination.client import CoordinatorClient, coordinator_address, failure_reported
+from taihu.core.coordination.client.client import CoordinatorClient, coordinator_address, failure_reported
+from taihu.core.coordination.client.heartbeats import HeartbeatThread
+from taihu.core.coordination.client.vouching import vouched_once
+from taihu.core.coordination.client.waiting import telling_who_is_awaited
 from taihu.core.coordination.control.memory import MemoryControl, MemoryPlace
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.service import COORDINATOR_SERVICE, new_incarnation
 from taihu.core.coordination.generations import Generation
-from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.host import hosted_coordinator
 from taihu.core.coordination.listener import Listener
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.metrics import CoordinatorMetrics
-from taihu.core.coordination.service import COORDINATOR_SERVICE, new_incarnation
-from taihu.core.coordination.vouching import vouched_once
-from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.history.recording import Recorder, recorded_history
 from taihu.core.history.records import End
 from taihu.core.job import Job

@@ -11,13 +11,13 @@ import structlog
 
 from taihu.core.base.errors import FinishedError, PeerUnreachableError, TaihuError
 from taihu.core.checkpoint.keepers import ended_run
-from taihu.core.coordination.asking import answer_of, is_refusal, keep_asking
-from taihu.core.coordination.client import coordinator_address, remote_control
+from taihu.core.coordination.client.asking import answer_of, is_refusal, keep_asking
+from taihu.core.coordination.client.client import coordinator_address, remote_control
 from taihu.core.coordination.control.asks import Seat
 from taihu.core.coordination.control.control import Control
 from taihu.core.coordination.control.remote import RemoteControl
+from taihu.core.coordination.coordinator.service import new_incarnation
 from taihu.core.coordination.membership.members import MemberId, Role, RunState, error_of
-from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.process.background import in_background
 from taihu.core.process.entry import InterruptedRunError

@@ -13,7 +13,7 @@ from taihu.core.chaos.points import Chaos, Point
 from taihu.core.checkpoint.held_steps import HeldSteps
 from taihu.core.checkpoint.part import PARAMETERS, Elements, State
 from taihu.core.checkpoint.reading import Checkpoint
-from taihu.core.coordination.checkpointing import manifest_of
+from taihu.core.coordination.coordinator.checkpointing import manifest_of
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.order import OrderFile
 from taihu.core.history.recording import Recorder

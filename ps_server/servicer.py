@@ -21,7 +21,7 @@ from taihu.core.base.errors import (
 from taihu.core.chaos.points import Chaos, NoChaos, Point
 from taihu.core.checkpoint.part import Part
 from taihu.core.checkpoint.writer import PartWriter
-from taihu.core.coordination.vouching import Vouch
+from taihu.core.coordination.client.vouching import Vouch
 from taihu.core.job import Job
 from taihu.core.trace import Tracer
 from taihu.core.wire.base.status import abort

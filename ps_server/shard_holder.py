@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from taihu.core.base.errors import FrameError, ModelError, PeerUnreachableError, StaleError, TaihuError
 from taihu.core.chaos.points import Chaos
 from taihu.core.checkpoint.keepers import resumed_from
-from taihu.core.coordination.checkpointing import held_steps_of
+from taihu.core.coordination.coordinator.checkpointing import held_steps_of
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.order import OrderFile, OrderHead
 from taihu.core.history.recording import Recorder

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from taihu.core.base.errors import ConfigError, RecoveringError
 from taihu.core.base.words import counted
 from taihu.core.chaos.points import Point
-from taihu.core.coordination.client import coordinator_address
+from taihu.core.coordination.client.client import coordinator_address
 from taihu.core.coordination.generations import Generation, in_generations
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.membership.stopping import StopNotice

@@ -22,7 +22,7 @@ from taihu.core.checkpoint.held_steps import Label
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.run_memory import holds_steps
 from taihu.core.checkpoint.writer import maybe_writing
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.coordinator.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.metrics import CoordinatorMetrics
 from taihu.core.history.records import End

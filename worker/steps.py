@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from taihu.core.chaos.points import Chaos, Point
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job
 from taihu.core.wire.base.clock import Clock

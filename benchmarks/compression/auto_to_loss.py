@@ -33,7 +33,9 @@ from typing import Any, Final
 from benchmarks.base.curves import first_at
 from benchmarks.base.roles import run_job
 from benchmarks.base.rows import load_rows, publish, save_rows
-from benchmarks.compression.chosen import chosen, tables
+from benchmarks.compression.chosen import chosen
+from taihu.core.coordination.plans.choosing import Way, ways
+from taihu.core.job.reading import load_job
 
 __all__ = ["Cell", "measure", "table"]
 
@@ -88,9 +90,30 @@ class Cell:
     seed: int
 
 
+def _ways(model: str) -> tuple[Way, ...]:
+    """The ways that a model's job may choose."""
+    sections: dict[str, dict[str, object]] = {"compression": {"method": _AUTO}}
+    for key, value in _TASKS[model].settings.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    return tuple(ways(load_job(None, sections)))
+
+
+def _compared(model: str) -> dict[str, Mapping[str, Any]]:
+    """The settings of `[compression]` of named ways, as they go with the other settings of a model's job."""
+    return {way.label: way.table for way in _ways(model) if way.label in _COMPARED}
+
+
+def _chosen(row: Mapping[str, Any]) -> str:
+    return chosen(row, _ways(row["model"]))
+
+
 def measure(cell: Cell) -> dict[str, Any]:
     """The row of a cell: losses of worker 0 and seconds, by windows of steps, and what was chosen."""
-    task, compression = _TASKS[cell.model], {"method": _AUTO} if cell.way == _AUTO else tables()[cell.way]
+    task, compression = (
+        _TASKS[cell.model],
+        {"method": _AUTO} if cell.way == _AUTO else _compared(cell.model)[cell.way],
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         settings = {
@@ -196,7 +219,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             count += 1
             told = ["-" if each is None else f"{each:.{digits}f}" for each, digits in ((whole_s, 1), (ratio, 2))]
             lines.append(
-                f"| {model}, {goal:.3f} | {auto['links']} | {seed} | {chosen(auto)} | {trials_s:.1f} | {told[0]} "
+                f"| {model}, {goal:.3f} | {auto['links']} | {seed} | {_chosen(auto)} | {trials_s:.1f} | {told[0]} "
                 f"| {best} | {seconds[best]:.1f} | {told[1]} |"
             )
     lines += ["", f"In {near} of {count} cells `auto` is the fastest, or within 10 % of that."]
@@ -223,14 +246,14 @@ def main() -> None:
             rows.append(measure(cell))
             save_rows(options.json, rows)
             last = rows[-1]
-            print(f"{cell} ({chosen(last)}): {1e3 * median(last['step_seconds']):.1f} ms", flush=True)
+            print(f"{cell} ({_chosen(last)}): {1e3 * median(last['step_seconds']):.1f} ms", flush=True)
 
     for seed in map(int, options.seeds.split(",")):
         for model in options.models.split(","):
             for factor in _FACTORS:
                 run(Cell(model, _FAST, _DENSE, factor, seed))
             _, factor = _goal(of(model, seed))
-            for way in _COMPARED:
+            for way in _compared(model):
                 run(Cell(model, _FAST, way, factor, seed))
             for links in options.rates.split(","):
                 run(Cell(model, links, _AUTO, factor, seed))

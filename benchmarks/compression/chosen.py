@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from benchmarks.learning.steps_to_loss import DENSE, goal_of, learning, steps_to
 from taihu.core.coordination.plans.choosing import Way, ways
 from taihu.core.job.reading import load_job
 
-__all__ = ["chosen", "measure", "table", "tables"]
+__all__ = ["chosen", "measure", "table"]
 
 _PAGE: Final = "measured by benchmarks.compression.chosen"
 _WORKERS: Final = 3
@@ -72,11 +72,6 @@ def _ways() -> dict[str, Way]:
     return {way.label: way for way in ways(load_job(None, {"compression": {"method": _AUTO}}))}
 
 
-def tables() -> dict[str, Mapping[str, Any]]:
-    """The settings of `[compression]` of the ways that a run may choose, by their labels."""
-    return {label: way.table for label, way in _ways().items()}
-
-
 def measure(model: str, rate: str, label: str, steps: int) -> dict[str, Any]:
     """A row; times are worker 0's."""
     table = {"method": _AUTO} if label == _AUTO else _ways()[label].table
@@ -108,16 +103,16 @@ def measure(model: str, rate: str, label: str, steps: int) -> dict[str, Any]:
     }
 
 
-def chosen(row: Mapping[str, Any]) -> str:
-    """The way that a row's run took."""
+def chosen(row: Mapping[str, Any], among: Iterable[Way] | None = None) -> str:
+    """The way that a row's run took, `among` those that its job may choose."""
     table = row["chosen"]
     if table is None:
         return str(row["way"])
     given = {key: json.dumps(value) for key, value in table.items()}
-    for label, way in _ways().items():
+    for way in _ways().values() if among is None else among:
         own = way.job.compression.model_dump(mode="json")
         if all(json.dumps(own[key]) == value for key, value in given.items()):
-            return label
+            return way.label
     raise ValueError(f"{table}: none of the ways that a run may choose")
 
 

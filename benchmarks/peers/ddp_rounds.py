@@ -30,7 +30,7 @@ HOOKS: Final[Mapping[str, Callable[[DistributedDataParallel], None]]] = MappingP
 )
 
 
-class Parameters(nn.Module):
+class Parameters(nn.Module):  # type: ignore[misc]  # torch has no types in the gate
     """Parameters of these shapes, all of which the output depends on."""
 
     def __init__(self, shapes: list[list[int]]) -> None:

@@ -22,7 +22,6 @@ _MEMORY_BYTES = 1_500_000_000
 _LONGEST_S = 120.0
 
 
-@ray.remote(num_cpus=0)
 class Server:
     """The parameters."""
 
@@ -36,7 +35,6 @@ class Server:
         return self._parameters
 
 
-@ray.remote(num_cpus=0)
 class Worker:
     """Gradients for parameters."""
 
@@ -75,6 +73,11 @@ def main(arguments: list[str]) -> None:
             node.wait()
 
 
+def _actor(kind: type, rank: int) -> Any:
+    """An actor on the node of a rank."""
+    return ray.remote(num_cpus=0, resources={f"rank {rank}": 0.1})(kind)
+
+
 def _drive(address: str, ranks: int, sizes: list[int], rounds: int) -> list[float]:
     """The seconds of each round."""
     until_s = time.monotonic() + _LONGEST_S
@@ -90,8 +93,8 @@ def _drive(address: str, ranks: int, sizes: list[int], rounds: int) -> list[floa
         if time.monotonic() > until_s:
             raise TimeoutError(f"{ranks} nodes did not come within {_LONGEST_S:g} s")
         time.sleep(0.2)
-    server = Server.options(resources={"rank 0": 0.1}).remote(sizes)
-    workers = [Worker.options(resources={f"rank {rank}": 0.1}).remote(sizes) for rank in range(1, ranks)]
+    server = _actor(Server, 0).remote(sizes)
+    workers = [_actor(Worker, rank).remote(sizes) for rank in range(1, ranks)]
     parameters, seconds = server.update.remote(), []
     ray.get([worker.has.remote(parameters) for worker in workers])
     for _ in range(_WARM_UP + rounds):

@@ -27,16 +27,16 @@ from taihu.core.checkpoint.run_memory import discard_memory, have_memory, leave_
 from taihu.core.checkpoint.salvage import OwnSteps, are_all_here, salvage
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.agents.hosting import Agents
-from taihu.core.coordination.client import CoordinatorClient, coordinator_address, told_of
-from taihu.core.coordination.gatherer import gather
+from taihu.core.coordination.client.client import CoordinatorClient, coordinator_address, told_of
+from taihu.core.coordination.coordinator.gatherer import gather
+from taihu.core.coordination.coordinator.parties import Parties
+from taihu.core.coordination.coordinator.past import Past
+from taihu.core.coordination.coordinator.service import new_incarnation
 from taihu.core.coordination.membership.members import Begun, MemberId, Role
 from taihu.core.coordination.membership.stopping import PendingStop
-from taihu.core.coordination.parties import Parties
-from taihu.core.coordination.past import Past
 from taihu.core.coordination.plans.choosing import Choosing, trial
 from taihu.core.coordination.restarts import Restarts
 from taihu.core.coordination.servers.hosting import JoinedServers
-from taihu.core.coordination.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.job.chosen import table_of, with_compression
 from taihu.core.job.sizes import with_servers

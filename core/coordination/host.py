@@ -12,9 +12,10 @@ import structlog
 from taihu.core.base.errors import ModelError
 from taihu.core.checkpoint.ended import EndedRun, keep_end
 from taihu.core.checkpoint.keepers import checkpoint_folder, recovers, resumed_from, used_up
-from taihu.core.coordination.checkpointing import Checkpointing
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
+from taihu.core.coordination.coordinator.checkpointing import Checkpointing
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.service import CoordinatorServicer
 from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import RunState
@@ -22,7 +23,6 @@ from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.plans.choosing import Choosing
 from taihu.core.coordination.plans.planning import Planning
-from taihu.core.coordination.service import CoordinatorServicer
 from taihu.core.job import Job, settled
 from taihu.core.job.signs_of_life import seconds_between_signs
 from taihu.core.model.layout import Layout
@@ -110,7 +110,7 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
     spreads = job.exchange.fc != "data"
     if begun is not None and (difference := begun.difference(layout, spreads=spreads)):
         raise ModelError(f"checkpoint.resume {begun.folder} is of another model: {difference}")
-    return Planning(
+    planning = Planning(
         job,
         layout,
         one_host=one_host,
@@ -119,6 +119,9 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
         begun_after=0 if begun is None else begun.step,
         on_measured=None if choosing is None else choosing.measured,
     )
+    if choosing is not None and choosing.costs is not None:
+        planning.adopt(0, choosing.costs, choosing.costs.carriage or planning.plan.carriage)
+    return planning
 
 
 def _on_one_host(membership: Membership) -> bool:

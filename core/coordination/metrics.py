@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.coordinator.coordinator import Coordinator
 from taihu.core.coordination.generations import ONLY, Generation
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership

@@ -119,10 +119,10 @@ class Job(Section):
                 f"compression '{compression.method}' sends every value, in fewer bits: set compression.value_type, "
                 "for example 'int4'"
             )
-        if compression.rounds_sums and (self.downlink != "exact" or not self.servers):
+        if compression.rounds_sums and (reason := self._why_no_sums_come_back):
             raise ValueError(
-                f"compression.downlink_value_type {compression.downlink_value_type} is of sums of selected values: "
-                "it needs servers, a compression.method and compression.downlink = 'exact'"
+                f"compression.downlink_value_type {compression.downlink_value_type} is of sums of selected values, "
+                f"which do not come back: {reason}"
             )
         if compression.method.is_of_whole_model and self.exchange.plan not in ("auto", "single"):
             raise ValueError(
@@ -385,6 +385,20 @@ class Job(Section):
     def layout_follows(self) -> bool:
         """Whether what is exchanged is known only when the workers have met."""
         return self.exchange.fc != "data" or self.exchange.returns != "parameters"
+
+    @property
+    def _why_no_sums_come_back(self) -> str:
+        """The reason why no sums of selected values come back from servers, and the remedy; "" where they do."""
+        optimizer = self.exchanged_optimizer
+        if not self.servers:
+            return "a ring has no servers; set it to 'fp32'"
+        if not self.compression.method.selects:
+            return "everything is sent; choose a compression.method"
+        if self.downlink == "exact":
+            return ""
+        if not optimizer.rule.is_linear:
+            return f"optimizer '{optimizer.name}' runs on the servers, which answer with parameters; set it to 'fp32'"
+        return "set compression.downlink = 'exact', and no momentum on the servers"
 
     @property
     def downlink(self) -> Literal["dense", "exact", "doublesqueeze"]:

@@ -8,7 +8,7 @@ from typing import Final, cast
 from prometheus_client.metrics_core import Metric
 
 from from_code.cells import code, table
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.coordinator.coordinator import Coordinator
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.metrics import CoordinatorMetrics
 from taihu.core.security.security import Refusals

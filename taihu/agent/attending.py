@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
-from taihu.core.coordination.asking import answer_of, keep_asking
-from taihu.core.coordination.client import coordinator_address, remote_control
+from taihu.core.coordination.client.asking import answer_of, keep_asking
+from taihu.core.coordination.client.client import coordinator_address, remote_control
 from taihu.core.coordination.control.asks import Attend
 from taihu.core.coordination.control.control import Control
 from taihu.core.coordination.control.remote import RemoteControl

@@ -9,7 +9,7 @@ from typing import Final
 from taihu.agent.agent import Agent
 from taihu.agent.attending import Attending
 from taihu.core.base.whole_file import write_text
-from taihu.core.coordination.service import new_incarnation
+from taihu.core.coordination.coordinator.service import new_incarnation
 from taihu.core.job import Job, job_to_toml
 from taihu.core.job.machine import share_of_threads
 from taihu.core.process.entry import Interrupts

@@ -59,7 +59,7 @@ def agent(
         from taihu.agent.living import AgentOptions, live
         from taihu.core.checkpoint.keepers import recovers, tell_finished
         from taihu.core.coordination.agents.answering import NEEDED_BY_AGENTS
-        from taihu.core.coordination.client import coordinator_address
+        from taihu.core.coordination.client.client import coordinator_address
         from taihu.core.coordination.discovery import find_coordinator
         from taihu.core.wire.base.log import configure_logs
         from taihu.worker.preflight import check_trains

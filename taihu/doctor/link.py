@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
-from taihu.core.coordination.service import new_incarnation
+from taihu.core.coordination.coordinator.service import new_incarnation
 from taihu.core.system.queues import Empty, SimpleQueue
 from taihu.core.wire.base.address import split_address
 from taihu.core.wire.base.clock import Clock, SystemClock

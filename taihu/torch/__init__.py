@@ -27,7 +27,7 @@ import torch
 
 from taihu.core.base.errors import ConfigError, RunError
 from taihu.core.base.words import blamed, one_line
-from taihu.core.coordination.client import LOSSES
+from taihu.core.coordination.client.client import LOSSES
 from taihu.core.process.ending import EXIT_BEGINS_AGAIN, is_due_to_others_than, known_exit_code, log_of_script, tell
 from taihu.core.process.exit_codes import note_exit_codes
 from taihu.core.system.threads import before_threads_end

@@ -27,14 +27,14 @@ from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.control.asks import Assigned, Attend, Begin, Copy
 from taihu.core.coordination.control.looking import AgentStatus, Change, GetStatus
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
-from taihu.core.coordination.gatherer import gather
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.gatherer import gather
+from taihu.core.coordination.coordinator.parties import Parties
+from taihu.core.coordination.coordinator.past import Past
 from taihu.core.coordination.membership.members import Begun, Life, MemberId, MemberRecord, Progress, Role, RunState
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
-from taihu.core.coordination.parties import Parties
-from taihu.core.coordination.past import Past
 from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.job import Job
 from taihu.core.wire.serving.server import RpcServer

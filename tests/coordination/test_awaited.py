@@ -8,12 +8,12 @@ import pytest
 import structlog
 from support.cluster import Cluster, layout_of, make_job
 
-from taihu.core.coordination.awaited import awaited_in_words, missing_of, pauses_s
-from taihu.core.coordination.client import CoordinatorClient, coordinator_address
+from taihu.core.coordination.client.awaited import awaited_in_words, missing_of, pauses_s
+from taihu.core.coordination.client.client import CoordinatorClient, coordinator_address
+from taihu.core.coordination.client.waiting import telling_who_is_awaited
 from taihu.core.coordination.control.looking import MemberStatus, RunStatus
 from taihu.core.coordination.membership.members import MemberId, Role, RunState
 from taihu.core.coordination.status import fetch_status
-from taihu.core.coordination.waiting import telling_who_is_awaited
 
 
 def members(servers: tuple[int, ...], workers: tuple[int, ...]) -> list[MemberId]:

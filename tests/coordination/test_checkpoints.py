@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from taihu.core.base.errors import StaleError
 from taihu.core.checkpoint.files import PartFile
-from taihu.core.coordination.checkpoints import CheckpointBook
+from taihu.core.coordination.coordinator.checkpoints import CheckpointBook
 
 FILE = PartFile("server-0.safetensors", 10, "0" * 64)
 

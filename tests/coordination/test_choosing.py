@@ -46,10 +46,12 @@ def chosen_by(job: Job, profile: Profile, seconds: Callable[[str], float]) -> tu
     while choosing.choice is None:
         assert choosing.tried is not None
         tried.append(choosing.tried.label)
-        choosing.begin()
+        begun = choosing.begin()
         assert not choosing.is_over
-        choosing.measured(profile_by(1e-3), 1e9)  # by a message for each layer: it does not count
-        assert not choosing.is_over
+        if choosing.costs is None:
+            choosing.measured(profile_by(1e-3), 1e9)  # by a message for each layer: it does not count
+            assert not choosing.is_over
+        assert begun.train.steps == 1 + 2 * begun.exchange.calibration_steps
         choosing.measured(profile, seconds(tried[-1]))
         assert choosing.is_over
     return choosing, tried
@@ -193,3 +195,25 @@ def test_steps_to_a_loss_are_a_price(method: str) -> None:
     assert way.steps == pytest.approx(
         {"none": 1.0, "quantized int8": LEARNS[1.0], "dlgs 0.01 fp32": LEARNS[0.01]}[method]
     )
+
+
+@pytest.mark.parametrize(("own", "steps"), [(6, 6), (16, 10), (100, 10)])
+def test_a_trial_measures_few_steps(own: int, steps: int) -> None:
+    job = make_job(1, 3, compression={"method": "auto"}, exchange={"calibration_steps": own})
+    assert Choosing(job).begin().exchange.calibration_steps == steps
+
+
+def test_the_first_trial_alone_needs_a_second_report() -> None:
+    """Steps of the next one go by the plan that follows from its costs."""
+    choosing = Choosing(job_of())
+    choosing.look(1_000_000_000, one_host=False)
+    choosing.begin()
+    choosing.measured(PROFILE, 9.0)
+    assert not choosing.is_over
+    choosing.measured(PROFILE, 9.0)
+    assert choosing.is_over
+    assert choosing.choice is None
+    choosing.begin()
+    assert not choosing.is_over
+    choosing.measured(PROFILE, 0.001)
+    assert choosing.is_over

@@ -17,16 +17,16 @@ from support.daemons import free_port
 from typing_extensions import override
 
 from taihu.core.base.errors import MemberLostError, StaleError, TaihuError
-from taihu.core.coordination import client as module
-from taihu.core.coordination.client import CoordinatorClient
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
-from taihu.core.coordination.heartbeats import HeartbeatThread
+from taihu.core.coordination.client import client as module
+from taihu.core.coordination.client.client import CoordinatorClient
+from taihu.core.coordination.client.heartbeats import HeartbeatThread
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import StopNotice
-from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.job import Job
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.base.patience import Patience

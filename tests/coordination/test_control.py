@@ -19,11 +19,11 @@ from support.daemons import wait_for
 from typing_extensions import override
 
 from taihu.core.base.errors import MemberLostError, PeerUnreachableError, StaleError, TaihuError
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
 from taihu.core.coordination.control import asks
 from taihu.core.coordination.control.control import Ask, Call, Control
 from taihu.core.coordination.control.looking import GetStatus, RunStatus, Stop
-from taihu.core.coordination.desk import Desk
+from taihu.core.coordination.coordinator.desk import Desk
 from taihu.core.coordination.membership.members import Begun, Life, MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.plans.plan import Plan

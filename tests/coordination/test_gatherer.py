@@ -21,16 +21,16 @@ from taihu.core.checkpoint.places import Place
 from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.salvage import OwnSteps
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.coordination.client import CoordinatorClient
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
-from taihu.core.coordination.gatherer import gather
+from taihu.core.coordination.client.client import CoordinatorClient
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.gatherer import gather
+from taihu.core.coordination.coordinator.parties import Parties
+from taihu.core.coordination.coordinator.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
-from taihu.core.coordination.parties import Parties
-from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.coordination.status import stop_run
 from taihu.core.job import Job
 from taihu.core.wire.base.clock import SystemClock

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from taihu.core.base.errors import MemberLostError, PeerUnreachableError, StaleError, TaihuError
+from taihu.core.coordination.client.hearing import hear_end
 from taihu.core.coordination.control.asks import End
-from taihu.core.coordination.hearing import hear_end
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.wire.base.patience import Patience
 

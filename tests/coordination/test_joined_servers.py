@@ -18,13 +18,13 @@ from taihu.core.checkpoint.run_memory import prepare_memory
 from taihu.core.checkpoint.salvage import salvage, servers_held
 from taihu.core.checkpoint.store import CheckpointStore
 from taihu.core.coordination.control.asks import Again, Begin, Seat, Seated
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
-from taihu.core.coordination.gatherer import gather
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.gatherer import gather
+from taihu.core.coordination.coordinator.parties import Parties
 from taihu.core.coordination.membership.members import Begun, Life, MemberId, Role, RunState
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
-from taihu.core.coordination.parties import Parties
 from taihu.core.coordination.servers.hosting import JoinedServers
 from taihu.core.coordination.servers.seats import Seats
 from taihu.core.job import Job

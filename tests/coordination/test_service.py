@@ -18,16 +18,16 @@ from support.memberships import make_membership
 
 from taihu.core.base.errors import ConfigError, FrameError, StaleError, TaihuError
 from taihu.core.checkpoint.files import PartFile
-from taihu.core.coordination.client import CoordinatorClient, coordinator_address
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
+from taihu.core.coordination.client.client import CoordinatorClient, coordinator_address
+from taihu.core.coordination.client.vouching import vouched_once
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.plans.planning import Planning, first_plan
 from taihu.core.coordination.status import fetch_status
-from taihu.core.coordination.vouching import vouched_once
 from taihu.core.job import Job
 from taihu.core.planner.measurement import StepMeasurement
 from taihu.core.wire.base.clock import SystemClock

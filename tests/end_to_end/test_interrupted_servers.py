@@ -13,7 +13,7 @@ from support.cluster import Member, layout_of, make_job
 from support.daemons import Process, Start, listening, ring_address, wait_for
 
 from taihu.core.base.errors import RunError
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.status import fetch_status
 from taihu.core.job import Job, job_to_toml

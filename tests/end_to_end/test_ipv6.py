@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.daemons import Start, listening, ring_address
 
-from taihu.core.coordination.awaited import missing_of
+from taihu.core.coordination.client.awaited import missing_of
 from taihu.core.coordination.status import fetch_status
 
 RUN = ("--workers", "2", "--steps", "3", "--set", "train.evaluate=false", "--set", "cluster.threads=1")

@@ -182,7 +182,7 @@ def coordinator() -> Threads:
     """There is one plan, whoever asks for it first."""
     from support.shards import make_plan  # noqa: PLC0415 - of simulated modules
 
-    from taihu.core.coordination.coordinator import Coordinator  # noqa: PLC0415 - simulated
+    from taihu.core.coordination.coordinator.coordinator import Coordinator  # noqa: PLC0415 - simulated
     from taihu.core.wire.base.clock import SystemClock  # noqa: PLC0415 - simulated
 
     class Planning:
@@ -214,7 +214,7 @@ def checkpoints() -> Threads:
 
     from taihu.core.checkpoint.files import PartFile  # noqa: PLC0415 - simulated
     from taihu.core.checkpoint.store import CheckpointStore  # noqa: PLC0415 - simulated
-    from taihu.core.coordination.checkpointing import Checkpointing  # noqa: PLC0415 - simulated
+    from taihu.core.coordination.coordinator.checkpointing import Checkpointing  # noqa: PLC0415 - simulated
     from taihu.core.wire.base.clock import SystemClock  # noqa: PLC0415 - simulated
 
     folder = STAND_INS.path(SHARED) / "checkpoints"
@@ -257,10 +257,12 @@ WORLDS = {
         "taihu.ps_server.server_shard", "        with self._lock:\n            if self._rates is not", shard
     ),
     "coordinator": World(
-        "taihu.core.coordination.coordinator", "        with self._changed:\n            layout = self", coordinator
+        "taihu.core.coordination.coordinator.coordinator",
+        "        with self._changed:\n            layout = self",
+        coordinator,
     ),
     "checkpoints": World(
-        "taihu.core.coordination.checkpointing",
+        "taihu.core.coordination.coordinator.checkpointing",
         "        with self._changed:\n            files = self._book.stored(member, step, file)\n",
         checkpoints,
         "        files = self._book.stored(member, step, file)\n        with self._changed:\n",

@@ -584,7 +584,19 @@ def test_a_setting_cannot_go_into_what_is_no_table() -> None:
         ),
         (
             "[exchange]\nkind = 'ring'\n[compression]\nmethod = 'dlgs'\ndownlink_value_type = 'int4'",
-            ["compression.downlink_value_type int4", "needs servers", "compression.downlink = 'exact'"],
+            ["compression.downlink_value_type int4", "a ring has no servers", "set it to 'fp32'"],
+        ),
+        (
+            "[optimizer]\nname = 'adamw'\n[compression]\nmethod = 'dlgs'\ndownlink_value_type = 'int4'",
+            ["compression.downlink_value_type int4", "optimizer 'adamw' runs on the servers", "set it to 'fp32'"],
+        ),
+        (
+            "[compression]\nmethod = 'none'\ndownlink_value_type = 'int4'",
+            ["compression.downlink_value_type int4", "choose a compression.method"],
+        ),
+        (
+            "[compression]\nmethod = 'dlgs'\ndownlink = 'dense'\ndownlink_value_type = 'int4'",
+            ["compression.downlink_value_type int4", "set compression.downlink = 'exact'"],
         ),
         (
             "[exchange]\ntransport = 'same-host'\n[compression]\nmethod = 'dlgs'",

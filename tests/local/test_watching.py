@@ -10,7 +10,7 @@ import grpc
 from rich.console import Console
 from support.daemons import free_port
 
-from taihu.core.coordination.service import COORDINATOR_SERVICE
+from taihu.core.coordination.coordinator.service import COORDINATOR_SERVICE
 from taihu.core.wire.serving.server import RpcServer
 from taihu.local.display.display import PlainDisplay
 from taihu.local.display.watching import StatusWatch

@@ -13,7 +13,7 @@ from taihu.core.checkpoint.files import write_part
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.reading import Checkpoint, open_checkpoint
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.coordination.checkpointing import manifest_of
+from taihu.core.coordination.coordinator.checkpointing import manifest_of
 from taihu.kernels.base.half import from_half
 
 STEPS = 8

@@ -14,8 +14,8 @@ import numpy as np
 from support.commands import PATIENCE_S
 from support.worker import Values, Worker, first_parameters, initial_parameters
 from taihu.core.base.errors import RunError, TaihuError
-from taihu.core.coordination.client import CoordinatorClient
-from taihu.core.coordination.heartbeats import HeartbeatThread
+from taihu.core.coordination.client.client import CoordinatorClient
+from taihu.core.coordination.client.heartbeats import HeartbeatThread
 from taihu.core.coordination.membership.members import Begun, MemberId, Progress, Role, RunState
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.history.recording import recorded_history

@@ -9,19 +9,19 @@ from functools import partial
 from typing import Final, Protocol
 
 from support.daemons import free_port
-from taihu.core.coordination.checkpointing import Checkpointing
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
 from taihu.core.coordination.control.control import Answering, Control
 from taihu.core.coordination.control.memory import MemoryControl, MemoryPlace
 from taihu.core.coordination.control.remote import RemoteControl
 from taihu.core.coordination.control.ways import WAYS
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
+from taihu.core.coordination.coordinator.checkpointing import Checkpointing
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.coordination.membership.members import Life, MemberId, Role
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.plans.planning import Planning
-from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer
 from taihu.core.job import Job
 from taihu.core.wire.base.clock import SystemClock
 from taihu.core.wire.serving.channel import open_channel

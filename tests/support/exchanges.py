@@ -18,7 +18,7 @@ from support.peers import Peers
 from support.worker import Values, Worker, first_parameters
 from taihu.allreduce.communicator import Communicator
 from taihu.core.base.errors import TaihuError
-from taihu.core.coordination.client import failure_reported
+from taihu.core.coordination.client.client import failure_reported
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.plans.planning import first_plan
 from taihu.core.history.checking import check_histories

@@ -12,15 +12,15 @@ from taihu.allreduce.rendezvous import Meeting, listen_for_peers, meet
 from taihu.core.base.errors import TaihuError
 from taihu.core.chaos.points import Chaos, NoChaos, Point
 from taihu.core.compression import Outcome
-from taihu.core.coordination.client import CoordinatorClient, coordinator_address, failure_reported
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.client.client import CoordinatorClient, coordinator_address, failure_reported
+from taihu.core.coordination.client.heartbeats import HeartbeatThread
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.service import new_incarnation
 from taihu.core.coordination.generations import ONLY, Generation
-from taihu.core.coordination.heartbeats import HeartbeatThread
 from taihu.core.coordination.listener import Listener, listen_options
 from taihu.core.coordination.membership.members import MemberId, Progress, Role, RunState, error_of
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.coordination.service import new_incarnation
 from taihu.core.history.recording import Recorder
 from taihu.core.job import Job, settled
 from taihu.core.job.update_rules import UpdateRules

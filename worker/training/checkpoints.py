@@ -15,8 +15,8 @@ from taihu.core.checkpoint.held_steps import MOST_HELD, HeldSteps
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.part import Part, State
 from taihu.core.checkpoint.writer import PartWriter
-from taihu.core.coordination.checkpointing import held_steps_of, manifest_of
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
+from taihu.core.coordination.coordinator.checkpointing import held_steps_of, manifest_of
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.worker.exchange.base.holding import Holding

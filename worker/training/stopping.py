@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
 from taihu.core.coordination.membership.stopping import StopNotice
 
 

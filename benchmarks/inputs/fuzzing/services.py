@@ -16,8 +16,9 @@ from benchmarks.inputs.fuzzing.target import Target
 from benchmarks.inputs.fuzzing.wire import header, read, sealed_frame, unsealed
 from taihu.core.base.errors import DamagedFrameError, FrameError, TaihuError
 from taihu.core.coordination.control.ways import UPDATES
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.service import CoordinatorServicer
 from taihu.core.coordination.membership.agreement import Agreement
 from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import MemberId, Role
@@ -25,7 +26,6 @@ from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.roster import Roster
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.plans.planning import Planning
-from taihu.core.coordination.service import CoordinatorServicer
 from taihu.core.job import Job
 from taihu.core.job.update_rules import UpdateRules
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec

@@ -40,6 +40,8 @@ _SHOWN: Final = ("method", "density", "value_type")
 # Of a worker in a step: few enough for slow links, and enough to tell their rate from their latency.
 _TRIAL_BYTES: Final = 1 << 18
 _DECISIVE: Final = 2
+_TRIAL_STEPS: Final = 10
+"""Steps to a report: few, as a choice compares steps that differ by more than they do among themselves."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Choosing:
 
     Attributes:
         choice: None before it is made.
+        costs: that the last trial has measured, from which the plan of the next one follows; None before the first.
         tried: the way of the steps that are measured; None where none goes with the job's other settings.
         is_over: whether another generation is to begin, with another trial or by the choice.
     """
@@ -113,7 +116,9 @@ class Choosing:
         self._measured: dict[str, float] = {}
         self._predicted: dict[str, float] = {}
         self._reports = 0
+        self._decisive = _DECISIVE
         self.choice: Choice | None = None
+        self.costs: Profile | None = None
         # Before the model is known, the one that sends the least.
         self.tried = self._known[-1] if len(self._known) > 1 else None
         self.is_over = False
@@ -121,6 +126,7 @@ class Choosing:
     def begin(self) -> Job:
         """The job of the trial that begins now."""
         self._reports, self.is_over = 0, False
+        self._decisive = _DECISIVE if self.costs is None else 1
         return trial(self._job if self.tried is None else self.tried.job)
 
     @property
@@ -148,17 +154,18 @@ class Choosing:
             self.is_over = self.tried is not former
 
     def measured(self, profile: Profile, seconds: float) -> None:
-        """Take in the costs that steps of `tried` have had; the second report of a trial counts.
+        """Take in the costs that steps of `tried` have had; the second report of the first trial counts.
 
-        The first is of a message for each layer, which takes the processors longer than any plan does.
+        Its first is of a message for each layer, which takes the processors longer than any plan does.
 
         Args:
             profile: of the costs.
             seconds: of a step.
         """
         self._reports += 1
-        if self.choice is not None or self.tried is None or self._reports != _DECISIVE:
+        if self.choice is not None or self.tried is None or self._reports != self._decisive:
             return
+        self.costs = profile
         self._predicted = {way.label: _predicted(way.job, profile) for way in self._ways}
         self._measured[self.tried.label] = seconds or self._predicted[self.tried.label]
         following = self._next()
@@ -198,10 +205,11 @@ def ways(job: Job) -> Iterator[Way]:
 
 
 def trial(job: Job) -> Job:
-    """The job of steps that are measured for a choice: as many as it takes, of which nothing stays."""
-    steps = _DECISIVE * job.exchange.calibration_steps
-    tried = revised(job, "train", steps=steps + 1, evaluate=False)
-    tried = revised(revised(tried, "exchange", plan="auto"), "run", history=None)
+    """The job of steps that are measured for a choice: as many as it takes at most, of which nothing stays."""
+    measured = min(_TRIAL_STEPS, job.exchange.calibration_steps)
+    tried = revised(job, "train", steps=_DECISIVE * measured + 1, evaluate=False)
+    tried = revised(tried, "exchange", plan="auto", calibration_steps=measured)
+    tried = revised(tried, "run", history=None)
     return revised(tried, "checkpoint", dir=None, resume=None)
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taihu.core.base.words import aligned
-from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.client.awaited import awaited_in_words, missing_of
 from taihu.core.coordination.control.looking import AgentStatus, RunStatus
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.overview import member_as_json

@@ -8,7 +8,7 @@ from typing import cast
 
 from taihu.agent.agent import Agent
 from taihu.agent.attending import Attending
-from taihu.core.coordination.service import new_incarnation
+from taihu.core.coordination.coordinator.service import new_incarnation
 from taihu.core.job import Job
 from taihu.core.process.entry import EXIT_INTERRUPTED, Interrupts
 from taihu.explore.scheduler import RUNNING

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from taihu.core.base.errors import PeerUnreachableError, TaihuError
-from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.client.awaited import awaited_in_words, missing_of
 from taihu.core.coordination.control.looking import RunStatus
 from taihu.core.coordination.membership.members import Role
 from taihu.core.coordination.status import fetch_status

@@ -15,7 +15,7 @@ import structlog
 
 from taihu.core.base.errors import WriteError
 from taihu.core.base.words import one_line
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.coordinator.coordinator import Coordinator
 from taihu.core.coordination.listener import ListenOptions
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.coordination.metrics import CoordinatorMetrics

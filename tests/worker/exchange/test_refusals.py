@@ -16,7 +16,7 @@ from support.exchanges import run_workers
 from support.frames import header_of, question
 
 from taihu.core.base.errors import ModelError, RunError, StaleError, TaihuError
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.wire.frames.format import message_of
 from taihu.core.wire.frames.headers import FrameHeader, ValueType

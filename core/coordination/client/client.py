@@ -31,18 +31,18 @@ from taihu.core.checkpoint.gathering import WrittenPart
 from taihu.core.checkpoint.held_steps import Label
 from taihu.core.checkpoint.keepers import checkpoint_folder, ended_run, recovers
 from taihu.core.checkpoint.salvage import OwnSteps, tell_lost
-from taihu.core.coordination.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.client.awaited import awaited_in_words, missing_of
+from taihu.core.coordination.client.hearing import hear_end
+from taihu.core.coordination.client.waiting import telling_who_is_awaited
 from taihu.core.coordination.control import asks
 from taihu.core.coordination.control.asks import Decision, End
 from taihu.core.coordination.control.control import Ask, Control
 from taihu.core.coordination.control.looking import GetStatus
 from taihu.core.coordination.control.remote import RemoteControl
 from taihu.core.coordination.control.ways import WAYS
-from taihu.core.coordination.hearing import hear_end
 from taihu.core.coordination.membership.members import Begun, Life, MemberId, Progress, RunState, error_of
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.coordination.plans.plan import Plan
-from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.job import Job
 from taihu.core.job.security import security_of
 from taihu.core.job.update_rules import UpdateRules

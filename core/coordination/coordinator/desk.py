@@ -18,9 +18,9 @@ from taihu.core.coordination.agents.hosting import Agents
 from taihu.core.coordination.control import asks
 from taihu.core.coordination.control.control import Ask, Call
 from taihu.core.coordination.control.looking import AgentStatus, GetStatus, MemberStatus, RunStatus, Stop
-from taihu.core.coordination.coordinator import Coordinator
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.past import Past
 from taihu.core.coordination.membership.members import Begun, MemberId, Role, RunState
-from taihu.core.coordination.past import Past
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.coordination.servers.answering import NO_RUN_TO_JOIN, seat
 from taihu.core.coordination.servers.hosting import JoinedServers

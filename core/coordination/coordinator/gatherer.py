@@ -21,17 +21,17 @@ from taihu.core.checkpoint.held_steps import Label
 from taihu.core.checkpoint.keepers import keepers
 from taihu.core.checkpoint.manifest import parse_manifest
 from taihu.core.checkpoint.salvage import OwnSteps, commit, tell_lost, write_copy
-from taihu.core.coordination.coordinator import Coordinator
-from taihu.core.coordination.desk import Desk
+from taihu.core.coordination.client.waiting import telling_who_is_awaited
+from taihu.core.coordination.coordinator.coordinator import Coordinator
+from taihu.core.coordination.coordinator.desk import Desk
+from taihu.core.coordination.coordinator.parties import Parties
+from taihu.core.coordination.coordinator.service import COORDINATOR_SERVICE, CoordinatorServicer, new_incarnation
 from taihu.core.coordination.membership.liveness import Waits
 from taihu.core.coordination.membership.members import RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.membership.outcome import Terms
 from taihu.core.coordination.membership.stopping import PendingStop
-from taihu.core.coordination.parties import Parties
 from taihu.core.coordination.servers.hosting import JoinedServers
-from taihu.core.coordination.service import COORDINATOR_SERVICE, CoordinatorServicer, new_incarnation
-from taihu.core.coordination.waiting import telling_who_is_awaited
 from taihu.core.job import Job
 from taihu.core.job.sizes import are_of_one_run
 from taihu.core.model.layout import Layout

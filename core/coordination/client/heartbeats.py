@@ -10,7 +10,7 @@ from taihu.core.base.errors import (
     StaleError,
     TaihuError,
 )
-from taihu.core.coordination.client import CoordinatorClient
+from taihu.core.coordination.client.client import CoordinatorClient
 from taihu.core.coordination.membership.members import Progress, RunState
 from taihu.core.coordination.membership.stopping import StopNotice
 from taihu.core.job import Job

@@ -15,8 +15,8 @@ from taihu.core.checkpoint.manifest import Manifest
 from taihu.core.checkpoint.places import Place
 from taihu.core.checkpoint.run_memory import memory_of
 from taihu.core.checkpoint.store import CheckpointStore
-from taihu.core.coordination.checkpoints import CheckpointBook
 from taihu.core.coordination.control.asks import Decision
+from taihu.core.coordination.coordinator.checkpoints import CheckpointBook
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.system.threads import Condition

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from taihu.core.base.errors import PeerUnreachableError, StaleError
-from taihu.core.coordination.checkpointing import Checkpointing
+from taihu.core.coordination.coordinator.checkpointing import Checkpointing
 from taihu.core.coordination.membership.members import MemberId, RunState
 from taihu.core.coordination.membership.membership import Membership
 from taihu.core.coordination.plans.choosing import Choosing

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import structlog
 
-from taihu.core.coordination.awaited import pauses_s
+from taihu.core.coordination.client.awaited import pauses_s
 from taihu.core.process.background import in_background
 from taihu.core.system.clocks import monotonic
 from taihu.core.system.threads import Event, Thread

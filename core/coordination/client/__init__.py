@@ -1,0 +1,1 @@
+"""A member's side of the coordinator: how it asks, hears, waits, and shows that it lives."""

@@ -1,0 +1,1 @@
+"""The coordinator where it is hosted: what threads share, answers, checkpoints, those who come and go."""
