@@ -35,7 +35,7 @@ ResNet-20, 1.0 of the transformer alone. 0.001 is a guess.
 
 _LEAST_DENSITY: Final = 0.01
 _ALIKE: Final = 0.03
-_NEAR: Final = 1.3
+_NEAR: Final = 1.6
 _SHOWN: Final = ("method", "density", "value_type")
 # Of a worker in a step: few enough for slow links, and enough to tell their rate from their latency.
 _TRIAL_BYTES: Final = 1 << 18
