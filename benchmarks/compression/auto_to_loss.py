@@ -196,34 +196,54 @@ def _promising(rows: Sequence[Mapping[str, Any]], links: str, step_s: Mapping[st
     return [way for way, price in prices.items() if price <= _PROMISES * min(prices.values())]
 
 
+@dataclass(frozen=True)
+class _Beside:
+    """A run of `auto` beside the best of the named ways: seconds to the loss, None where it did not come there."""
+
+    own_s: float | None
+    trials_s: float
+    best: str
+    best_s: float
+
+    def ratio(self, *, with_trials: bool) -> float | None:
+        """Its seconds as multiples of the best way's."""
+        more_s = self.trials_s if with_trials else 0.0
+        return None if self.own_s is None else (self.own_s + more_s) / self.best_s
+
+
+def _beside(auto: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> _Beside:
+    """A run of `auto` and the best among `rows` of the same model and seed."""
+    goal, factor = _goal(rows)
+    named = [row for row in rows if row["way"] != _AUTO and (row["links"], row["factor"]) == (auto["links"], factor)]
+    seconds = {row["way"]: each for row in named if (each := _seconds_to(row, goal)) is not None}
+    best = min(seconds, key=seconds.__getitem__)
+    trials_s = auto["begun_s"] - median(row["begun_s"] for row in named)
+    return _Beside(_seconds_to(auto, goal), trials_s, best, seconds[best])
+
+
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The cells as Markdown: seconds to the loss of what `auto` chose, its trials among them, and of the best way."""
+    """The cells as Markdown: seconds to the loss by what `auto` chose, and by the best of the named ways."""
     lines = [
-        "| model, loss | links | seed | chosen | its trials, s | seconds to it | best | seconds to it | to best |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model, loss | links | seed | chosen | trials, s | its seconds | best | best's seconds | with trials "
+        "| without |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    near = count = 0
-    for model, seed in dict.fromkeys((row["model"], row["seed"]) for row in rows):
-        of_model = [row for row in rows if (row["model"], row["seed"]) == (model, seed)]
-        goal, factor = _goal(of_model)
-        for auto in (row for row in of_model if row["way"] == _AUTO):
-            others = [row for row in of_model if row["links"] == auto["links"] and row["factor"] == factor]
-            named = {row["way"]: row for row in others if row["way"] != _AUTO}
-            seconds = {way: each for way, row in named.items() if (each := _seconds_to(row, goal)) is not None}
-            trials_s = auto["begun_s"] - median(row["begun_s"] for row in named.values())
-            own_s = _seconds_to(auto, goal)
-            best = min(seconds, key=seconds.__getitem__)
-            whole_s = None if own_s is None else trials_s + own_s
-            ratio = None if whole_s is None else whole_s / seconds[best]
-            near += ratio is not None and ratio <= _NEAR
-            count += 1
-            told = ["-" if each is None else f"{each:.{digits}f}" for each, digits in ((whole_s, 1), (ratio, 2))]
-            lines.append(
-                f"| {model}, {goal:.3f} | {auto['links']} | {seed} | {_chosen(auto)} | {trials_s:.1f} | {told[0]} "
-                f"| {best} | {seconds[best]:.1f} | {told[1]} |"
-            )
-    lines += ["", f"In {near} of {count} cells `auto` is the fastest, or within 10 % of that."]
-    return "\n".join(lines)
+    near = {True: 0, False: 0}
+    for auto in (row for row in rows if row["way"] == _AUTO):
+        of_model = [row for row in rows if (row["model"], row["seed"]) == (auto["model"], auto["seed"])]
+        found = _beside(auto, of_model)
+        own = "not there" if found.own_s is None else f"{found.own_s:.1f}"
+        words = []
+        for with_trials in near:
+            ratio = found.ratio(with_trials=with_trials)
+            words.append("-" if ratio is None else f"{ratio:.2f}")
+            near[with_trials] += ratio is not None and ratio <= _NEAR
+        lines.append(
+            f"| {auto['model']}, {_goal(of_model)[0]:.3f} | {auto['links']} | {auto['seed']} | {_chosen(auto)} "
+            f"| {found.trials_s:.1f} | {own} | {found.best} | {found.best_s:.1f} | {' | '.join(words)} |"
+        )
+    cells = f"{near[False]} of {len(lines) - 2} cells the choice is the best, or within 10 % of that"
+    return "\n".join([*lines, "", f"In {cells}; with its trials in {near[True]}."])
 
 
 def main() -> None:
