@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
             if rank:
                 node.wait()
             else:
-                print(json.dumps(_drive(f"{host}:{port}", ranks, sizes, rounds)), flush=True)
+                print(json.dumps(_drive(own, port, ranks, sizes, rounds)), flush=True)
         finally:
             node.terminate()
             node.wait()
@@ -78,12 +78,12 @@ def _actor(kind: type, rank: int) -> Any:
     return ray.remote(num_cpus=0, resources={f"rank {rank}": 0.1})(kind)
 
 
-def _drive(address: str, ranks: int, sizes: list[int], rounds: int) -> list[float]:
+def _drive(host: str, port: str, ranks: int, sizes: list[int], rounds: int) -> list[float]:
     """The seconds of each round."""
     until_s = time.monotonic() + _LONGEST_S
     while True:
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(f"{host}:{port}", _node_ip_address=host, log_to_driver=False, logging_level="ERROR")
             break
         except ConnectionError:
             if time.monotonic() > until_s:

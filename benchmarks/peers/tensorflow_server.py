@@ -49,7 +49,7 @@ def _work(target: str, index: int, cluster: object, sizes: list[int], rounds: in
             ]
         with tf.device(f"/job:worker/task:{index}"):
             # The parameters come here for the gradients, which depend on them.
-            gradients = [tf.identity(variable) * 0.0 + 1.0 for variable in variables]
+            gradients = [tf.identity(variable) + 1.0 for variable in variables]
         workers = len(cluster.as_dict()["worker"])  # type: ignore[attr-defined]
         rule = v1.train.SyncReplicasOptimizer(
             v1.train.GradientDescentOptimizer(1e-3), replicas_to_aggregate=workers, total_num_replicas=workers

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.cluster import layout_of
 from support.simulations import AT_ONCE, PLAIN, job_of, seconds_of
@@ -18,6 +18,7 @@ from taihu.core.base.errors import ConfigError
 from taihu.core.coordination.membership.liveness import TICK_S
 from taihu.core.coordination.membership.members import MemberId, Role
 from taihu.core.job import Job
+from taihu.core.job.signs_of_life import seconds_between_signs
 from taihu.simulation.loss import Loss, Recovery, noticed, simulate_loss
 from taihu.simulation.machines import Network
 from taihu.simulation.placement import Placement
@@ -48,13 +49,15 @@ def test_what_was_done_of_a_step_and_the_time_without_the_member_are_lost(
 
 
 @given(at_s=st.floats(0.01, 100.0), heartbeat_s=st.floats(0.05, 2.0), patience_s=st.floats(2.1, 30.0))
+@example(at_s=1.25, heartbeat_s=0.0625, patience_s=2.1875)  # five members give fewer signs than that
 @settings(max_examples=20)
 def test_silence_is_noticed_at_the_first_look_behind_what_is_allowed(
     at_s: float, heartbeat_s: float, patience_s: float
 ) -> None:
     job = job_of(3, 2, cluster={"workers": 3, "servers": 2, "heartbeat_s": heartbeat_s, "lost_after_s": patience_s})
     found, reason = noticed(job, Loss(WORKER, at_s, 0.0), 4)
-    beat = heartbeat_s * math.floor(at_s / heartbeat_s)
+    between_s = seconds_between_signs(job)
+    beat = between_s * math.floor(at_s / between_s)
     assert patience_s < found - beat <= patience_s + TICK_S * (1 + 1e-6)
     assert reason.startswith("worker 2 was lost after step 3: no heartbeat for ")
 
