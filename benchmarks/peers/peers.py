@@ -2,11 +2,10 @@
 
 Three workers have gradients of a model's size on hosts of their own (see `base.network`), and have the common
 values at the end of each round: parameters of a server, on a host of its own, or the mean of the gradients. Nothing
-is computed, and all run in one thread for each core. Rows are of servers (taihu, torch.distributed.rpc, TensorFlow,
-Ray), and of workers among themselves (taihu's ring, DistributedDataParallel over Gloo, with and without hooks).
-TensorFlow and Ray are installed in environments of their own, in `--environments`, where they are missing; what
-cannot be installed or run has a row that says so. Rows that the file of --json holds are not measured again. Needs
-root, and torch.
+is computed. Rows are of servers (taihu, torch.distributed.rpc, TensorFlow, Ray), and of workers among themselves
+(taihu's ring, DistributedDataParallel over Gloo, with and without hooks). TensorFlow and Ray are installed in
+environments of their own, in `--environments`, where they are missing; what cannot be installed or run has a row
+that says so. Rows that the file of --json holds are not measured again. Needs root, and torch.
 
 Horovod is not among them: its last release (0.28.1, 2023) does not build with this version of PyTorch.
 
@@ -102,7 +101,7 @@ def _script(file: str, packages: Sequence[str], told_by: int, setting: Setting) 
     sizes = [_product(shape) for shape in setting.shapes]
     with ShapedNetwork(1 + _WORKERS, parse_rate(setting.rate)) as network:
         place = [str(1 + _WORKERS), network.address(0), str(_PORT), json.dumps(sizes), str(setting.rounds)]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
         processes = [
             subprocess.Popen(
                 network.command(rank, python, "-P", str(_HERE / file), str(rank), *place),

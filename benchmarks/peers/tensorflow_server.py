@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
+from threading import Thread
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -29,37 +31,51 @@ def main(arguments: list[str]) -> None:
     role, index = ("worker", rank - 1) if rank else ("ps", 0)
     server = tf.distribute.Server(cluster, job_name=role, task_index=index)
     if not rank:
+        Thread(target=_open, args=((host, int(port) + 1), ranks - 1), daemon=True).start()
         server.join()
         return
-    seconds = _work(server.target, index, cluster, sizes, rounds)
+    seconds = _work(server.target, index, cluster, sizes, rounds, (host, int(port) + 1))
     if rank == 1:
         print(json.dumps(seconds), flush=True)
     # The process of the server never ends by itself: whoever started it does that.
 
 
-def _work(target: str, index: int, cluster: object, sizes: list[int], rounds: int) -> list[float]:
+def _open(place: tuple[str, int], workers: int) -> None:
+    """Let all workers go on as soon as the last one has come."""
+    with socket.create_server(place) as listener:
+        for connection in [listener.accept()[0] for _ in range(workers)]:
+            connection.sendall(b"1")
+            connection.close()
+
+
+def _work(  # noqa: PLR0917 - as the command line has them
+    target: str, index: int, cluster: object, sizes: list[int], rounds: int, gate: tuple[str, int]
+) -> list[float]:
     """The seconds of each round."""
     v1 = tf.compat.v1
     v1.disable_eager_execution()
     with v1.Graph().as_default():
         place = v1.train.replica_device_setter(worker_device=f"/job:worker/task:{index}", cluster=cluster)
-        with tf.device(place):
+        with v1.device(place):
             variables = [
                 v1.get_variable(f"v{n}", (size,), initializer=v1.zeros_initializer()) for n, size in enumerate(sizes)
             ]
-        with tf.device(f"/job:worker/task:{index}"):
+        with v1.device(f"/job:worker/task:{index}"):
             # The parameters come here for the gradients, which depend on them.
             gradients = [tf.identity(variable) + 1.0 for variable in variables]
         workers = len(cluster.as_dict()["worker"])  # type: ignore[attr-defined]
         rule = v1.train.SyncReplicasOptimizer(
             v1.train.GradientDescentOptimizer(1e-3), replicas_to_aggregate=workers, total_num_replicas=workers
         )
-        with tf.device(place):
+        with v1.device(place):
             step = v1.train.get_or_create_global_step()
         update = rule.apply_gradients(list(zip(gradients, variables, strict=True)), global_step=step)
         hook = rule.make_session_run_hook(index == 0)
         seconds = []
         with v1.train.MonitoredTrainingSession(target, is_chief=index == 0, hooks=[hook]) as session:
+            # A worker that comes first would make the steps of all others, too.
+            with socket.create_connection(gate) as all_come:
+                all_come.recv(1)
             for _ in range(_WARM_UP + rounds):
                 begin_s = time.monotonic()
                 session.run(update)

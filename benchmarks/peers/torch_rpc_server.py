@@ -58,15 +58,15 @@ def main(arguments: list[str]) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         init_method=f"tcp://{host}:{port}", rpc_timeout=_LONGEST_S, _transports=["uv"], _channels=["basic"]
     )
-    rpc.init_rpc(f"rank {rank}", rank=rank, world_size=ranks, rpc_backend_options=options)
+    rpc.init_rpc(f"rank-{rank}", rank=rank, world_size=ranks, rpc_backend_options=options)
     if rank:
         gradients = [torch.ones(size) for size in sizes]
         # One server for all: the first worker makes it, the others find it there.
-        server = rpc.rpc_sync("rank 0", _server, args=(tuple(sizes), ranks - 1))
+        server = rpc.rpc_sync("rank-0", _server, args=(tuple(sizes), ranks - 1))
         seconds = []
         for _ in range(_WARM_UP + rounds):
             begin_s = time.monotonic()
-            rpc.rpc_sync("rank 0", Server.update, args=(server, gradients))
+            rpc.rpc_sync("rank-0", Server.update, args=(server, gradients))
             seconds.append(time.monotonic() - begin_s)
         if rank == 1:
             print(json.dumps(seconds[_WARM_UP:]))
