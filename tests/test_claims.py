@@ -14,9 +14,10 @@ from support.command_lines import parse
 
 from benchmarks.__main__ import runs
 from benchmarks.base.rows import in_page
-from benchmarks.compression import compression, thresholds
+from benchmarks.compression import compression
 from benchmarks.exchange import fc_memory, larger_batches, ps_and_ring, three_ways, transports
 from benchmarks.learning import accuracy_by_method, fc_batch, threshold_slack
+from benchmarks.peers import peers
 from benchmarks.planning import claims, figures, paced_processor
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +84,7 @@ PAGES: list[tuple[str, str, str, Callable[[Any], str]]] = [
         "threshold_slack",
         threshold_slack.table,
     ),
-    ("compression.md", "measured by benchmarks.compression.thresholds", "thresholds", thresholds.told),
+    ("explanation/comparison.md", "measured by benchmarks.peers.peers", "peers", peers.table),
     (
         "compression.md",
         "measured by benchmarks.compression.compression",
