@@ -7,7 +7,7 @@ is computed. Rows are of servers (taihu, torch.distributed.rpc, TensorFlow, Ray)
 environments of their own, in `--environments`, where they are missing; what cannot be installed or run has a row
 that says so. Rows that the file of --json holds are not measured again. Needs root, and torch.
 
-Horovod is not among them: its last release (0.28.1, 2023) does not build with this version of PyTorch.
+Horovod is not among them: its last release (0.28.1, 2023) comes as sources alone, and was not tried.
 
 Examples:
   python -m benchmarks peers --json benchmarks/results/peers.json --docs docs/exchange.md
