@@ -9,7 +9,7 @@ same for all, and left out. Rows that the file of --json holds are not measured 
 dataset-fashion-mnist.
 
 Examples:
-  python -m benchmarks auto_to_loss --json benchmarks/results/auto_to_loss.json --docs docs/compression.md
+  python -m benchmarks auto_to_loss --json auto.json
   python -m benchmarks auto_to_loss --models resnet20 --rates 100mbit
 """
 
@@ -32,14 +32,13 @@ from typing import Any, Final
 
 from benchmarks.base.curves import first_at
 from benchmarks.base.roles import run_job
-from benchmarks.base.rows import load_rows, publish, save_rows
+from benchmarks.base.rows import load_rows, save_rows
 from benchmarks.compression.chosen import chosen
 from taihu.core.coordination.plans.choosing import Way, ways
 from taihu.core.job.reading import load_job
 
 __all__ = ["Cell", "measure", "table"]
 
-_PAGE: Final = "measured by benchmarks.compression.auto_to_loss"
 _WORKERS: Final = 3
 _AUTO: Final = "auto"
 _DENSE: Final = "none"
@@ -254,7 +253,6 @@ def main() -> None:
     parser.add_argument("--seeds", default="1", help="comma-separated")
     parser.add_argument("--json", type=Path, help="rows that the file holds are not measured again")
     parser.add_argument("--steps", type=Path, default=_STEPS, metavar="FILE", help="rows of chosen")
-    parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
     rows, timed = load_rows(options.json), load_rows(options.steps)
 
@@ -281,7 +279,7 @@ def main() -> None:
                 step_s = {chosen(row): row["step_seconds"] for row in own}
                 for way in _promising(of(model, seed), links, step_s):
                     run(Cell(model, links, way, factor, seed))
-    publish(table(rows), _PAGE, options.docs)
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -62,7 +63,7 @@ class Setting:
         return [list(reversed(tensor.shape)) for layer in layer_table(self.model).layers for tensor in layer.tensors]
 
     @property
-    def floor_bytes(self) -> int:
+    def value_bytes(self) -> int:
         """Bytes of the values, in fp32."""
         return 4 * layer_table(self.model).elements
 
@@ -98,7 +99,7 @@ def _ddp(hook: str, setting: Setting) -> Sequence[float]:
 def _script(file: str, packages: Sequence[str], told_by: int, setting: Setting) -> Sequence[float]:
     """The rounds of a server and workers that run `file`, with `packages` in an environment of its own."""
     python = _python_with(packages, setting.environments)
-    sizes = [_product(shape) for shape in setting.shapes]
+    sizes = [prod(shape) for shape in setting.shapes]
     with ShapedNetwork(1 + _WORKERS, parse_rate(setting.rate)) as network:
         place = [str(1 + _WORKERS), network.address(0), str(_PORT), json.dumps(sizes), str(setting.rounds)]
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
@@ -119,13 +120,6 @@ def _script(file: str, packages: Sequence[str], told_by: int, setting: Setting) 
             for process in processes:
                 process.communicate()
     return [float(each) for each in json.loads(told)]
-
-
-def _product(shape: Sequence[int]) -> int:
-    count = 1
-    for each in shape:
-        count *= each
-    return count
 
 
 def _python_with(packages: Sequence[str], environments: Path) -> str:
@@ -188,7 +182,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows, and measure those that it lacks")
     parser.add_argument("--docs", type=Path, metavar="PAGE", help="put the table between its marks there")
     options = parser.parse_args()
-    rows = load_rows(options.json)
+    # What did not run is tried again.
+    rows = [row for row in load_rows(options.json) if row["seconds"]]
     known = {(row["model"], row["rate"], row["system"]) for row in rows}
     for model in options.models.split(","):
         for rate in options.rates.split(","):
@@ -213,7 +208,7 @@ def _row(peer: Peer, setting: Setting) -> dict[str, Any]:
         "rate": setting.rate,
         "among": peer.among,
         "system": peer.name,
-        "bytes": setting.floor_bytes,
+        "bytes": setting.value_bytes,
         "seconds": [round(each, 6) for each in seconds],
         "why": why,
         "load": os.getloadavg()[0],

@@ -78,10 +78,9 @@ def hosted_coordinator(job: Job, rpc: RpcServer, generation: Generation = ONLY) 
         if not coordinator.wait_for(lambda m: m.outcome.over(), patience_s + seconds_between_signs(job)):
             # Nobody finds the end of this run anywhere else: who was cut off begins again, and asks for as long.
             coordinator.wait_for(lambda m: m.outcome.over() or m.outcome.end_is_kept, cluster.connect_timeout_s)
-        if parties is not None:
-            parties.tell_end(coordinator, cluster.lost_after_s)
         coordinator.close(cluster.lost_after_s)
         if parties is not None:
+            parties.tell_end(coordinator, cluster.lost_after_s)
             parties.joined.ends(coordinator)
             parties.closes()
         closed.set()
@@ -120,6 +119,7 @@ def _planning(job: Job, layout: Layout, membership: Membership, choosing: Choosi
         on_measured=None if choosing is None else choosing.measured,
     )
     if choosing is not None and choosing.costs is not None:
+        # Of the trial before, which had the same layers and links; each trial begins at step 1.
         planning.adopt(0, choosing.costs, choosing.costs.carriage or planning.plan.carriage)
     return planning
 
