@@ -86,6 +86,19 @@ def faster_way(communicator: Communicator, values: Values, clock: Clock | None =
     return faster_carrier([[StepMeasurement(n, False, 0.0, (), (), float(seconds[n])) for n in numbers[cold:]]])
 
 
+def usual_way(communicator: Communicator) -> Allreduce:
+    """The way that the sums of jobs take: a kernel's, where frames take connections and all ranks can have it."""
+    ring = communicator.open_ring() if communicator.path == "tcp" else None
+    if ring is None:
+        return communicator.allreduce
+
+    def by_kernel(values: Values) -> None:
+        with communicator.waiting_in(communicator.count_call()) as is_failed:
+            ring.allreduce(values, "fp32", is_failed, mean=False)
+
+    return by_kernel
+
+
 def calls_of_a_round(elements: int) -> int:
     """The number of times that so many fp32 values are summed in a round: by bytes alone, the same for all ranks."""
     return min(_MOST_CALLS, max(1, round(_CALLS_BYTES / (4 * elements))))

@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from taihu.kernels.base.jit import kernel, kernel_part
 from taihu.kernels.base.memory import memory_at
 from taihu.kernels.crc32c import crc32c
-from taihu.kernels.sockets import CALL_WORDS, CAN_RECEIVE, CAN_SEND, poll_two, receive_two, send_two
+from taihu.kernels.sockets import (
+    CALL_WORDS,
+    CAN_RECEIVE,
+    CAN_SEND,
+    MOST_PLACES,
+    poll_two,
+    receive_into,
+    send_from,
+)
 from taihu.kernels.sums import accumulate, multiply
 
 
@@ -57,13 +65,14 @@ STATE: Final = np.dtype(
         # All others are zeros then: what has been sent and received, and of the frame that is under way.
         ("sent", np.int64),
         ("sent_bytes", np.int64),
-        ("sent_from", np.int64),
         ("received", np.int64),
         ("received_bytes", np.int64),
-        # Memory of headers on both sides, and of calls.
+        # Memory of headers on both sides, of the one piece of a frame that is received to be added, and of calls.
         ("header_in", np.int64, (_HEADER_WORDS,)),
         ("header_out", np.int64, (_HEADER_WORDS,)),
+        ("whole", np.int64, (1, 2)),
         ("call", np.int64, (CALL_WORDS,)),
+        ("places", np.int64, (MOST_PLACES, 2)),
     ]
 )
 """The state of a pass, an array of one record."""
@@ -83,7 +92,7 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
     frames: Frames,
     checksums: NDArray[np.int64],
     values: NDArray[Any],
-    rooms: NDArray[np.uint8],
+    room: NDArray[np.uint8],
     fp16: bool,
     scale: float,
     timeout_ms: int,
@@ -97,7 +106,7 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
             and behind it of the last frames received: what is received is what is sent, but for the first `own`.
         checksums: shape (n,), int64, of frames; -1 where unknown.
         values: shape (m,), contiguous: summed in place.
-        rooms: shape (2, b), uint8: frames that come and go; b is the size of the largest frame.
+        room: shape (b,), uint8: frames that come to be added; b is the size of the largest one.
         fp16: whether values of uint16 are codes of fp16, else they are ones of bf16.
         scale: of complete sums; 1 takes no product.
         timeout_ms: after this long without anything that moves `WAITING` is returned.
@@ -107,10 +116,10 @@ def run_pass(  # noqa: PLR0917 - kernels take no keywords
     """
     state = states[0]
     while True:
-        moved = _take_in(state, pieces, frames, checksums, values, rooms[0], fp16, scale)
+        moved = _take_in(state, pieces, frames, checksums, values, room, fp16, scale)
         if moved < 0:
             return moved
-        sent = _send_on(state, pieces, frames, checksums, values, rooms[1])
+        sent = _send_on(state, pieces, frames, checksums, values.ctypes.data)
         if sent < 0:
             return Status.LOST_RIGHT
         if state.received == state.receives and state.sent == state.sends:
@@ -135,14 +144,14 @@ def _take_in(  # noqa: PLR0917 - kernels take no keywords
         return 0
     row = state.own + state.received
     own, size = pieces[frames[row, 0] : frames[row, 1]], frames[row, 2]
-    passes_room = state.received < state.added or len(own) > 1
-    place = room.ctypes.data if passes_room else values.ctypes.data + own[0, 0]
+    is_added = state.received < state.added
     before = state.received_bytes
-    header = state.header_in.ctypes.data
-    of_header, of_values = min(before, _HEADER_BYTES), max(before - _HEADER_BYTES, 0)
-    count = receive_two(
-        state.left, state.call, header + of_header, _HEADER_BYTES - of_header, place + of_values, size - of_values
-    )
+    if is_added:
+        state.whole[0, 1] = size
+        places = _left_of(state.places, state.header_in, before, state.whole, room.ctypes.data)
+    else:
+        places = _left_of(state.places, state.header_in, before, own, values.ctypes.data)
+    count = receive_into(state.left, state.call, places)
     if count <= 0:
         return 0 if count == 0 else Status.LOST_LEFT
     state.received_bytes = before + count
@@ -151,14 +160,10 @@ def _take_in(  # noqa: PLR0917 - kernels take no keywords
         return Status.WRONG_FRAME
     if state.received_bytes == _HEADER_BYTES + size:
         state.received_bytes = 0
-        checksum = crc32c(place, size)
+        checksum = crc32c(room.ctypes.data, size) if is_added else _checksum(own, values.ctypes.data)
         if not _is_whole(state.header_in) or checksum != state.header_in[3] & _LOW:
             return Status.DAMAGED
-        checksums[row] = checksum
-        if state.received < state.added:
-            checksums[row] = _merge(state, own, values, room, fp16, scale)
-        elif passes_room:
-            _copy(own, values, room, to_room=False)
+        checksums[row] = _merge(state, own, values, room, fp16, scale) if is_added else checksum
         state.received += 1
     return count
 
@@ -181,16 +186,29 @@ def _merge(  # noqa: PLR0917 - kernels take no keywords
 
 
 @kernel_part
-def _copy(own: Pieces, values: NDArray[Any], room: NDArray[np.uint8], to_room: bool) -> None:
-    """Copy the pieces of a frame to the room in which it is whole, or from there."""
-    at = 0
-    for piece in own:
-        inside, whole = memory_at(values.ctypes.data + piece[0], piece[1], np.uint8), room[at : at + piece[1]]
-        if to_room:
-            whole[:] = inside
-        else:
-            inside[:] = whole
-        at += piece[1]
+def _checksum(pieces: Pieces, base: int) -> int:
+    checksum = 0
+    for piece in pieces:
+        checksum = crc32c(base + piece[0], piece[1], checksum)
+    return checksum
+
+
+@kernel_part
+def _left_of(places: Pieces, header: NDArray[np.int64], done: int, pieces: Pieces, base: int) -> Pieces:
+    """The first places of memory of a frame of `pieces` behind `base` that lie behind its `done` bytes."""
+    count = 0
+    if done < _HEADER_BYTES:
+        places[0, 0], places[0, 1] = header.ctypes.data + done, _HEADER_BYTES - done
+        count = 1
+    over = max(done - _HEADER_BYTES, 0)
+    for piece in pieces:
+        if over >= piece[1]:
+            over -= piece[1]
+        elif count < MOST_PLACES:
+            places[count, 0], places[count, 1] = base + piece[0] + over, piece[1] - over
+            count += 1
+            over = 0
+    return places[:count]
 
 
 @kernel_part
@@ -211,31 +229,17 @@ def _can_send(state: Any) -> bool:
 
 
 @kernel_part
-def _send_on(  # noqa: PLR0917 - kernels take no keywords
-    state: Any,
-    pieces: Pieces,
-    frames: Frames,
-    checksums: NDArray[np.int64],
-    values: NDArray[Any],
-    room: NDArray[np.uint8],
-) -> int:
+def _send_on(state: Any, pieces: Pieces, frames: Frames, checksums: NDArray[np.int64], base: int) -> int:
     """Send what there is room for of the next frame; returns how many bytes, or a negative number."""
     if not _can_send(state):
         return 0
-    row = state.sent
+    row, done = state.sent, state.sent_bytes
     own, size = pieces[frames[row, 0] : frames[row, 1]], frames[row, 2]
-    if not state.sent_bytes:
-        state.sent_from = values.ctypes.data + own[0, 0]
-        if len(own) > 1:
-            _copy(own, values, room, to_room=True)
-            state.sent_from = room.ctypes.data
+    if not done:
         if checksums[row] < 0:
-            checksums[row] = crc32c(state.sent_from, size)
+            checksums[row] = _checksum(own, base)
         _set_header(state, size, checksums[row])
-    place, done = state.sent_from, state.sent_bytes
-    of_header, of_values = min(done, _HEADER_BYTES), max(done - _HEADER_BYTES, 0)
-    header = state.header_out.ctypes.data + of_header
-    count = send_two(state.right, state.call, header, _HEADER_BYTES - of_header, place + of_values, size - of_values)
+    count = send_from(state.right, state.call, _left_of(state.places, state.header_out, done, own, base))
     if count < 0:
         return count
     state.sent_bytes = done + count

@@ -12,8 +12,10 @@ from taihu.kernels.base.external import external
 from taihu.kernels.base.jit import kernel_part
 from taihu.kernels.base.memory import memory_at
 
-CALL_WORDS: Final = 11
+CALL_WORDS: Final = 7
 """The length of the int64 array in which a call describes its memory."""
+MOST_PLACES: Final = 1024
+"""The most places of memory that a call takes."""
 ENDED: Final = -1
 """The other side has ended its direction."""
 BROKEN: Final = -2
@@ -24,8 +26,6 @@ CAN_SEND: Final = 4
 _DONT_WAIT: Final = 0x40
 _NO_SIGNAL: Final = 0x4000
 _AGAIN: Final = (4, 11)  # EINTR, EAGAIN
-# In the words of a call: a C msghdr, the two places that it points to.
-_PLACES_AT: Final = 7
 _LOW: Final = 0xFFFFFFFF
 
 _recvmsg = external("recvmsg", types.int64(types.int32, types.intp, types.int32))
@@ -34,14 +34,14 @@ _poll = external("poll", types.int32(types.intp, types.uint64, types.int32))
 _errno_location = external("__errno_location", types.intp())
 
 Words = NDArray[np.int64]
+Places = NDArray[np.int64]
 
 
 @kernel_part
-def _describe(call: Words, first: int, first_size: int, second: int, second_size: int) -> None:
-    call[:_PLACES_AT] = 0
-    call[2] = call.ctypes.data + 8 * _PLACES_AT
-    call[3] = 2
-    call[7], call[8], call[9], call[10] = first, first_size, second, second_size
+def _describe(call: Words, places: Places) -> None:
+    # A C msghdr.
+    call[:] = 0
+    call[2], call[3] = places.ctypes.data, len(places)
 
 
 @kernel_part
@@ -52,15 +52,18 @@ def _failure() -> int:
 
 
 @kernel_part
-def receive_two(socket: int, call: Words, first: int, first_size: int, second: int, second_size: int) -> int:  # noqa: PLR0917 - kernels take no keywords
-    """Receive what has come into two places of memory, given by addresses and sizes in bytes.
+def receive_into(socket: int, call: Words, places: Places) -> int:
+    """Receive what has come, and nothing is waited for, into places of memory; there is room for some.
 
-    There is room for some, and nothing is waited for.
+    Args:
+        socket: its file descriptor.
+        call: shape (`CALL_WORDS`,), for this call's own use.
+        places: shape (n, 2), contiguous: address and size in bytes of at most `MOST_PLACES`, filled in order.
 
     Returns:
         How many bytes; 0 if nothing has come, `ENDED` or `BROKEN`.
     """
-    _describe(call, first, first_size, second, second_size)
+    _describe(call, places)
     count = _recvmsg(socket, call.ctypes.data, _DONT_WAIT)
     if count < 0:
         return _failure()
@@ -68,9 +71,13 @@ def receive_two(socket: int, call: Words, first: int, first_size: int, second: i
 
 
 @kernel_part
-def send_two(socket: int, call: Words, first: int, first_size: int, second: int, second_size: int) -> int:  # noqa: PLR0917 - kernels take no keywords
-    """Send as much of two places of memory as there is room for; returns how many bytes, or `BROKEN`."""
-    _describe(call, first, first_size, second, second_size)
+def send_from(socket: int, call: Words, places: Places) -> int:
+    """Send as much of places of memory, as `receive_into` has them, as there is room for.
+
+    Returns:
+        How many bytes, or `BROKEN`.
+    """
+    _describe(call, places)
     count = _sendmsg(socket, call.ctypes.data, _DONT_WAIT | _NO_SIGNAL)
     return count if count >= 0 else _failure()
 

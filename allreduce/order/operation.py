@@ -153,9 +153,14 @@ class Operation:
     received_bytes: int = field(default=0, init=False)
 
     @property
+    def is_summed_at_once(self) -> bool:
+        """Whether nothing is done with a part before its sum goes on, and the result lies where the values do."""
+        return self.on_complete is _untold and self.results is None
+
+    @property
     def is_told_at_end(self) -> bool:
-        """Whether nobody hears of parts, and the result lies where the values do."""
-        return self.on_complete is _untold and self.on_final is _untold and self.results is None
+        """Whether nobody hears of parts at all."""
+        return self.on_complete is _untold and self.on_final is _untold
 
     def views(self, segment: Segment) -> list[Values]:
         """The ranges of memory that a segment is sent from or received in, in order."""

@@ -1,8 +1,12 @@
-"""The path of sums around a ring that a kernel carries out: of those that are told of when they are complete."""
+"""The path of sums around a ring that a kernel carries out: of those of which nobody needs a part on the way."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain
 from typing import Final
+
+from typing_extensions import override
 
 from taihu.allreduce.order.operation import IsFailed, Operation, reduce_kind
 from taihu.allreduce.order.turns import InTurn, Rank
@@ -17,6 +21,8 @@ _KNOWN_PASSES: Final = 1024
 class KernelRingPath:
     """Carries out operations of `rank`, which has this number, by `ring`, one after the other (`InTurn`).
 
+    Parts of a result are told of by a thread of their own, so that the next sum goes on beside an update.
+
     Where the run goes back, nobody knows which frames are under way: the ring is closed, and from then on nothing is
     taken here, on any rank.
     """
@@ -27,7 +33,8 @@ class KernelRingPath:
         self._is_usable = True
         # By the chunks of a group, which are the same objects in each step of a plan.
         self._passes: dict[int, tuple[Chunks, Pass]] = {}
-        self._turns = InTurn("kernel-ring", self._carry_out, self._restart, rank)
+        self._tell = InTurn("kernel-ring-parts", _tell_of_parts, _nothing_under_way, rank)
+        self._turns = InTurn("kernel-ring", self._carry_out, self._restart, _Summing(rank, self._tell))
 
     def start(self, operation: Operation) -> None:
         """Queue an operation that `takes` holds for."""
@@ -40,16 +47,18 @@ class KernelRingPath:
         """
         schedule = operation.schedule
         is_group = operation.key.at.plan > 0 and isinstance(schedule, Ring) and schedule.is_whole
-        return self._is_usable and is_group and operation.is_told_at_end
+        return self._is_usable and is_group and operation.is_summed_at_once
 
     def abort(self, attempt: int) -> None:
         """Give up operations of attempts before this one, and take none any more."""
         self._is_usable = False
         self._turns.abort(attempt)
+        self._tell.abort(attempt)
 
     def close(self) -> None:
         """End when everything queued is done."""
         self._turns.close()
+        self._tell.close()
 
     def _carry_out(self, operation: Operation, is_failed: IsFailed) -> None:
         ring = operation.schedule
@@ -70,3 +79,52 @@ class KernelRingPath:
     def _restart(self, attempt: int, is_failed: IsFailed) -> None:
         self._ring.close()
         self._passes.clear()
+
+
+class _Summing(Rank):
+    """The rank as sums see it: what is complete is told of by `tell`, if somebody wants to hear of its parts."""
+
+    def __init__(self, rank: Rank, tell: InTurn) -> None:
+        self._rank = rank
+        self._tell = tell
+
+    @property
+    @override
+    def failure(self) -> BaseException | None:
+        return self._rank.failure
+
+    @property
+    @override
+    def left(self) -> BaseException | None:
+        return self._rank.left
+
+    @property
+    @override
+    def late(self) -> BaseException | None:
+        return self._rank.late
+
+    @property
+    @override
+    def finish(self) -> Callable[[Operation], None]:
+        return self._finished
+
+    @override
+    def fail(self, error: BaseException) -> None:
+        self._rank.fail(error)
+
+    def _finished(self, operation: Operation) -> None:
+        if operation.is_told_at_end:
+            self._rank.finish(operation)
+        else:
+            self._tell.start(operation)
+
+
+def _tell_of_parts(operation: Operation, is_failed: IsFailed) -> None:
+    ring = operation.schedule
+    assert isinstance(ring, Ring)  # noqa: S101
+    for frame in chain.from_iterable(ring.chunks):
+        operation.on_final(frame)
+
+
+def _nothing_under_way(attempt: int, is_failed: IsFailed) -> None:
+    """Others have no part in what is told here."""

@@ -39,9 +39,9 @@ def warm_up(kind: ReduceKind) -> None:
     state = np.zeros(1, dtype=STATE)
     nothing = flat_pass(0, 1, 0, 1)
     values = np.empty(0, dtype=dtype_of(kind))
-    rooms = np.empty((2, 0), dtype=np.uint8)
+    room = np.empty(0, dtype=np.uint8)
     status = run_pass(
-        state, nothing.pieces, nothing.frames, np.empty(0, dtype=np.int64), values, rooms, kind == "fp16", 1.0, 0
+        state, nothing.pieces, nothing.frames, np.empty(0, dtype=np.int64), values, room, kind == "fp16", 1.0, 0
     )
     assert status == Status.DONE  # noqa: S101
 
@@ -65,7 +65,7 @@ class KernelRing:
         # Of the last size: what is small and often summed has one.
         self._flat: tuple[tuple[int, int], Pass] | None = None
         self._state = np.zeros(1, dtype=STATE)
-        self._rooms = np.empty((2, LARGEST_FRAME_BYTES), dtype=np.uint8)
+        self._room = np.empty(LARGEST_FRAME_BYTES, dtype=np.uint8)
         self.sent_bytes = self.received_bytes = 0
         """Bytes of values so far."""
 
@@ -106,7 +106,7 @@ class KernelRing:
                     steps.frames,
                     checksums,
                     values,
-                    self._rooms,
+                    self._room,
                     kind == "fp16",
                     scale,
                     _LOOK_AGAIN_MS,

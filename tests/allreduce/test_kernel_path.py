@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from taihu.allreduce.ring.kernel_ring import IS_POSSIBLE
 from taihu.allreduce.ring.schedule import Ring, cut_chunks
 from taihu.core.base.errors import RunError, StaleError, TaihuError
 from taihu.core.planner.groups import Group
+from taihu.core.planner.partition import FrameSpec
 from taihu.core.wire.frames.headers import At, ValueType
 from taihu.core.wire.links.frame_link import FrameLink
 
@@ -51,6 +53,30 @@ def means(communicator: Communicator, attempt: int = 0) -> bytes:
     return arena.tobytes() + other.tobytes()
 
 
+def updated(communicator: Communicator, attempt: int = 0) -> bytes:
+    """Three times the means of all groups, made of each part when that is there."""
+    arena = values_of(communicator.rank)
+    results = np.zeros_like(arena)
+    told: list[tuple[int, int]] = []
+
+    def update(frame: FrameSpec) -> None:
+        for piece in frame.pieces:
+            results[piece.start : piece.stop] = 3.0 * arena[piece.start : piece.stop]
+            told.append((piece.start, piece.stop))
+
+    operations = [operation_of(communicator, arena, number, attempt) for number in range(len(GROUPS))]
+    for operation in operations:
+        operation.on_final = update
+        communicator.start(operation)
+    for operation in operations:
+        communicator.wait(operation)
+    ends = sorted(told)
+    assert ends[0][0] == 0
+    assert ends[-1][1] == LAYOUT.elements
+    assert all(stop == start for (_, stop), (start, _) in pairwise(ends)), "each part is told of once"
+    return results.tobytes()
+
+
 def by_frames(size: int) -> list[bytes]:
     with Peers(size) as peers:
         return peers.run(means)
@@ -76,6 +102,81 @@ def test_kernels_give_the_bits_of_frames_and_send_nothing_by_them(size: int) -> 
         # The call's 100 values and words about frames; the groups' chunks go 2 (P - 1) times.
         assert in_frames < 4000
         assert abs(sent - in_frames - 8 * LAYOUT.elements * (size - 1) / size) < 4 * 2 * size * len(LAYOUT.layers)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_that_are_updated_when_they_are_there_have_the_bits_of_frames(size: int) -> None:
+    def work(communicator: Communicator) -> tuple[bytes, int]:
+        assert communicator.sum_by_kernel()
+        before = bytes_of_frames(communicator)
+        return updated(communicator), bytes_of_frames(communicator) - before
+
+    with Peers(size) as peers:
+        expected = peers.run(updated)
+    with Peers(size) as peers:
+        found = peers.run(work)
+    assert [result for result, _ in found] == expected
+    assert all(in_frames < 4000 for _, in_frames in found)
+
+
+def test_the_next_sum_goes_on_beside_an_update() -> None:
+    summed = threading.Barrier(2, timeout=120)
+
+    def work(communicator: Communicator) -> str:
+        assert communicator.sum_by_kernel()
+        arena = values_of(communicator.rank)
+        first, second = (operation_of(communicator, arena, number) for number in (1, 2))
+        is_summed = threading.Event()
+        first.on_final = lambda _: wait_for(is_summed.is_set, "the second sum waits for the first one's update")
+        for operation in (first, second):
+            communicator.start(operation)
+        communicator.wait(second)
+        assert not first.finished
+        summed.wait()
+        is_summed.set()
+        communicator.wait(first)
+        return "done"
+
+    with Peers(2) as peers:
+        assert peers.run(work) == ["done"] * 2
+
+
+def test_nothing_is_updated_behind_the_end_of_an_attempt() -> None:
+    going_back = threading.Barrier(2, timeout=120)
+
+    def work(communicator: Communicator) -> bytes:
+        assert communicator.sum_by_kernel()
+        arena = values_of(communicator.rank)
+        is_updating, may_end = threading.Event(), threading.Event()
+
+        def update(frame: FrameSpec) -> None:
+            is_updating.set()
+            assert may_end.wait(120)
+            arena[frame.pieces[0].start] = 7.0
+
+        operations = [operation_of(communicator, arena, number) for number in (1, 2)]
+        for operation in operations:
+            operation.on_final = update
+            communicator.start(operation)
+        assert is_updating.wait(120)
+        going_back.wait()
+        ends = threading.Thread(target=communicator.abort, args=(1,))
+        ends.start()
+        # Whoever goes back waits for the update that is under way, and makes no other.
+        ends.join(0.1)
+        assert ends.is_alive()
+        may_end.set()
+        ends.join(120)
+        assert not ends.is_alive()
+        left = arena.copy()
+        with pytest.raises(StaleError):
+            communicator.wait(operations[1])
+        again = means(communicator, attempt=1)
+        assert np.array_equal(left, arena)
+        return again
+
+    with Peers(2) as peers:
+        assert peers.run(work) == by_frames(2)
 
 
 @pytest.mark.parametrize("size", [1, 3])

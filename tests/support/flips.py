@@ -6,14 +6,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
+from crc32c import crc32c
 
+from taihu.allreduce.ring import kernel_ring
 from taihu.core.wire.frames.format import Opening, read_message
 from taihu.core.wire.frames.headers import Frame
 from taihu.core.wire.frames.identity import Sender
 from taihu.core.wire.links import inbox
 from taihu.core.wire.links.connection import PlainConnection
+from taihu.kernels.ring_pass import run_pass
 
 _MORE_THAN_A_HEADER = 300
 
@@ -63,6 +67,8 @@ def _pump(source: socket.socket, target: socket.socket, bits: Sequence[int]) -> 
 class Flips:
     """Turns one bit in every frame that `chosen(number)` says, of all that this process takes in, from 0 on.
 
+    A sum of a kernel's around a ring counts as one: the bit is one of a checksum that goes with its first values.
+
     `chosen` returns None, or a number from which the bit is drawn; meanwhile `link` is another value for every
     connection, and for every direction of a stream. With `damages_values` the last bit of all that is longer than a
     header is turned, too.
@@ -82,6 +88,7 @@ class Flips:
 
         monkeypatch.setattr(PlainConnection, "read_into", read_into)
         monkeypatch.setattr(inbox, "read_message", self._read_message)
+        monkeypatch.setattr(kernel_ring, "run_pass", self._pass_of_a_kernel)
 
     def _next(self, size: int, link: object) -> int | None:
         with self._lock:
@@ -110,6 +117,20 @@ class Flips:
         drawn = self._next(len(message), threading.get_ident())  # a thread reads a direction to its end
         came = message if drawn is None else flipped(message, drawn % (8 * len(message)))
         return read_message(came, sender, name)
+
+    def _pass_of_a_kernel(
+        self, states: Any, pieces: Any, frames: Any, checksums: Any, values: Any, *rest: Any
+    ) -> int:
+        state = states[0]
+        has_begun = state["received"] or state["received_bytes"] or state["sent"] or state["sent_bytes"]
+        drawn = None if has_begun or not state["own"] else self._next(0, threading.get_ident())
+        if drawn is not None:
+            row = drawn % int(state["own"])
+            memory, checksum = values.view("u1"), 0
+            for start, size in pieces[frames[row, 0] : frames[row, 1]]:
+                checksum = crc32c(memory[start : start + size], checksum)
+            checksums[row] = checksum ^ 1 << drawn % 32
+        return run_pass(states, pieces, frames, checksums, values, *rest)
 
 
 def _ends_of(connection: PlainConnection) -> object:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from taihu.allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce
+from taihu.allreduce.bench import Allreduce, as_rows, elements_of, faster_way, time_allreduce, usual_way
 from taihu.allreduce.communicator import Communicator
 from taihu.allreduce.rendezvous import meet
 from taihu.cli.bench.ranks import RankOptions, check_used, measure_here
@@ -118,7 +118,7 @@ def _parse_sizes(text: str) -> list[float]:
 
 @contextmanager
 def _contestants(communicator: Communicator, job: Job, against: str | None) -> Iterator[dict[str, Allreduce]]:
-    ours: dict[str, Allreduce] = {_OURS: communicator.allreduce}
+    ours: dict[str, Allreduce] = {_OURS: usual_way(communicator)}
     if against is None:
         yield ours
         return

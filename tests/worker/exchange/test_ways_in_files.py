@@ -38,6 +38,7 @@ def files_run(way: Way) -> set[str]:
 
 
 DENSE, SPARSE, RING = "A dense frame through servers", "A sparse frame through servers", "A segment around a ring"
+KERNEL = "A kernel's sum around a ring"
 MESH, FETCH = "Compressed groups between workers", "A fetch in ZeRO's stage 3"
 
 
@@ -66,8 +67,8 @@ WAYS: dict[str, tuple[Way, Callable[[], set[str]], set[str]]] = {
     ),
     "ring tcp": (
         Way("ring", 0, transport="tcp"),
-        lambda: first(4, DENSE) | listed(RING),
-        {"worker/exchange/ring/sharded.py"},
+        lambda: first(4, DENSE) | listed(RING) | listed(KERNEL),
+        {"worker/exchange/ring/sharded.py", "core/wire/links/outbox.py"},
     ),
     "mesh": (
         Way("ring", 0, "fp32", "grpc", "dlgs", "exact", route=SparseAlgorithm.ALLGATHER),

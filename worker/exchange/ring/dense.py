@@ -35,8 +35,8 @@ class RingUpdates(Protocol):
     """The updates of a ring: who makes them, and so what goes around and where it ends."""
 
     shares_sums: int
-    is_told_at_end: bool
-    """Whether nothing is done with a part of a group before all of it is there."""
+    sums_at_once: bool
+    """Whether nothing is done with a part of a group before its sum goes on."""
 
     def bring(self) -> None:
         """Bring worker 0's parameters to where they belong on all."""
@@ -98,7 +98,6 @@ class RingRoute(Route):
         self._events = events
         self._clock = clock or SystemClock()
         self._tracer = tracer or Tracer.off()
-        self._asks_kernel = job.exchange.returns == "gradients"
         self._chunks = chunks_of(plan, communicator.size, arenas.value_type)
         self._at = At(0, 0)
         self.shares_sums = updates.shares_sums
@@ -107,7 +106,7 @@ class RingRoute(Route):
     def start(self) -> None:
         """Start, and find out whether all workers share memory."""
         self._updates.bring()
-        by_kernel = self._updates.is_told_at_end and self._chaos is None if self._asks_kernel else None
+        by_kernel = self._chaos is None if self._updates.sums_at_once else None
         self.path.open(self._arenas.shared, self._arenas.value_type, by_kernel=by_kernel)
 
     @override
@@ -188,7 +187,7 @@ class Undivided(RingUpdates):
     """The part of updates that is alike wherever all workers have everything; it has no fields."""
 
     shares_sums = 1
-    is_told_at_end = False
+    sums_at_once = True
 
     def adopt(self, plan: Plan, chunks: list[Chunks]) -> None:
         """Do nothing: everybody has everything."""
@@ -249,7 +248,6 @@ class Means(Undivided):
         self._communicator = communicator
         self._arenas = arenas
         self._checks = checks
-        self.is_told_at_end = not checks
 
     @override
     def bring(self) -> None:

@@ -68,7 +68,7 @@ class Owners(RingUpdates):
         self._fetches = arenas.parameter_pages is not None
         self._largest_norm = job.whole_norm
         self.shares_sums = communicator.size
-        self.is_told_at_end = False
+        self.sums_at_once = False
         self._plan = plan
         self._chunks = chunks_of(plan, communicator.size, arenas.value_type)
         self._attempt = 0
