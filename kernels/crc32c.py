@@ -126,6 +126,12 @@ def crc32c(address: int, size: int, before: int = 0) -> int:
 
 
 @kernel
+def checksum_at(address: int, size: int, before: int) -> int:
+    """As `crc32c`, from Python."""
+    return crc32c(address, size, before)
+
+
+@kernel
 def checksum_words(words: NDArray[np.uint64]) -> int:
     """The checksum of `words` (shape (n,), uint64, contiguous), as `core.wire.frames.checksum` would have it."""
     return crc32c(words.ctypes.data, 8 * len(words))

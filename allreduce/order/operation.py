@@ -104,6 +104,10 @@ def _untold(frame: FrameSpec) -> None:
     """Nobody wants to know."""
 
 
+def _unheard(frames: Sequence[FrameSpec]) -> None:
+    """Nobody wants to know."""
+
+
 def merged(operation: Operation, arrival: Arrival, values: Values) -> None:
     """Add or write what has arrived: `values`, shape (n,), into the places of the segment."""
     taken = 0
@@ -131,7 +135,7 @@ class Operation:
             are summed here, and the others are received there.
         scale: what complete sums are multiplied by.
         on_complete: called with every part whose sum this rank completes, before it is sent on.
-        on_final: called with every part of the arena once it holds the result; parts do not overlap.
+        on_final: called with parts of the arena that hold the result, one or more; parts do not overlap.
         on_finished: called when the result is complete and everything has been sent on.
         merge: takes in a segment; `merged`, or what it would cost where numbers do not matter.
         finished: whether that was so.
@@ -145,7 +149,7 @@ class Operation:
     results: Values | None = None
     scale: float = 1.0
     on_complete: Callable[[FrameSpec], None] = _untold
-    on_final: Callable[[FrameSpec], None] = _untold
+    on_final: Callable[[Sequence[FrameSpec]], None] = _unheard
     on_finished: Callable[[], None] = lambda: None
     merge: Callable[[Operation, Arrival, Values], None] = merged
     finished: bool = field(default=False, init=False)
@@ -160,7 +164,7 @@ class Operation:
     @property
     def is_told_at_end(self) -> bool:
         """Whether nobody hears of parts at all."""
-        return self.on_complete is _untold and self.on_final is _untold
+        return self.on_complete is _untold and self.on_final is _unheard
 
     def views(self, segment: Segment) -> list[Values]:
         """The ranges of memory that a segment is sent from or received in, in order."""
@@ -198,7 +202,7 @@ class Operation:
         if arrival.action is Action.COMPLETE:
             self.on_complete(arrival.segment.frame)
         if arrival.action is not Action.ADD:
-            self.on_final(arrival.segment.frame)
+            self.on_final([arrival.segment.frame])
         return arrival.forward
 
     def finish_alone(self, frames: Sequence[FrameSpec]) -> None:
@@ -208,7 +212,7 @@ class Operation:
                 if self.scale != 1.0:
                     _scale_values(self.values[piece.start : piece.stop], self.scale, self.value_type)
             self.on_complete(frame)
-            self.on_final(frame)
+        self.on_final(frames)
 
 
 def _add_values(values: NDArray[Any], out: NDArray[Any], value_type: ValueType) -> None:

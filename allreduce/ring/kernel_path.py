@@ -122,8 +122,7 @@ class _Summing(Rank):
 def _tell_of_parts(operation: Operation, is_failed: IsFailed) -> None:
     ring = operation.schedule
     assert isinstance(ring, Ring)  # noqa: S101
-    for frame in chain.from_iterable(ring.chunks):
-        operation.on_final(frame)
+    operation.on_final(list(chain.from_iterable(ring.chunks)))
 
 
 def _nothing_under_way(attempt: int, is_failed: IsFailed) -> None:

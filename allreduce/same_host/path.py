@@ -86,8 +86,7 @@ class SameHostPath:
                 mean=operation.scale != 1.0,
                 is_failed=is_failed,
             )
-        for frame in chain.from_iterable(ring.chunks):
-            operation.on_final(frame)
+        operation.on_final(list(chain.from_iterable(ring.chunks)))
         # What a ring would have sent: the planner compares groups by it.
         operation.sent_bytes = operation.received_bytes = ring.sent_elements * operation.values.itemsize
 

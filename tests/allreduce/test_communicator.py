@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from queue import SimpleQueue
@@ -146,8 +146,8 @@ def test_operations_overlap_and_frames_of_one_that_was_not_started_wait() -> Non
         arena = inputs(communicator.rank, layout.elements).astype(np.float32)
         final: list[tuple[int, int]] = []
 
-        def note(frame: FrameSpec) -> None:
-            final.extend((piece.start, piece.stop) for piece in frame.pieces)
+        def note(frames: Sequence[FrameSpec]) -> None:
+            final.extend((piece.start, piece.stop) for frame in frames for piece in frame.pieces)
 
         operations = []
         for number, group in enumerate((Group(0, 0), Group(1, 3), Group(4, 4))):
@@ -266,7 +266,7 @@ def test_all_are_told_of_a_mistake_of_whoever_takes_a_frame_in(path: str, monkey
     monkeypatch.setattr(threading, "excepthook", raised.put)
     started = threading.Event()
 
-    def fail(frame: FrameSpec) -> None:
+    def fail(frames: Sequence[FrameSpec]) -> None:
         raise KeyError("lost")
 
     def work(communicator: Communicator) -> str:

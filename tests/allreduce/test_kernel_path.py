@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -59,8 +60,8 @@ def updated(communicator: Communicator, attempt: int = 0) -> bytes:
     results = np.zeros_like(arena)
     told: list[tuple[int, int]] = []
 
-    def update(frame: FrameSpec) -> None:
-        for piece in frame.pieces:
+    def update(frames: Sequence[FrameSpec]) -> None:
+        for piece in chain.from_iterable(frame.pieces for frame in frames):
             results[piece.start : piece.stop] = 3.0 * arena[piece.start : piece.stop]
             told.append((piece.start, piece.stop))
 
@@ -149,10 +150,10 @@ def test_nothing_is_updated_behind_the_end_of_an_attempt() -> None:
         arena = values_of(communicator.rank)
         is_updating, may_end = threading.Event(), threading.Event()
 
-        def update(frame: FrameSpec) -> None:
+        def update(frames: Sequence[FrameSpec]) -> None:
             is_updating.set()
             assert may_end.wait(120)
-            arena[frame.pieces[0].start] = 7.0
+            arena[frames[0].pieces[0].start] = 7.0
 
         operations = [operation_of(communicator, arena, number) for number in (1, 2)]
         for operation in operations:

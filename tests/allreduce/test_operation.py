@@ -109,7 +109,7 @@ def exchange(operations: Sequence[Operation], random: Random, *, in_place: bool)
 def pieces(operation: Operation, told: Told) -> None:
     """Note what is told."""
     operation.on_complete = lambda frame: told.completed.append((frame.offset, frame.count))
-    operation.on_final = lambda frame: told.final.append((frame.offset, frame.count))
+    operation.on_final = lambda frames: told.final.extend((frame.offset, frame.count) for frame in frames)
 
 
 def chunks_of(sizes: Sequence[int], ranks: int, segment: int) -> list[tuple[FrameSpec, ...]]:

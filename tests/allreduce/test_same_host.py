@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def reduced(communicator: Communicator, *, shared: bool) -> tuple[bytes, list[tu
     elements = layout.elements
     final: list[tuple[int, int]] = []
 
-    def note(frame: FrameSpec) -> None:
-        final.extend((piece.start, piece.stop) for piece in frame.pieces)
+    def note(frames: Sequence[FrameSpec]) -> None:
+        final.extend((piece.start, piece.stop) for frame in frames for piece in frame.pieces)
 
     with SharedBuffer.create(4 * elements) as buffer:
         communicator.choose_path("auto" if shared else "tcp", buffer)

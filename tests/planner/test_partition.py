@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.planner.groups import Group, plan_groups
 from taihu.core.planner.partition import FrameSpec, Framing, Shard, all_bounds, slice_bounds
+from taihu.worker.exchange.base.updates import joined
 
 quick = settings(deadline=None)
 
@@ -49,6 +50,20 @@ def owned_positions(layout: Layout, servers: int, index: int) -> list[int]:
         for element in range(layer.elements)
         if layer.elements * index // servers <= element < layer.elements * (index + 1) // servers
     ]
+
+
+@quick
+@given(groupings(), SERVERS, FRAME_ELEMENTS, st.data())
+def test_joined_ranges_are_the_elements_of_their_frames(
+    grouping: Grouping, servers: int, size: int, data: st.DataObject
+) -> None:
+    """Some frames or all of a group, in any order; all are one range."""
+    for group in range(len(grouping[1])):
+        frames = [frame for shard in all_frames(grouping, servers, size) for frame in shard if frame.group == group]
+        some = data.draw(st.lists(st.sampled_from(frames), unique=True) if frames else st.just([]))
+        found = [element for piece in joined(some) for element in range(piece.start, piece.stop)]
+        assert sorted(found) == sorted(element for frame in some for element in arena_positions(frame))
+        assert len(joined(data.draw(st.permutations(frames)))) <= 1
 
 
 @quick

@@ -145,7 +145,8 @@ class Outbox:
         try:
             while (item := self._next()) is not None:
                 message = item.message(self._number)
-                self._gone(len(message))
+                self._number += 1
+                self.sent_bytes += len(message)
                 if not self._faults.is_due:
                     yield message
                 else:
@@ -164,7 +165,8 @@ class Outbox:
             buffers: Buffers = item.buffers(self._number)
             if len(buffers) > most_pieces:
                 buffers = [buffers[0], b"".join(buffers[1:])]
-            self._gone(sum(map(len, buffers)))
+            self._number += 1
+            self.sent_bytes += sum(map(len, buffers))
             if not self._faults.is_due:
                 yield buffers
             else:
@@ -189,10 +191,6 @@ class Outbox:
             else:
                 raise item
         return None
-
-    def _gone(self, size: int) -> None:
-        self.sent_bytes += size
-        self._number += 1
 
     def _with_fault(self, buffers: Buffers, *, is_whole: bool) -> Iterator[Buffers]:
         """A frame with the fault that is due; of one that is broken off its half comes, unless it travels whole."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from taihu.allreduce.order.operation import Operation
 from taihu.core.chaos.points import Chaos, Point
-from taihu.core.planner.partition import FrameSpec
 from taihu.worker.exchange.base.route import RouteEvents, Updated
+
+Part = TypeVar("Part")
 
 
 def disturbed_events(events: RouteEvents, chaos: Chaos) -> RouteEvents:
@@ -24,10 +26,10 @@ def disturbed_events(events: RouteEvents, chaos: Chaos) -> RouteEvents:
 def disturb(operation: Operation, chaos: Chaos) -> None:
     """Have an operation pass points where a part is summed, and where it is updated by its sum."""
 
-    def passing(point: Point, then: Callable[[FrameSpec], None]) -> Callable[[FrameSpec], None]:
-        def passed(frame: FrameSpec) -> None:
+    def passing(point: Point, then: Callable[[Part], None]) -> Callable[[Part], None]:
+        def passed(part: Part) -> None:
             chaos.passes(point, operation.key.at.step)
-            then(frame)
+            then(part)
 
         return passed
 

@@ -5,8 +5,9 @@ A route is given one of these. Parts are disjoint, so several threads may hand i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from taihu.core.checkpoint.part import Elements, named
 from taihu.core.coordination.plans.plan import Plan
 from taihu.core.job import Job
 from taihu.core.optimization import MeanGradients, OptimizerShard, WholeNorm, in_steps
-from taihu.core.planner.partition import FrameSpec
+from taihu.core.planner.partition import FrameSpec, Piece
 from taihu.kernels.base.half import HalfKind
 from taihu.kernels.half_sums import all_finite_half
 from taihu.kernels.reduce import all_finite
@@ -26,6 +27,8 @@ from taihu.worker.exchange.base.route import Held
 from taihu.worker.memory.arenas import Arenas
 
 Values = NDArray[np.float32]
+# What is checked is in the cache when parameters are updated by it.
+_AT_ONCE: Final = 1 << 18
 
 
 Optimizer = OptimizerShard | MeanGradients
@@ -95,11 +98,20 @@ class ByEveryWorker:
 
     def received(self, frame: FrameSpec, step: int, group: int) -> None:
         """Update by the sum in the gradients; raises FrameError where it is not finite."""
-        first = frame.pieces[0].start
-        if self._updated.get(first) != step:
-            self._updated[first] = step
-            for piece in frame.ranges:
-                self._update(group, piece.start, self._gradients[piece.start : piece.stop], step)
+        self.received_all([frame], step, group)
+
+    def received_all(self, frames: Sequence[FrameSpec], step: int, group: int) -> None:
+        """As `received`, of several frames: with all of a group's there are few calls of kernels."""
+        new = []
+        for frame in frames:
+            first = frame.pieces[0].start
+            if self._updated.get(first) != step:
+                self._updated[first] = step
+                new.append(frame)
+        for piece in new[0].ranges if len(new) == 1 else joined(new):
+            for start in range(piece.start, piece.stop, _AT_ONCE):
+                stop = min(start + _AT_ONCE, piece.stop)
+                self._update(group, start, self._gradients[start:stop], step)
 
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Update by the sum `values`; raises as `received` does."""
@@ -151,6 +163,16 @@ class ByEveryWorker:
             return
         with self._recording.updating(step, group, start, self.optimizer.parameters[start:stop], total):
             self.optimizer.update(start, stop, total, step, self._scale)
+
+
+def joined(frames: Sequence[FrameSpec]) -> list[Piece]:
+    """The ranges of a worker's arena that frames cover, which do not overlap; one where they have no gaps."""
+    if not frames:
+        return []
+    start, stop = min(frame.pieces[0].start for frame in frames), max(frame.pieces[-1].stop for frame in frames)
+    if sum(frame.count for frame in frames) == stop - start:
+        return [Piece(start, stop)]
+    return [piece for frame in frames for piece in frame.ranges]
 
 
 def held_by_all(optimizer: Optimizer) -> Held:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -221,10 +222,7 @@ class Replicas(Undivided):
 
     @override
     def operation(self, key: OperationKey, chunks: Chunks, loss_scale: float) -> Operation:
-
-        def update(frame: FrameSpec) -> None:
-            self._updates.received(frame, key.at.step, key.group)
-
+        update = partial(self._updates.received_all, step=key.at.step, group=key.group)
         ring = Ring(self._communicator.rank, chunks)
         return Operation(key, self._arenas.gradients, self._arenas.value_type, ring, on_final=update)
 
@@ -263,9 +261,9 @@ class Means(Undivided):
             operation.on_final = partial(self._check, key)
         return operation
 
-    def _check(self, key: OperationKey, frame: FrameSpec) -> None:
+    def _check(self, key: OperationKey, frames: Sequence[FrameSpec]) -> None:
         arenas = self._arenas
-        for piece in frame.pieces:
+        for piece in chain.from_iterable(frame.ranges for frame in frames):
             own = arenas.gradients[piece.start : piece.stop]
             check_finite(own, key.group, key.at.step, arenas.value_type.half_kind)
 
