@@ -28,6 +28,7 @@ _LEAST_FRAME_ELEMENTS = 1 << 12
 _MOST_FRAMES = 64
 FRAME_SECONDS = 1e-4
 """The processors' time for one more frame of a worker: at both ends, with its sum and its answer."""
+_BUSY = 0.05
 _AUTO_SLACK = 0.02
 _COMPARED = ("per-layer", "single", "bucket:25MB", "greedy", "exact")
 
@@ -85,8 +86,11 @@ def predict(profile: Profile, compression: Compression, groups: Sequence[Group])
     return simulate(step_costs(profile, compression), groups).seconds
 
 
-def best_frame_elements(profile: Profile, compression: Compression, most: int, window: int) -> int:
-    """The elements that a frame should cover, from 2^12 to `most`, to keep both directions of the links busy.
+def best_frame_elements(profile: Profile, compression: Compression, usual: int, most: int, window: int) -> int:
+    """The elements that a frame should cover, from 2^12 on, to keep both directions of the links busy.
+
+    There are at most `usual` ones, for processors have time for frames while a link is slow; and at most `most` where
+    frames of `usual` elements would take them more than a twentieth of the way.
 
     Of k frames for each server the last one's ways up and down, 2 w / k, are times in which one direction is idle.
     Each of N workers, or each of S servers where these are more, costs the processors c for a frame: the sum
@@ -100,12 +104,14 @@ def best_frame_elements(profile: Profile, compression: Compression, most: int, w
         link.up_seconds_per_byte * compression.up_bytes(profile, whole).item(),
         link.down_seconds_per_byte * compression.down_bytes(profile, whole).item(),
     )
-    frames = min(_MOST_FRAMES, int(math.sqrt(2.0 * way_seconds / (max(profile.workers, servers) * FRAME_SECONDS))))
+    share, frame_seconds = whole.elements.item() / servers, max(profile.workers, servers) * FRAME_SECONDS
+    largest = most if frame_seconds * share / usual > _BUSY * way_seconds else min(usual, most)
+    frames = min(_MOST_FRAMES, int(math.sqrt(2.0 * way_seconds / frame_seconds)))
     if link.alpha_seconds:
         frames = min(frames, int(window * way_seconds / link.alpha_seconds))
     if frames <= 1:
-        return most
-    return min(max(_LEAST_FRAME_ELEMENTS, math.ceil(whole.elements.item() / servers / frames)), most)
+        return largest
+    return min(max(_LEAST_FRAME_ELEMENTS, math.ceil(share / frames)), largest)
 
 
 def choose_fc_of(profile: Profile) -> tuple[FcChoice, ...]:

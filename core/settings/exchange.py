@@ -35,7 +35,7 @@ class ExchangeSettings(Section):
     first `calibration_steps` steps are measured, and as many by the plan that they led to; every `replan_every` steps
     the plan is made anew if another one has become better. A group is cut into frames for each server that cover at
     most `frame_bytes` of dense values: by default 512 KiB, or about 4 MiB where all processes run on one machine or
-    only selected values are sent, and less where a computed plan finds that the links want it. At most
+    only selected values are sent, and less, or up to 4 MiB, where a computed plan finds that links want it. At most
     `window_frames` of them are on their way to one server without an answer.
 
     `transport` is what values travel on. Processes of one machine exchange dense values in memory that they share

@@ -8,7 +8,13 @@ import pytest
 from support.cluster import Cluster, Member, layout_of, make_job, measured_step
 
 from taihu.core.base.errors import FrameError, StaleError
-from taihu.core.coordination.plans.planning import Planning, first_plan, planned_compression, sparse_routes
+from taihu.core.coordination.plans.planning import (
+    Planning,
+    first_plan,
+    largest_frame_bytes,
+    planned_compression,
+    sparse_routes,
+)
 from taihu.core.job import Job
 from taihu.core.model.layout import LayerSpec, Layout, TensorSpec
 from taihu.core.model.run_length import RunLength
@@ -419,6 +425,25 @@ def test_a_transport_that_is_named_stays(transport: str, expected: str) -> None:
 
 def test_on_one_host_nothing_is_tried() -> None:
     assert {carriage for carriage, _ in carriages("auto", by_tcp=9.0, one_host=True)} == {"tcp"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "elements", "largest"),
+    [
+        (3, 1, 25_000_000, 4 << 20),
+        (8, 1, 25_000_000, 2 << 20),  # 32 of them are 64 MiB
+        (64, 1, 25_000_000, 512 << 10),
+        (3, 1, 270_000, 1_080_000),
+        (3, 2, 270_000, 540_000),
+        (3, 4, 270_000, 512 << 10),
+    ],
+)
+def test_all_frames_that_may_be_on_their_way_to_a_server_have_room_there(
+    workers: int, servers: int, elements: int, largest: int
+) -> None:
+    assert largest_frame_bytes(make_job(servers, workers), elements) == largest
+    named = make_job(servers, workers, exchange={"frame_bytes": 8192})
+    assert largest_frame_bytes(named, elements) == 8192
 
 
 @pytest.mark.parametrize(("kind", "frame_bytes"), [("ring", 4_000_000), ("server", 512 << 10)])

@@ -128,7 +128,7 @@ def test_no_other_number_of_frames_is_much_better(  # noqa: PLR0917 - one of eac
     def seconds(frames: int) -> float:
         return float(FRAME_SECONDS * frames * ends + 2.0 * way / frames)
 
-    chosen = best_frame_elements(profile, compression, most, window)
+    chosen = best_frame_elements(profile, compression, most, most, window)
     assert chosen <= most
     made = -(-own // chosen)
     least, largest = -(-own // most), max(-(-own // most), min(64, -(-own // (1 << 12))))
@@ -140,7 +140,7 @@ def test_no_other_number_of_frames_is_much_better(  # noqa: PLR0917 - one of eac
 
 def test_frames_are_as_large_as_may_be_where_bytes_cost_nothing() -> None:
     free = replace(PROFILE, link=LinkCost(1e-4, 0.0, 0.0))
-    assert best_frame_elements(free, Compression(METHODS["none"]), 1 << 20, 6) == 1 << 20
+    assert best_frame_elements(free, Compression(METHODS["none"]), 1 << 18, 1 << 20, 6) == 1 << 20
 
 
 def test_what_takes_as_long_as_sending_everything_does_not_pay() -> None:
@@ -168,9 +168,26 @@ def test_frames_are_those_of_the_formula(way_s: float, alpha_s: float, servers: 
     whole = 1 << 22
     link = LinkCost(alpha_s, way_s / (4 * whole), 0.0)
     profile = replace(PROFILE, layers=(LayerCost("fc", whole, 0.01),), link=link, workers=2, servers=servers)
-    found = best_frame_elements(profile, Compression(METHODS["none"]), 1 << 23, 6)
+    found = best_frame_elements(profile, Compression(METHODS["none"]), 1 << 23, 1 << 23, 6)
     assert found == (1 << 23 if frames == 1 else math.ceil(whole / servers / frames))
-    assert best_frame_elements(profile, Compression(METHODS["none"]), 1000, 6) == 1000
+    assert best_frame_elements(profile, Compression(METHODS["none"]), 1000, 1000, 6) == 1000
+
+
+@pytest.mark.parametrize(
+    ("way_s", "elements"),
+    [
+        (10.0, 1 << 17),  # 200 frames are 0.06 s of processors, which have the time
+        (1.25, 1 << 17),
+        (1.15, math.ceil(26_097_088 / 64)),  # a twentieth of the way is less
+        (0.2401, math.ceil(26_097_088 / 40)),
+        (0.001, 1 << 20),  # 2
+    ],
+)
+def test_frames_are_larger_than_usual_only_where_processors_are_busy_with_them(way_s: float, elements: int) -> None:
+    whole = 26_097_088
+    link = LinkCost(0.0, way_s / (4 * whole), 0.0)
+    profile = replace(PROFILE, layers=(LayerCost("fc", whole, 0.01),), link=link, workers=3, servers=1)
+    assert best_frame_elements(profile, Compression(METHODS["none"]), 1 << 17, 1 << 20, 4) == elements
 
 
 @pytest.mark.parametrize(("workers", "servers", "shared"), [(6, 2, 3.0), (2, 4, 1.0), (4, 0, 1.0)])

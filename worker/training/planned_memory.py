@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Final
 
 from taihu.core.compression import make_compressor
-from taihu.core.coordination.plans.planning import FRAME_BYTES, is_computed
+from taihu.core.coordination.plans.planning import is_computed, largest_frame_bytes
 from taihu.core.job import Job
 from taihu.core.job.settled import check_without_script
 from taihu.core.model.layout import Layout, TensorSpec
@@ -72,7 +72,7 @@ def memory_job(job: Job, layout: Layout, known: Spreadable = _NONE) -> MemoryJob
         server_residual_arrays=_server_residual_arrays(job),
         local_arrays=_local_arrays(job),
         window_frames=exchange.window_frames,
-        frame_bytes=exchange.frame_bytes or FRAME_BYTES,
+        frame_bytes=largest_frame_bytes(job, exchanged.elements),
         spread_elements=tuple(sum(_columns(tensor, workers) for tensor in layer.tensors) for layer in spread),
         copied_elements=sum(layer.elements for layer in copied),
     )

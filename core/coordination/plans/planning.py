@@ -31,6 +31,7 @@ from taihu.core.wire.frames.limits import MAX_PAYLOAD_BYTES
 _COMPUTED = ("auto", "greedy", "exact")
 _WORTHWHILE_GAIN = 0.05
 FRAME_BYTES = 1 << 19
+_WAITING_BYTES = 64 << 20
 _BUCKETS = "bucket:100kB"
 
 
@@ -113,6 +114,18 @@ def frame_elements_of(job: Job, *, one_host: bool = False) -> int:
     if sparse:
         return SPARSE_FRAME_ELEMENTS
     return (MAX_PAYLOAD_BYTES if one_host and job.shares_memory else FRAME_BYTES) // BYTES_PER_VALUE
+
+
+def largest_frame_bytes(job: Job, elements: int) -> int:
+    """Bytes of the largest dense frame that links may want, of a model of so many elements.
+
+    Those that all workers may have on their way to one server have room there.
+    """
+    if job.exchange.frame_bytes is not None:
+        return job.exchange.frame_bytes
+    whole = elements * BYTES_PER_VALUE // max(1, job.servers)
+    room = _WAITING_BYTES // (job.world.workers * job.exchange.window_frames)
+    return max(FRAME_BYTES, min(MAX_PAYLOAD_BYTES, whole, room))
 
 
 class Planning:
@@ -270,7 +283,8 @@ class Planning:
         is_measured = self._job.plans_by_measuring and not self._one_host and self.profile is None
         if named or by_frames or not is_measured or not self._job.servers:
             return own
-        return best_frame_elements(profile, compression, own, self._job.exchange.window_frames)
+        largest = max(own, largest_frame_bytes(self._job, self.plan.layout.elements) // BYTES_PER_VALUE)
+        return best_frame_elements(profile, compression, own, largest, self._job.exchange.window_frames)
 
 
 def _seconds_of(reports: Sequence[Sequence[StepMeasurement]]) -> float:
