@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from taihu.allreduce.ring.schedule import Chunks
 from taihu.core.planner.partition import slice_bounds
 
-LARGEST_FRAME_BYTES: Final = 256 << 10
+LARGEST_FRAME_BYTES: Final = 512 << 10
 _SMALLEST_FRAME_BYTES: Final = 16 << 10
 _FRAMES_PER_CHUNK: Final = 4
 _KNOWN_PASSES: Final = 256
