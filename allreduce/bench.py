@@ -88,7 +88,9 @@ def faster_way(communicator: Communicator, values: Values, clock: Clock | None =
 
 def usual_way(communicator: Communicator) -> Allreduce:
     """The way that the sums of jobs take: a kernel's, where frames take connections and all ranks can have it."""
-    ring = communicator.open_ring() if communicator.path == "tcp" else None
+    path = communicator.path
+    # All ranks ask, also one that has no connection: they agree on it.
+    ring = None if path in ("same-host", "none") else communicator.open_ring(is_possible=path == "tcp")
     if ring is None:
         return communicator.allreduce
 

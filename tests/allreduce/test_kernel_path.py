@@ -163,7 +163,7 @@ def test_nothing_is_updated_behind_the_end_of_an_attempt() -> None:
         going_back.wait()
         ends = threading.Thread(target=communicator.abort, args=(1,))
         ends.start()
-        # Whoever goes back waits for the update that is under way, and makes no other.
+        # Whoever goes back waits for the updates of what has been summed.
         ends.join(0.1)
         assert ends.is_alive()
         may_end.set()

@@ -362,6 +362,17 @@ def test_workers_and_servers_change_the_plan_at_the_same_step() -> None:
     assert len({*seen["auto"], *seen["per-layer"]}) == 1
 
 
+@pytest.mark.parametrize(("method", "largest"), [("none", 4 << 20), ("lags", 512 << 10), ("dlgs", 512 << 10)])
+def test_only_frames_of_all_values_grow_beside_a_fast_link(method: str, largest: int) -> None:
+    """All values may be selected, as warm-ups do, and take a bitmap more: a frame of 4 MiB has no room for that."""
+    compression: dict[str, object] = {"method": method, **({} if method == "none" else {"downlink": "dense"})}
+    planning = Planning(make_job(1, 2, compression=compression), layout_of(*[2_000_000] * 4))
+    steps = [measured_step(planning.plan, 8 - serial, 0.0, serial=bool(serial), byte_s=1e-10) for serial in (1, 0)]
+    for rank in (0, 1):
+        planning.report(rank, 8, steps)
+    assert planning.plan.frame_elements * 4 == largest
+
+
 @pytest.mark.parametrize(
     ("exchange", "alpha", "frame_bytes"),
     [

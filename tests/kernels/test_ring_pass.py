@@ -217,6 +217,24 @@ def test_bytes_go_as_they_are_described_however_they_come(of: Sum, lengths: list
         check_end(rank)
 
 
+def test_a_frame_may_have_more_ranges_than_a_call_takes() -> None:
+    """Linux takes 1,024 places at a time, of which one is the header."""
+
+    def many(first: int) -> list[Range]:
+        return [(at, at + 1 + at % 2) for at in range(first, first + 4 * 2500, 4)]
+
+    of = Sum([many(1)], [many(10_003)], 0, 0.5, 3)
+    with begun(of) as rank:
+        rank.left.sendall(numbered(of.comes)[0])
+        status = rank.go_on()
+        sent = rank.all_sent()
+        assert status is Status.WAITING
+        rank.left.sendall(numbered(of.comes)[1])
+        assert rank.go_on() is Status.DONE
+        assert rank.memory.tobytes() == of.after.tobytes()
+        assert sent + rank.all_sent() == b"".join(numbered(of.goes))
+
+
 def read(connection: socket.socket, size: int) -> bytes:
     """The next bytes, which are waited for."""
     connection.settimeout(JOIN_S)

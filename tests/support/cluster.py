@@ -191,11 +191,14 @@ class Member:
             self.exchange.fail(RunError(reason))
 
 
-def measured_step(plan: Plan, number: int, message_s: float, *, serial: bool) -> StepMeasurement:
-    """A possible measurement of a worker where every message costs `message_s`, and every byte a microsecond."""
+def measured_step(
+    plan: Plan, number: int, message_s: float, *, serial: bool, byte_s: float = 1e-6
+) -> StepMeasurement:
+    """A possible measurement of a worker where every message costs `message_s`, and every byte `byte_s`."""
     sizes = [4 * (stop - start) for start, stop in group_bounds(plan.layout, plan.groups)]
     times = [
-        GroupMeasurement(size // 4, 0.0, False, size, size, message_s + 1e-6 * size, 1e-6 * size) for size in sizes
+        GroupMeasurement(size // 4, 0.0, False, size, size, message_s + byte_s * size, byte_s * size)
+        for size in sizes
     ]
     return StepMeasurement(number, serial, 0.1, (0.01,) * len(plan.layout.layers), tuple(times))
 

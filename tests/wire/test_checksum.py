@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,16 @@ def test_the_check_value_of_the_standard() -> None:
 def test_pieces_have_the_checksum_of_the_whole(pieces: list[bytes], shift: int) -> None:
     unaligned = [memoryview(bytes(shift) + piece)[shift:] for piece in pieces]
     assert checksum_of_all(unaligned) == crc32c(b"".join(pieces)) == crc32c_by_table(b"".join(pieces))
+
+
+@pytest.mark.parametrize("size", [(128 << 10) - 1, 128 << 10, (128 << 10) + 1, 1_000_003])
+@pytest.mark.parametrize("shift", [0, 1, 8])
+def test_large_pieces_have_the_checksum_of_the_package(size: int, shift: int) -> None:
+    """Kernels compute it from some size on; who sends and who receives would be wrong alike."""
+    content = np.random.default_rng(size).bytes(shift + size)
+    large, small = memoryview(content)[shift:], content[:77]
+    assert checksum_of_all([small, large, small]) == crc32c(small + bytes(large) + small)
+    assert checksum_of_all([memoryview(bytearray(large))]) == crc32c(large)
 
 
 def test_any_size_up_to_where_three_streams_begin_and_end() -> None:

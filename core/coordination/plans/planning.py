@@ -119,7 +119,7 @@ def frame_elements_of(job: Job, *, one_host: bool = False) -> int:
 def largest_frame_bytes(job: Job, elements: int) -> int:
     """Bytes of the largest dense frame that links may want, of a model of so many elements.
 
-    Those that all workers may have on their way to one server have room there.
+    Those that all workers may have on their way to one server take it 64 MiB, or as much as frames of 512 KiB do.
     """
     if job.exchange.frame_bytes is not None:
         return job.exchange.frame_bytes
@@ -283,7 +283,9 @@ class Planning:
         is_measured = self._job.plans_by_measuring and not self._one_host and self.profile is None
         if named or by_frames or not is_measured or not self._job.servers:
             return own
-        largest = max(own, largest_frame_bytes(self._job, self.plan.layout.elements) // BYTES_PER_VALUE)
+        # What is selected may be all of it, and takes more than its values: it keeps to a size that holds that.
+        is_selected = self._job.compression.method.selects
+        largest = own if is_selected else largest_frame_bytes(self._job, self.plan.layout.elements) // BYTES_PER_VALUE
         return best_frame_elements(profile, compression, own, largest, self._job.exchange.window_frames)
 
 

@@ -5,7 +5,7 @@ A route is given one of these. Parts are disjoint, so several threads may hand i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Final, Protocol
 
@@ -108,10 +108,8 @@ class ByEveryWorker:
             if self._updated.get(first) != step:
                 self._updated[first] = step
                 new.append(frame)
-        for piece in new[0].ranges if len(new) == 1 else joined(new):
-            for start in range(piece.start, piece.stop, _AT_ONCE):
-                stop = min(start + _AT_ONCE, piece.stop)
-                self._update(group, start, self._gradients[start:stop], step)
+        for piece in new[0].ranges if len(new) == 1 else _cut(joined(new)):
+            self._update(group, piece.start, self._gradients[piece.start : piece.stop], step)
 
     def write(self, frame: FrameSpec, values: NDArray[Any], step: int) -> None:
         """Update by the sum `values`; raises as `received` does."""
@@ -163,6 +161,12 @@ class ByEveryWorker:
             return
         with self._recording.updating(step, group, start, self.optimizer.parameters[start:stop], total):
             self.optimizer.update(start, stop, total, step, self._scale)
+
+
+def _cut(ranges: Sequence[Piece]) -> Iterator[Piece]:
+    for piece in ranges:
+        for start in range(piece.start, piece.stop, _AT_ONCE):
+            yield Piece(start, min(start + _AT_ONCE, piece.stop))
 
 
 def joined(frames: Sequence[FrameSpec]) -> list[Piece]:

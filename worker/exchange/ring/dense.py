@@ -75,8 +75,8 @@ def chunks_of(plan: Plan, workers: int, value_type: ValueType) -> list[Chunks]:
 class RingRoute(Route):
     """A route; the communicator is not closed here.
 
-    A part of a group is updated as soon as its sum is complete, while the rest is still under way. `chaos` is asked
-    for faults where parts are summed and updated.
+    A part of a group is updated as soon as its sum is complete, or all of it is where that is summed at once, while
+    others are under way. `chaos` is asked for faults where parts are summed and updated.
     """
 
     def __init__(  # noqa: PLR0917 - one of each
