@@ -82,6 +82,15 @@ def test_a_step_is_the_mean_of_those_that_come_first(
             assert ranks == sorted(ranks)
 
 
+def test_who_goes_on_from_one_frame_leaves_no_step_of_another_out() -> None:
+    """Worker 2 has sent frame 1 of step 2 alone, when worker 0 hears from that frame that the step is over."""
+    world = LooseWorld(CONSISTENCIES["bsp:N-2"], 3, 2, 5)
+    world.play("0 computes, 2 computes, 2 sends 0, 0 sends 0, 2 sends 1, 2 computes, 2 sends 1, 0 sends 1")
+    # Then worker 0 makes all steps, before the others go on.
+    world.run(lambda count: 0)
+    assert all(len(versions) == 6 for versions in world.versions)
+
+
 def test_a_worker_ahead_is_answered_when_the_slowest_has_come_near() -> None:
     (frame,) = frames_of(1)
     aggregator: LooseAggregator[str] = LooseAggregator(CONSISTENCIES["ssp:1"], 2, (frame,))

@@ -40,7 +40,7 @@ class Worker:
     gradient: Values = field(default_factory=lambda: np.zeros(0))
     unsent: list[int] = field(default_factory=list)
     unanswered: set[int] = field(default_factory=set)
-    passed: int = 0
+    come_to: dict[int, int] = field(default_factory=dict)
 
 
 class LooseWorld:
@@ -64,6 +64,15 @@ class LooseWorld:
         self.most_ahead = 0
         self._aggregator: LooseAggregator[Values] = LooseAggregator(consistency, workers, self.frames)
 
+    def play(self, events: str) -> None:
+        """Have events happen that text tells: `0 computes, 0 sends 1`: a rank, and the number of a frame."""
+        for event in events.split(", "):
+            rank, verb, *number = event.split()
+            if verb == "computes":
+                self._compute(int(rank))
+            else:
+                self._send(int(rank), int(number[0]))
+
     def run(self, choose: Callable[[int], int]) -> None:
         """Make all steps; raises AssertionError where nothing can happen any more before that."""
         while deeds := [deed for rank in range(len(self.workers)) for deed in self._deeds(rank)]:
@@ -80,7 +89,9 @@ class LooseWorld:
 
     def _compute(self, rank: int) -> None:
         worker = self.workers[rank]
-        worker.step = min(self.steps, max(worker.step, worker.passed) + 1)
+        # As far as the frame that is least far.
+        passed = min(worker.come_to.get(number, 0) for number in range(len(self.frames)))
+        worker.step = min(self.steps, max(worker.step, passed) + 1)
         if worker.step < self.steps:
             lowest = min(other.step for other in self.workers)
             self.most_ahead = max(self.most_ahead, worker.step - lowest)
@@ -116,8 +127,7 @@ class LooseWorld:
             worker = self.workers[due.rank]
             worker.parameters[self._slice(frame)] = self._of(frame)
             worker.unanswered.remove(number)
-            if due.ahead:
-                worker.passed = max(worker.passed, due.at.step + due.ahead)
+            worker.come_to[number] = due.at.step + due.ahead
 
     @staticmethod
     def _slice(frame: FrameSpec) -> slice:

@@ -242,7 +242,7 @@ class Exchange:
 
     @property
     def ended_without(self) -> int:
-        """The last step that is known to have ended without this worker, which need not make it."""
+        """The last step that is known to have ended, with this worker or without it: it need not make that."""
         return self._route.ended_without
 
     def keep(self, step: int, *, until_durable: bool = False) -> None:

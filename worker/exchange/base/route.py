@@ -172,7 +172,10 @@ class Route(Carrier, Protocol):
 
     @property
     def ended_without(self) -> int:
-        """The last step that is known to have ended without this worker."""
+        """The last step that is known to have ended for all parameters, with this worker or without it.
+
+        A part may be further: whoever went on from there would leave out steps of the others.
+        """
         return 0
 
     def agree(self, flags: NDArray[np.float64]) -> None:

@@ -64,7 +64,8 @@ class ServerLink:
         self.peer = peer
         self.sent_bytes = 0
         self.received_bytes = 0
-        self.ahead_of = 0
+        # The steps that frames had come to by their last answers, where workers may stand at several.
+        self._has_come_to: dict[int, int] | None = None if job.consistency.is_strict else {}
         self._index = index
         self._now = now
         self._tracer = tracer
@@ -90,12 +91,20 @@ class ServerLink:
         """Send frames by the plan's carrier, or where they say only where values lie, by the fastest."""
         self._link.carry("tcp" if self.answers.shared is not None else self._carriers[self.at.step % 2])
 
+    @property
+    def come_to(self) -> list[int]:
+        """The steps that the server's frames had come to by their last answers; none where all make each step."""
+        come = self._has_come_to
+        return [] if come is None else [come.get(offset, 0) for offset in self._framing.by_offset]
+
     def adopt(self, plan: Plan, framing: Framing) -> None:
         """Cut groups by `plan`, of which `framing` is, from the next step on; nothing may be under way."""
         self._carriers = carriers_of(plan.carriage)
         # Parameters may be asked for before the step begins.
         self.at = self.at._replace(plan=plan.version)
         self._framing = framing
+        if self._has_come_to:
+            self._has_come_to.clear()
         self.answers.adopt(framing, plan.version)
 
     def begin(self, at: At) -> None:
@@ -242,8 +251,8 @@ class ServerLink:
             return
         if self._tracer.enabled:
             self._trace("pull", group, self._arrived_s)
-        if kind.ahead:
-            self.ahead_of = max(self.ahead_of, header.address.at.step + kind.ahead)
+        if self._has_come_to is not None:
+            self._has_come_to[header.address.offset] = header.address.at.step + kind.ahead
         completed_s = kind.completed_s - self._server_ahead_s
         self._events.updated(Updated(group, header.address.at, 0, size, completed_s, kind.skipped))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,7 +185,7 @@ class ServerRoute(Route):
     @property
     @override
     def ended_without(self) -> int:
-        return max(link.ahead_of for link in self._links)
+        return min(chain.from_iterable(link.come_to for link in self._links), default=0)
 
     @override
     def keep(self, step: int, *, until_durable: bool) -> None:
