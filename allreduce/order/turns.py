@@ -56,6 +56,7 @@ class InTurn:
         carry_out: carries out an operation; asks what it is given as `IsFailed` while it waits, and raises its error.
         restart: called with an attempt that the run has gone back to, and with what to ask while it waits.
         rank: asked for failures, and told of ends.
+        finish: told of operations that are complete, in the rank's place.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class InTurn:
         carry_out: Callable[[Operation, IsFailed], None],
         restart: Callable[[int, IsFailed], None],
         rank: Rank,
+        finish: Callable[[Operation], None] | None = None,
     ) -> None:
         self._do, self._do_restart = carry_out, restart
-        self._rank = rank
+        self._rank, self._finish = rank, finish
         self._queue: SimpleQueue[Operation | _Restart | None] = SimpleQueue()
         self._attempt = self._carried_out_from = 0
         # Guards what follows; `_turn` is held by whoever carries out.
@@ -158,7 +160,7 @@ class InTurn:
             return
         try:
             self._do(operation, lambda: self._is_ended() or self._given_up(operation))
-            self._rank.finish(operation)
+            (self._finish or self._rank.finish)(operation)
         except StaleError:
             # What follows in this attempt is given up as well.
             self._carried_out_from = operation.key.at.attempt + 1

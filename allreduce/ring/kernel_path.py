@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Final
-
-from typing_extensions import override
 
 from taihu.allreduce.order.operation import IsFailed, Operation, reduce_kind
 from taihu.allreduce.order.turns import InTurn, Rank
@@ -30,11 +27,12 @@ class KernelRingPath:
     def __init__(self, ring: KernelRing, number: int, rank: Rank) -> None:
         self._ring = ring
         self._number = number
+        self._rank = rank
         self._is_usable = True
         # By the chunks of a group, which are the same objects in each step of a plan.
         self._passes: dict[int, tuple[Chunks, Pass]] = {}
         self._tell = InTurn("kernel-ring-parts", _tell_of_parts, _nothing_under_way, rank)
-        self._turns = InTurn("kernel-ring", self._carry_out, self._restart, _Summing(rank, self._tell))
+        self._turns = InTurn("kernel-ring", self._carry_out, self._restart, rank, self._summed)
 
     def start(self, operation: Operation) -> None:
         """Queue an operation that `takes` holds for."""
@@ -68,6 +66,12 @@ class KernelRingPath:
         self._ring.run(steps, operation.values, kind, is_failed, mean=mean)
         operation.sent_bytes, operation.received_bytes = steps.sent_bytes, steps.received_bytes
 
+    def _summed(self, operation: Operation) -> None:
+        if operation.is_told_at_end:
+            self._rank.finish(operation)
+        else:
+            self._tell.start(operation)
+
     def _pass(self, chunks: Chunks, itemsize: int) -> Pass:
         known = self._passes.get(id(chunks))
         if known is None or known[0] is not chunks:
@@ -79,44 +83,6 @@ class KernelRingPath:
     def _restart(self, attempt: int, is_failed: IsFailed) -> None:
         self._ring.close()
         self._passes.clear()
-
-
-class _Summing(Rank):
-    """The rank as sums see it: what is complete is told of by `tell`, if somebody wants to hear of its parts."""
-
-    def __init__(self, rank: Rank, tell: InTurn) -> None:
-        self._rank = rank
-        self._tell = tell
-
-    @property
-    @override
-    def failure(self) -> BaseException | None:
-        return self._rank.failure
-
-    @property
-    @override
-    def left(self) -> BaseException | None:
-        return self._rank.left
-
-    @property
-    @override
-    def late(self) -> BaseException | None:
-        return self._rank.late
-
-    @property
-    @override
-    def finish(self) -> Callable[[Operation], None]:
-        return self._finished
-
-    @override
-    def fail(self, error: BaseException) -> None:
-        self._rank.fail(error)
-
-    def _finished(self, operation: Operation) -> None:
-        if operation.is_told_at_end:
-            self._rank.finish(operation)
-        else:
-            self._tell.start(operation)
 
 
 def _tell_of_parts(operation: Operation, is_failed: IsFailed) -> None:

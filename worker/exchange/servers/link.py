@@ -126,6 +126,9 @@ class ServerLink:
         """Forget what is under way, and drop what still comes; returns when no arena is read or written for it."""
         with self._ordering:
             self.answers.cancel()
+            if self._has_come_to:
+                # Where the run goes back, steps that were answered are made again.
+                self._has_come_to.clear()
             self._under_way = FramesUnderWay[Pushed](self._job.exchange.window_frames)
         sent = Event()
         self._link.after(sent.set)
